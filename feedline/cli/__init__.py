@@ -1,0 +1,1 @@
+"""The `feedline` command: one file a subcommand. Importing it imports no jax."""

@@ -1,0 +1,1 @@
+"""Stage 1: rows → process-local host batches. The only room that imports Grain."""

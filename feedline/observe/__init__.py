@@ -1,0 +1,1 @@
+"""What the feed has done so far: statistics."""

@@ -1,0 +1,82 @@
+"""The frozen option classes, checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+
+_SEED_BITS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
+
+    Attributes:
+      seed: 0 ≤ seed < 2^64. Every epoch of every seed has an order of its own.
+      shuffle: True draws a keyed permutation of all rows; False keeps the source's order.
+
+    Example:
+      >>> Order(seed=7)
+      Order(seed=7, shuffle=True)
+    """
+
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", checked_integer("Order.seed", self.seed, at_least=0))
+        if self.seed >= 1 << _SEED_BITS:
+            raise ValueError(f"Order.seed must be below 2^{_SEED_BITS}, got {self.seed}; use fewer bits")
+        if not isinstance(self.shuffle, bool):
+            raise TypeError(f"Order.shuffle must be True or False, got {self.shuffle!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How rows are read on the host.
+
+    Attributes:
+      threads: Grain threads that read. None: the cores this process may use, divided by the
+        processes that share them, at most 16. 0: the placement thread reads.
+      workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
+        needs seconds to start; sources then travel as paths.
+      buffer: host batches that are read ahead, at the most.
+        Host bytes = (buffer + 1) × process-local batch.
+      bad_rows: "raise": a row that cannot be read or cast ends the feed with a `RowError`.
+      stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
+        while no stage advanced.
+      stall_error_s: raise a `StallError` after this long.
+    """
+
+    threads: int | None = None
+    workers: int = 0
+    buffer: int = 2
+    bad_rows: str = "raise"
+    stall_warning_s: float = 30.0
+    stall_error_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            object.__setattr__(self, "threads", checked_integer("Reading.threads", self.threads, at_least=0))
+        object.__setattr__(self, "workers", checked_integer("Reading.workers", self.workers, at_least=0))
+        object.__setattr__(self, "buffer", checked_integer("Reading.buffer", self.buffer, at_least=1))
+        if self.bad_rows != "raise":
+            raise ValueError(f'Reading.bad_rows must be "raise", got {self.bad_rows!r}')
+        for name in ("stall_warning_s", "stall_error_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"Reading.{name} must be a positive number of seconds, got {value!r}")
+
+
+def checked_integer(name: str, value: object, *, at_least: int) -> int:
+    """An exact integer (NumPy's count, bools and floats do not) that is large enough."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {number}")
+    return number

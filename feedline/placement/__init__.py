@@ -1,0 +1,1 @@
+"""Stage 2: a process-local host batch → global arrays on the mesh. No threads."""

@@ -1,0 +1,1 @@
+"""Stage 3: the placement thread, the bounded hand-over and the watchdog. Knows no JAX."""

@@ -1,0 +1,1 @@
+"""The bundled MLP trainer. Imports no stage: it is given an iterator of batches."""
