@@ -28,7 +28,7 @@ _WHERE = {
     "Reading": "options",
     "RowError": "errors",
     "RowSource": "loader.sources",
-    "Rows": "loader.batches",
+    "Rows": "loader.form",
     "StallError": "errors",
     "Statistics": "observe.statistics",
     "WorkerError": "errors",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError
     from feedline.feed import Feed as Feed
-    from feedline.loader.batches import Rows as Rows
+    from feedline.loader.form import Rows as Rows
     from feedline.loader.sources import RowSource as RowSource
     from feedline.loader.sources import open_source as open_source
     from feedline.observe.statistics import Statistics as Statistics

@@ -1,0 +1,45 @@
+"""Makes the files in `digits/` from the copy of the data set that scikit-learn carries.
+
+Run once, by hand, where scikit-learn is installed; the package ships what it wrote::
+
+    python -m feedline.data.make_digits feedline/data/digits
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.resources
+import sys
+from pathlib import Path
+
+import numpy as np
+
+TEST_EVERY = 5  # row r of the data set is a test row where r % 5 == 0
+SCALE = 15  # a pixel is a count from 0 to 16; times 15 it spans a byte: 0, 15, …, 240
+
+
+def digits() -> dict[str, dict[str, np.ndarray]]:
+    """The two parts, "train" (1,437 rows) and "test" (360 rows), each {"image": uint8 [n, 64], "label": int32 [n]}."""
+    with (
+        importlib.resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").open("rb") as packed,
+        gzip.open(packed, "rt") as text,
+    ):
+        table = np.loadtxt(text, delimiter=",").astype(np.int32)
+    leaves = {"image": (table[:, :-1] * SCALE).astype(np.uint8), "label": table[:, -1]}
+    is_test = np.arange(len(table)) % TEST_EVERY == 0
+    return {
+        part: {name: np.ascontiguousarray(leaf[chosen]) for name, leaf in leaves.items()}
+        for part, chosen in (("train", ~is_test), ("test", is_test))
+    }
+
+
+def write(folder: Path) -> None:
+    """Writes `folder`/{train,test}/{image,label}.npy."""
+    for part, leaves in digits().items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for name, leaf in leaves.items():
+            np.save(folder / part / f"{name}.npy", leaf)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

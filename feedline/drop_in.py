@@ -1,0 +1,169 @@
+"""`prefetch_to_mesh`: placement and prefetch for any iterator of process-local batches."""
+
+from __future__ import annotations
+
+import copy as copies
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from feedline.exit import close_at_exit
+from feedline.loader.spec import RowSpec, aligned_empty, cast_into
+from feedline.options import Reading, checked_integer
+from feedline.placement.place import Placement, check_shardings, sharded_like
+from feedline.prefetch.handover import Closed
+from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.synchronous import Synchronous
+from feedline.prefetch.watch import Watch
+
+
+def prefetch_to_mesh(
+    iterable: Iterable[Any], sharding: Any, prefetch: int = 2, *, copy: bool = True
+) -> MeshIterator:
+    """An iterator of global arrays on the mesh, from any iterator of process-local batches.
+
+    Args:
+      iterable: gives trees of NumPy arrays: of each global batch this process's rows, ascending (see
+        `feedline.local_rows`), and of other sharded axes likewise this process's part. With one
+        process: whole batches. It is called by one background thread.
+      sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it.
+      prefetch: placed batches that wait, at the most; 0: synchronous.
+      copy: True copies each batch before it is placed, since many iterators write the next batch into
+        the same memory, which JAX may still read (a GPU) or has adopted (the CPU backend). False
+        spares that copy; then no array may change after the iterator gave it.
+
+    Returns:
+      An iterator with `close()`, and with `get_state()` if `iterable`'s iterator has one: its state
+      after the last batch that was *delivered*, whatever is prefetched.
+
+    Raises:
+      TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+      >>> sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+      >>> batches = ({"x": np.full((8 * jax.device_count(), 2), i, np.float32)} for i in range(3))
+      >>> [int(batch["x"][0, 0]) for batch in prefetch_to_mesh(batches, sharding)]
+      [0, 1, 2]
+    """
+    check_shardings(sharding)
+    return MeshIterator(iterable, sharding, checked_integer("prefetch", prefetch, at_least=0), copy)
+
+
+class _Given(NamedTuple):
+    """A batch as the user's iterator gave it (or a copy), and the iterator's state after it."""
+
+    spec: RowSpec
+    leaves: list[Any]
+    state: Any
+
+
+class MeshIterator:
+    """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
+
+    def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
+        source = _Source(iterable, copy)
+        place = _Place(sharding)
+        self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
+        self._run = (
+            Prefetcher(source, place, prefetch, Watch(Reading())) if prefetch else Synchronous(source, place)
+        )
+        self._stateful = hasattr(source.iterator, "get_state")
+        self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
+        self._started = False
+        self._over = False
+
+    def __iter__(self) -> MeshIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch. StopIteration at the end; what the iterator raised, after the batches before it."""
+        if self._over:
+            raise StopIteration
+        if not self._started:
+            self._started = True
+            close_at_exit(self._run)
+            self._run.start()
+        try:
+            batch, self._state = self._run.take()
+        except Closed:
+            raise ValueError("this iterator is closed; call prefetch_to_mesh again") from None
+        except BaseException:
+            self._over = True
+            self._run.close()
+            raise
+        return batch
+
+    def get_state(self) -> Any:
+        """The state of the user's iterator after the last batch delivered."""
+        if not self._stateful:
+            raise TypeError("the iterator given to prefetch_to_mesh has no get_state, so there is none to forward")
+        return self._state
+
+    def close(self, timeout_s: float = 30) -> None:
+        """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent."""
+        self._run.close()
+        if self._started:
+            self._run.join(timeout_s)
+
+    def __enter__(self) -> MeshIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        run = getattr(self, "_run", None)
+        if run is not None:
+            run.close()
+
+
+class _Source:
+    """The user's iterator, its batches copied and checked, as the placement thread wants it."""
+
+    tail_rows = 0
+
+    def __init__(self, iterable: Iterable[Any], copy: bool) -> None:
+        self.iterator: Any = iter(iterable)
+        self._copy = copy
+
+    def __next__(self) -> _Given:
+        batch = next(self.iterator)
+        spec = RowSpec.of(jax.tree.map(np.asarray, batch))
+        leaves = [
+            self._own(np.asarray(x), leaf) for x, leaf in zip(jax.tree.leaves(batch), spec.leaves, strict=True)
+        ]
+        state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
+        return _Given(spec, leaves, state)
+
+    def close(self) -> None:
+        close = getattr(self.iterator, "close", None)
+        if close is not None:
+            close()
+
+    def _own(self, values: Any, leaf: Any) -> Any:
+        if not self._copy and leaf.dtype == leaf.placed:
+            return values
+        mine = aligned_empty(values.shape, leaf.placed)
+        rows = np.arange(len(values) if values.ndim else 0)
+        cast_into(mine, values, dataclasses.replace(leaf, shape=leaf.shape[1:]), rows)
+        return mine
+
+
+class _Place:
+    """Places batches; plans anew only when their form changes."""
+
+    def __init__(self, sharding: Any) -> None:
+        self._sharding = sharding
+        self._form: RowSpec | None = None
+        self._placement: Placement | None = None
+
+    def __call__(self, given: _Given) -> tuple[Any, Any]:
+        if self._placement is None or given.spec != self._form:
+            self._form = given.spec
+            self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
+        return self._placement.place(given.leaves), given.state

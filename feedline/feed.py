@@ -1,0 +1,321 @@
+"""`Feed`: order, loader, placement and prefetch composed; state and life cycle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline import state as states
+from feedline.errors import StallError
+from feedline.exit import close_at_exit
+from feedline.loader.form import Transform
+from feedline.observe.statistics import Statistics
+from feedline.options import Order, Reading, checked_integer
+from feedline.pipeline import Placed, Request, Run, build
+from feedline.prefetch.handover import Closed
+from feedline.schedule import Cursor, Remainder
+
+_log = logging.getLogger("feedline")
+_CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
+_MOMENT_S = 1.0
+"""How long a thread that has nothing left to do is waited for."""
+
+
+class _Delivered(NamedTuple):
+    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
+
+    step: int
+    cursor: Cursor
+    lanes: dict[str, Any] | None
+
+
+class Feed:
+    """An iterator of global batches that already lie on the mesh when they are asked for.
+
+    A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
+    next `epochs` epochs, so an evaluation feed can be looped like a list. Bound a loop by
+    ``zip(range(n), feed)``, never by ``zip(feed, range(n))``, which takes a batch and drops it.
+
+    After an exception nothing is lost: `next` reads again from the last batch delivered.
+
+    Args:
+      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a
+        `grain.MapDataset` | a `grain.IterDataset` | an object with `__len__` and `__getitem__`.
+      batch_size: rows in the GLOBAL batch.
+      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
+        batch, as jit's `in_shardings`.
+      order: which row stands at which position. None: shuffled with seed 0 for rows, the dataset's
+        own order for Grain datasets. A stream has no other.
+      epochs: of one pass; None: endless.
+      remainder: of rows that do not fill a batch. "drop" leaves them out. "pad" repeats rows of the
+        same epoch and adds a boolean leaf `valid`, False there; the batch must be a dict. "wrap"
+        runs over the ends of epochs.
+      reading: threads, workers and buffers of the host.
+      transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
+        on row i of the batch. `rows` is a `feedline.Rows`.
+      prefetch: placed batches that wait, at the most. 0: synchronous, without any thread, for
+        debugging. At least 2 are needed to overlap transfer and compute on a GPU.
+
+    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong; the message says which change would work.
+      FileNotFoundError: there is no such file.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+      >>> rows = {"x": np.arange(320, dtype=np.float32).reshape(160, 2), "y": np.arange(160, dtype=np.int32)}
+      >>> with Feed(rows, batch_size=16, sharding=NamedSharding(mesh, P("data")), epochs=1) as feed:
+      ...     shapes = {batch["x"].shape for batch in feed}
+      >>> shapes
+      {(16, 2)}
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int,
+        sharding: Any,
+        *,
+        order: Order | None = None,
+        epochs: int | None = None,
+        remainder: Remainder = "drop",
+        reading: Reading = Reading(),  # noqa: B008  frozen
+        transform: Transform | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        self._pipeline = build(
+            Request(
+                source,
+                checked_integer("batch_size", batch_size, at_least=1),
+                sharding,
+                order,
+                None if epochs is None else checked_integer("epochs", epochs, at_least=1),
+                remainder,
+                reading,
+                transform,
+                checked_integer("prefetch", prefetch, at_least=0),
+            )
+        )
+        self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
+        self._exhausted = False  # the pass is over; `iter` begins the next
+        self._closed = False
+        self._turn = threading.Lock()  # held by the one thread that is inside next, seek or set_state
+        self._runs: list[Run] = []  # the run that reads ahead, if any; shared with the finalizer
+        self._counted = Statistics(threads=self._pipeline.reading.threads or 0, workers=reading.workers)
+        weakref.finalize(self, _close_runs, self._runs).atexit = False
+
+    def __iter__(self) -> Feed:
+        """Itself. After exhaustion the next pass begins."""
+        self._check_open()
+        if self._exhausted:
+            self._exhausted = False
+            self._delivered = self._delivered._replace(
+                cursor=self._pipeline.way.next_pass(self._delivered.cursor), lanes=None
+            )
+        return self
+
+    def __next__(self) -> Any:
+        """The next global batch.
+
+        Raises:
+          StopIteration: the pass is exhausted.
+          ValueError: the feed is closed, or another thread is inside it.
+          FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
+        """
+        with self._my_turn():
+            if self._exhausted:
+                raise StopIteration
+            began = time.perf_counter()
+            placed = self._take()
+            account = placed.account
+            self._delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
+            self._count(placed, time.perf_counter() - began)
+            return placed.batch
+
+    def __len__(self) -> int:
+        """Batches of one pass. TypeError if the feed is endless, or a stream."""
+        return self._pipeline.way.batches()
+
+    @property
+    def spec(self) -> Any:
+        """The batch as `jax.ShapeDtypeStruct`s with shardings, before the first batch: to lower and compile."""
+        return self._pipeline.placement.spec
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch; the last one's while the pass is exhausted."""
+        return self._pipeline.way.next_cursor(self._delivered.cursor).epoch
+
+    @property
+    def position(self) -> int:
+        """Position in its epoch of the next batch's first row."""
+        return self._pipeline.way.next_cursor(self._delivered.cursor).position
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams."""
+        return self._pipeline.way.steps_per_epoch()
+
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
+
+        The same on every process. With random access it stays under 1 KB.
+        """
+        delivered = self._delivered
+        return states.make(delivered.step, delivered.cursor, self._pipeline.fingerprint, delivered.lanes)
+
+    def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+        """Go on from a state: the next batch begins with the first row that was not delivered.
+
+        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine.
+
+        Args:
+          state: what `get_state` returned, perhaps after a round trip through JSON.
+          allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
+
+        Raises:
+          ValueError: the state was saved over other data; the message names the field.
+        """
+        way = self._pipeline.way
+        step, cursor = states.check(state, self._pipeline.fingerprint, allow, streams=way.streams)
+        self._go_to(_Delivered(step, cursor, state.get("lanes")))
+
+    def seek(self, epoch: int, position: int = 0) -> None:
+        """Go to a place in the run: the next batch begins there. `step` is kept.
+
+        Args:
+          epoch: at least 0.
+          position: in the epoch's order. Streams have no random access: only 0.
+        """
+        epoch = checked_integer("epoch", epoch, at_least=0)
+        position = checked_integer("position", position, at_least=0)
+        if position and self._pipeline.way.streams:
+            raise ValueError(
+                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
+            )
+        self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
+
+    def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+        """Which rows the batch holds that comes next after `state`. Reads no data.
+
+        Returns:
+          int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
+          is padded.
+        """
+        way = self._pipeline.way
+        return way.rows_of(states.check(state, self._pipeline.fingerprint, (), streams=way.streams)[1])
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot of what was done so far."""
+        runs = self._runs
+        return dataclasses.replace(self._counted, ready=sum(run.waiting for run in runs))
+
+    def close(self, timeout_s: float = 30) -> None:
+        """Stop reading and let go of everything. Idempotent, from any thread.
+
+        Args:
+          timeout_s: how long to wait for the threads. One that is stuck in a read is named in a
+            warning, and ends with the process at the latest.
+        """
+        self._closed = True
+        stuck = self._stop_run(timeout_s)
+        if stuck:
+            _log.warning(
+                "after %g s %s is still busy with a read or a transfer and was left behind", timeout_s, stuck
+            )
+        else:
+            self._pipeline.close()
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _take(self) -> Placed:
+        """The next item of the run. After any failure the run is given up: the next one starts anew."""
+        if not self._runs:
+            run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
+            close_at_exit(run)
+            self._runs.append(run)
+            if self._closed:  # closed by another thread in the meantime
+                run.close()
+        run = self._runs[0]
+        try:
+            return run.take()
+        except StopIteration:
+            self._exhausted = True
+            dropped = self._counted.dropped_rows + run.source.tail_rows
+            self._counted = dataclasses.replace(self._counted, dropped_rows=dropped)
+            self._stop_run(_MOMENT_S)
+            raise
+        except Closed:
+            raise ValueError(_CLOSED) from None
+        except Exception as error:
+            self._stop_run(0 if isinstance(error, StallError) else _MOMENT_S)
+            raise
+        except BaseException:  # an interrupt, perhaps after the item was taken out and before it was delivered
+            self._stop_run(0)
+            raise
+
+    def _stop_run(self, timeout_s: float) -> str | None:
+        """Close the run, if there is one, and wait for its thread; the name of a thread that is stuck."""
+        while self._runs:
+            run = self._runs.pop()
+            run.close()
+            return run.join(timeout_s)
+        return None
+
+    def _go_to(self, delivered: _Delivered) -> None:
+        with self._my_turn():
+            self._stop_run(_MOMENT_S)
+            self._delivered = delivered
+            self._exhausted = False
+
+    @contextlib.contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        self._check_open()
+        if not self._turn.acquire(blocking=False):
+            raise ValueError(
+                "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
+                "its own, or guard it by a lock"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(_CLOSED)
+
+    def _count(self, placed: Placed, wait_s: float) -> None:
+        was, account = self._counted, placed.account
+        self._counted = dataclasses.replace(
+            was,
+            batches=was.batches + 1,
+            rows=was.rows + account.rows,
+            dropped_rows=was.dropped_rows + account.dropped_rows,
+            read_s=was.read_s + account.read_s,
+            transform_s=was.transform_s + account.transform_s,
+            place_s=was.place_s + placed.place_s,
+            wait_s=was.wait_s + wait_s,
+        )
+
+
+def _close_runs(runs: list[Run]) -> None:
+    """The finalizer of a feed that nobody closed: it must not wait."""
+    for run in runs:
+        run.close()

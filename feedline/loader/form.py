@@ -1,0 +1,142 @@
+"""The form of one process's part of a batch: its transform, its dtypes, its rows and columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline import order
+from feedline.loader.spec import Array, RowSpec, cast_into
+from feedline.placement.plan import LeafPlan
+from feedline.schedule import Places
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a transform is told about the rows of the batch it gets, one value a row.
+
+    Attributes:
+      epoch: int64[k], the epoch of each row.
+      position: int64[k], its place in the epoch's order.
+      index: int64[k], the row index in the source.
+      key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
+        from it is the same on any topology.
+    """
+
+    epoch: Indices
+    position: Indices
+    index: Indices
+    key: npt.NDArray[np.uint64]
+
+
+Transform = Callable[[Any, Rows], Any]
+"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalForm:
+    """What this process's part of every batch looks like, and how values take that form.
+
+    Attributes:
+      spec: of a row as the source has it.
+      transform: on the host, or None.
+      seed: of the keys that the transform gets.
+      out: of a row after the transform; without one the same as `spec`.
+      plans: of each leaf of `out`: the rows and columns that this process supplies.
+      rows: int64[k], ascending: the union of the plans' rows, which are read.
+      mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
+      mask_at: before which leaf of `out` it stands in the batch.
+    """
+
+    spec: RowSpec
+    transform: Transform | None
+    seed: int
+    out: RowSpec
+    plans: Sequence[LeafPlan]
+    rows: Indices
+    mask: Indices | None
+    mask_at: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some leaf needs fewer rows than `rows`, or only some columns."""
+        return not all(plan.whole_columns and len(plan.rows) == len(self.rows) for plan in self.plans)
+
+    def read_into(self, out: list[Array]) -> list[Array]:
+        """Buffers for the source to write, in its own dtypes: those of `out` where nothing is left to do."""
+        if self.transform is not None:
+            return self.spec.empty(len(out[0]), placed=False)
+        return [
+            target if leaf.dtype == leaf.placed else np.empty(target.shape, leaf.dtype)
+            for target, leaf in zip(out, self.spec.leaves, strict=True)
+        ]
+
+    def finish(self, buffers: list[Array], out: list[Array], places: Places, index: Indices) -> None:
+        """Transform what was read, and write it into `out` in the dtypes that it is placed in."""
+        if self.transform is not None:
+            buffers = self._transformed(self.transform, buffers, places, index)
+        for target, values, leaf in zip(out, buffers, self.out.leaves, strict=True):
+            if target is not values:
+                cast_into(target, values, leaf, index)
+
+    def cut(self, leaves: list[Array]) -> list[Array]:
+        """Each leaf's own rows and columns, out of the union of rows with whole columns."""
+        if not self.is_cut:
+            return leaves
+        parts = []
+        for values, plan in zip(leaves, self.plans, strict=True):
+            part = values if len(plan.rows) == len(self.rows) else values[np.searchsorted(self.rows, plan.rows)]
+            for axis, column in enumerate(plan.columns, start=1):
+                part = part[(slice(None),) * axis + (column,)]
+            parts.append(np.ascontiguousarray(part))
+        return parts
+
+    def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_]) -> list[Array]:
+        """The leaves of the batch, `valid` (of the rows `mask`) at its place among them."""
+        return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
+
+    def _transformed(
+        self, transform: Transform, buffers: list[Array], places: Places, index: Indices
+    ) -> list[Array]:
+        keys = np.empty(len(index), np.uint64)
+        for epoch in np.unique(places.epoch):
+            here = places.epoch == epoch
+            keys[here] = order.keys_at(self.seed, int(epoch), places.position[here])
+        batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
+        leaves, treedef = jax.tree_util.tree_flatten(batch)
+        if treedef != self.out.treedef:
+            raise ValueError(f"a transform must return one tree; it gave {treedef} after {self.out.treedef}")
+        for leaf, array in zip(self.out.leaves, leaves, strict=True):
+            if array.shape != (len(index), *leaf.shape) or array.dtype != leaf.dtype:
+                raise ValueError(
+                    f"a transform must map row i to row i, with one dtype and shape a leaf; {leaf.name} came back "
+                    f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(index), *leaf.shape]}"
+                )
+        return leaves
+
+
+def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> RowSpec:
+    """The spec of a row after `transform`, found by transforming one row.
+
+    Args:
+      row: that row: leaves of shape [1, …].
+
+    Raises:
+      ValueError: the transform does not keep the batch axis.
+    """
+    zero = np.zeros(1, np.int64)
+    values = transform(spec.tree(row), Rows(zero, zero, zero, np.zeros(1, np.uint64)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
+            raise ValueError(
+                f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
+                f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
+            )
+    return RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), values))

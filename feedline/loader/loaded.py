@@ -1,0 +1,29 @@
+"""What the loader hands to placement."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from feedline.loader.spec import Array
+from feedline.schedule import Cursor
+
+
+class HostBatch(NamedTuple):
+    """This process's part of a global batch, on the host.
+
+    Attributes:
+      leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
+      after: the cursor that is true once the batch has been delivered.
+      lanes: the state of a stream's iterators at that moment; None with random access.
+      rows: of the global batch that are real, not padded.
+      dropped_rows: of the source that were left out since the batch before.
+      read_s, transform_s: seconds of thread time that it took.
+    """
+
+    leaves: list[Array]
+    after: Cursor
+    lanes: dict[str, Any] | None
+    rows: int
+    dropped_rows: int
+    read_s: float
+    transform_s: float

@@ -1,0 +1,137 @@
+"""Grain's threads and workers behind one iterator of host batches, and how they end."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grain
+from absl import flags
+
+from feedline.errors import WorkerError
+from feedline.loader.batches import LocalBatches, Recipe
+from feedline.loader.loaded import HostBatch
+from feedline.options import Reading
+from feedline.schedule import Cursor
+
+
+class HostBatches:
+    """An iterator over the process-local batches after `origin`, read ahead by Grain.
+
+    Called and closed by one thread at a time. Nothing starts before the first `next`: Grain's
+    threads then inherit the caller's daemon flag, so those of a placement thread never hold up the
+    interpreter's exit. `close` ends workers and gives up what was read ahead.
+
+    Args:
+      recipe: what a batch holds.
+      origin: where the first one starts.
+      reading: threads (not None here), workers, buffer.
+      advanced: called in this process whenever a part of a batch has been read.
+    """
+
+    def __init__(self, recipe: Recipe, origin: Cursor, reading: Reading, advanced: Callable[[], None]) -> None:
+        threads = 0 if reading.workers else reading.threads or 0
+        # a batch in flight for each place in the buffer; more threads than that share a batch between them
+        parts = max(1, -(-threads // reading.buffer))
+        self._elements = LocalBatches(recipe, origin, parts, None if reading.workers else advanced)
+        buffer = reading.buffer * self._elements.parts if threads else 0
+        dataset = self._elements.to_iter_dataset(grain.ReadOptions(min(threads, buffer), buffer))
+        if reading.workers:
+            per_worker = max(1, reading.buffer // reading.workers)
+            options = grain.MultiprocessingOptions(reading.workers, per_worker)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=_keep_off_the_accelerator)
+        self._schedule = recipe.schedule
+        self._dataset = dataset
+        self._workers = reading.workers
+        self._iterator: Any = None
+        self._origin = origin
+        self._next = 0
+        self._after = origin
+
+    def __next__(self) -> HostBatch:
+        if self._iterator is None:
+            self._iterator = self._start()
+        try:
+            elements = [next(self._iterator) for _ in range(self._elements.parts)]
+        except RuntimeError as error:
+            if self._workers and "terminated unexpectedly" in str(error):
+                raise self._worker_died(error) from error
+            raise
+        start = self._schedule.batch_at(self._origin, self._next)
+        dropped = self._schedule.dropped_rows(self._after, start)
+        self._after = self._schedule.after(start)
+        self._next += 1
+        return HostBatch(
+            leaves=next(element.leaves for element in elements if element.leaves),
+            after=self._after,
+            lanes=None,
+            rows=self._schedule.real_rows(start),
+            dropped_rows=dropped,
+            read_s=sum(element.read_s for element in elements),
+            transform_s=sum(element.transform_s for element in elements),
+        )
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows that are left out once the pass is exhausted."""
+        return self._schedule.dropped_rows(self._after, None)
+
+    def close(self) -> None:
+        """End workers and threads. A thread that is stuck in a read stays until that read returns."""
+        if self._iterator is not None:
+            self._iterator.close()
+
+    def _start(self) -> Any:
+        if self._workers and not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # Grain hands absl's flags to its workers; we are no absl app
+        return iter(self._dataset)
+
+    def _worker_died(self, error: Exception) -> WorkerError:
+        hint = (
+            ". It ended before its first batch: a script that uses workers must build and run its feed under "
+            '`if __name__ == "__main__":`, since every worker imports the script again'
+        )
+        told = f"a worker process must live as long as its feed: {error}{'' if self._next else hint}"
+        return WorkerError(told, stage="read")
+
+
+def check_workers(recipe: Recipe) -> None:
+    """Refuse workers where they cannot work.
+
+    Raises:
+      ValueError: the source lies in memory.
+      RuntimeError: this is a worker that is importing a script without a `__main__` guard.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a feed with Reading(workers=...) was built while a worker process imports your script; put the "
+            'code that builds and runs it under `if __name__ == "__main__":`'
+        )
+    if not getattr(recipe.source, "picklable", True):
+        raise ValueError(
+            "sources travel to worker processes as paths, and this one holds arrays in memory; "
+            "use Reading(threads=...), or write a .npy and pass its path"
+        )
+
+
+def forget_stuck_threads() -> list[str]:
+    """Let the interpreter exit while a Grain thread is stuck in a read, and name those threads.
+
+    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not. For use
+    right before exit, after `close`.
+    """
+    joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
+    stuck = [t for t in threading.enumerate() if t.daemon and t.name.startswith("grain-prefetch") and t in joined]
+    for thread in stuck:
+        joined.pop(thread)
+    return [thread.name for thread in stuck]
+
+
+def _keep_off_the_accelerator(index: int, count: int) -> None:
+    """In a worker, before anything else: JAX must not take the memory of the trainer's accelerator."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")

@@ -1,0 +1,142 @@
+"""Rows of a `grain.MapDataset`, record by record: each is written straight into its place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.errors import RowError
+from feedline.loader.spec import Leaf, RowSpec
+
+
+class RecordSource:
+    """A `RowSource` over a Grain dataset: decoding and augmentation are Grain's, order is feedline's.
+
+    It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs;
+    `batches` knows that from the attribute `per_epoch`.
+
+    Raises:
+      ValueError: the dataset is empty, or an element that is looked at first is None.
+
+    Example:
+      >>> source = RecordSource(grain.MapDataset.range(5).map(lambda i: {"x": np.float32(i)}))
+      >>> out = {"x": np.empty(2, np.float32)}
+      >>> source.read(np.array([4, 1]), out)
+      >>> out["x"].tolist()
+      [4.0, 1.0]
+    """
+
+    per_epoch = True
+    picklable = True  # Grain pickles the user's dataset, and names the part that it cannot
+
+    def __init__(self, dataset: grain.MapDataset[Any]) -> None:
+        self._dataset = dataset
+        if len(dataset) == 0:
+            raise ValueError("a source must have at least one row, got a MapDataset of length 0")
+        self._spec = RowSpec.of(as_arrays(self._element(0)))
+        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Digests of the first, the middle and the last element."""
+        n = len(self._dataset)
+        return {
+            "kind": "records",
+            "length": n,
+            "sampled": [digest_of(self._element(i)) for i in sorted({0, n // 2, n - 1})],
+        }
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        """Write element rows[i] to index i of each leaf of `out`."""
+        targets = jax.tree_util.tree_leaves(out)
+        for i, index in enumerate(rows.tolist()):
+            record = self._element(index)
+            try:
+                write_record(record, self._spec, targets, i)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RowError(
+                    f"every record must have the form of the first: {error}",
+                    stage="read",
+                    row=index % len(self._dataset),
+                ) from error
+
+    def close(self) -> None:
+        """Nothing to do: the dataset is the user's."""
+
+    def _element(self, index: int) -> Any:
+        row = index % len(self._dataset)
+        try:
+            record = self._dataset[index]
+        except Exception as error:
+            raise RowError(
+                f"the dataset failed on this row with {type(error).__name__}: {error}", stage="read", row=row
+            ) from error
+        if record is None:
+            told = next(_filters(self._dataset), "a transformation")
+            raise RowError(
+                f"a MapDataset must have an element at every index, and {told} left None here; a filter "
+                "changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() instead",
+                stage="read",
+                row=row,
+            )
+        return record
+
+
+def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None:
+    """Write each leaf of a record to index i of its target.
+
+    Raises:
+      ValueError: the record's tree, shapes or dtypes are not those of `spec`.
+    """
+    values, treedef = jax.tree_util.tree_flatten(record)
+    if treedef != spec.treedef:
+        raise ValueError(f"its tree is {treedef}, the first one's {spec.treedef}")
+    for value, target, leaf in zip(values, targets, spec.leaves, strict=True):
+        if getattr(value, "shape", None) != leaf.shape or value.dtype != leaf.dtype:
+            _check_value(value, leaf)
+        target[i] = value
+
+
+def _check_value(value: Any, leaf: Leaf) -> None:
+    """Refuse a record's leaf that differs from the first record's; Python numbers are taken as they are.
+
+    Raises:
+      ValueError: another shape or dtype.
+    """
+    array = np.asarray(value)
+    plain = isinstance(value, int | float) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+    if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
+        raise ValueError(
+            f"{leaf.name} is {array.dtype}{list(array.shape)}, the first record's {leaf.dtype}{list(leaf.shape)}; "
+            "crop, pad or convert in a map"
+        )
+
+
+def digest_of(record: Any) -> str:
+    """A digest of the bytes of a record's leaves."""
+    hashed = hashlib.sha256()
+    for value in jax.tree_util.tree_leaves(record):
+        hashed.update(np.ascontiguousarray(value).tobytes())
+    return hashed.hexdigest()[:32]
+
+
+def as_arrays(record: Any) -> Any:
+    """Python numbers have no dtype: give the first record's leaves one."""
+    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, int | float | complex) else x, record)
+
+
+def _filters(dataset: Any) -> Iterator[str]:
+    """The filters above a dataset, nearest first."""
+    if "Filter" in type(dataset).__name__:
+        yield str(dataset)
+    for parent in getattr(dataset, "parents", ()):
+        yield from _filters(parent)

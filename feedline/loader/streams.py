@@ -1,0 +1,224 @@
+"""Batches of a `grain.IterDataset`: rows that can only be had one after the other, with Grain's own state.
+
+A stream is one *lane*: every process runs it whole and keeps the rows that it owns, so that batch k
+is the same on any topology. What Grain's iterator can restore, a resumed stream restores.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+
+from feedline.errors import FeedError, RowError
+from feedline.loader.form import LocalForm
+from feedline.loader.loaded import HostBatch
+from feedline.loader.records import as_arrays, digest_of, write_record
+from feedline.loader.spec import Array, RowSpec
+from feedline.schedule import Cursor, Places, Remainder
+
+LANE = "0"
+
+
+class _Item(NamedTuple):
+    """A record (None if no row of this process) and where in the stream it came."""
+
+    record: Any
+    epoch: int
+    position: int
+
+
+class Stream:
+    """A dataset whose first item has been looked at, for its spec.
+
+    The iterator that was looked at serves the first run from the beginning, so that nothing is read twice.
+
+    Raises:
+      ValueError: the stream has no item.
+    """
+
+    def __init__(self, dataset: grain.IterDataset[Any]) -> None:
+        self._dataset = dataset
+        self._begun: Any = iter(dataset)
+        self._head: list[Any] = []
+        try:
+            self._head.append(next(self._begun))
+        except StopIteration:
+            raise ValueError("a source must have at least one row, got an IterDataset without an item") from None
+        self.spec = RowSpec.of(as_arrays(self._head[0]))
+        self._first = digest_of(self._head[0])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """A digest of the first item: all that is known of a stream before it is read."""
+        return {"kind": "stream", "first": self._first}
+
+    def read_first(self, out: Any) -> None:
+        """Write the first item to index 0 of each leaf of `out`."""
+        write_record(self._head[0], self.spec, jax.tree_util.tree_leaves(out), 0)
+
+    def open(self, state: Any) -> tuple[list[Any], Any]:
+        """Items already read, then an iterator that goes on from `state` (None: the beginning)."""
+        if state is None and self._head:
+            head, iterator, self._head, self._begun = self._head, self._begun, [], None
+            return head, iterator
+        iterator = iter(self._dataset)
+        if state is not None:
+            iterator.set_state(state)
+        return [], iterator
+
+    def close(self) -> None:
+        """End the iterator that was looked at, if no run took it over."""
+        if self._begun is not None:
+            self._begun.close()
+            self._begun, self._head = None, []
+
+
+class StreamBatches:
+    """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
+
+    Args:
+      stream: where items come from.
+      form: what this process supplies of a batch.
+      batch_size: items of a global batch.
+      remainder: of the last items of an epoch: "drop" leaves a partial batch out, "pad" repeats its
+        items, "wrap" goes on with the next epoch's.
+      last_epoch: the epoch before which the pass ends; None: never.
+      origin: the epoch to begin in, and how many of its items came before.
+      lanes: the state saved with `origin`; None: the beginning of that epoch.
+      advanced: called whenever a batch has been read.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        form: LocalForm,
+        batch_size: int,
+        remainder: Remainder,
+        last_epoch: int | None,
+        origin: Cursor,
+        lanes: dict[str, Any] | None,
+        advanced: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._form = form
+        self._batch_size = batch_size
+        self._remainder = remainder
+        self._last_epoch = last_epoch
+        self._cursor = origin
+        self._lanes = lanes
+        self._advanced = advanced
+        self._iterator: Any = None
+        self._head: list[Any] = []
+        self._dropped = 0
+        # row of the global batch → row of the local one, for the rows that this process supplies
+        self._local = {int(row): i for i, row in enumerate(form.rows)}
+
+    @property
+    def tail_rows(self) -> int:
+        """Items that were left out since the last batch."""
+        return self._dropped
+
+    def __next__(self) -> HostBatch:
+        began = time.perf_counter()
+        self._dropped = 0
+        items: list[_Item] = []
+        while len(items) < self._batch_size:
+            epoch, position = self._cursor
+            if epoch == self._last_epoch:
+                self._dropped += len(items)
+                raise StopIteration
+            self._take(items)
+            if len(items) == self._batch_size:
+                break
+            if self._cursor.position == 0:
+                raise FeedError(
+                    f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read"
+                )
+            if items and self._remainder == "pad":
+                break
+            if self._remainder == "drop":
+                self._drop(items, began_epoch=position == 0)
+            self._end_iterator()
+            self._cursor = Cursor(epoch + 1, 0)
+        return self._batch(items, began)
+
+    def close(self) -> None:
+        """End Grain's iterator."""
+        self._end_iterator()
+
+    def _take(self, items: list[_Item]) -> None:
+        """Append the epoch's next items until the batch is full or the epoch is over."""
+        if self._iterator is None:
+            state = None if self._lanes is None else self._lanes[LANE]
+            self._head, self._iterator = self._stream.open(state)
+            self._lanes = None
+        while len(items) < self._batch_size:
+            if self._head:
+                record = self._head.pop()
+            else:
+                try:
+                    record = next(self._iterator)
+                except StopIteration:
+                    return
+            mine = len(items) in self._local or self._remainder == "pad"
+            items.append(_Item(record if mine else None, *self._cursor))
+            self._cursor = Cursor(self._cursor.epoch, self._cursor.position + 1)
+
+    def _drop(self, items: list[_Item], *, began_epoch: bool) -> None:
+        if began_epoch:
+            raise FeedError(
+                f'remainder "drop" drops a partial batch, and epoch {self._cursor.epoch} of the stream has only '
+                f'{len(items)} items for batches of {self._batch_size}; use a smaller batch, or remainder="pad"',
+                stage="read",
+            )
+        self._dropped += len(items)
+        items.clear()
+
+    def _end_iterator(self) -> None:
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
+
+    def _batch(self, items: list[_Item], began: float) -> HostBatch:
+        """The process-local batch of `items`; rows beyond them repeat them and are not valid."""
+        form = self._form
+        mine = [items[row % len(items)] for row in form.rows.tolist()]
+        leaves = form.out.empty(len(mine), placed=True)
+        buffers = form.read_into(leaves)
+        for i, item in enumerate(mine):
+            self._write(item, buffers, i)
+        read = time.perf_counter()
+        epochs, positions = (
+            np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
+        )
+        valid = form.rows < len(items)
+        form.finish(buffers, leaves, Places(epochs, positions, valid), positions)
+        leaves = form.cut(leaves)
+        if form.mask is not None:
+            leaves = form.with_mask(leaves, form.mask < len(items))
+        self._advanced()
+        return HostBatch(
+            leaves=leaves,
+            after=self._cursor,
+            lanes={LANE: copy.deepcopy(self._iterator.get_state())},
+            rows=len(items),
+            dropped_rows=self._dropped,
+            read_s=read - began,
+            transform_s=time.perf_counter() - read,
+        )
+
+    def _write(self, item: _Item, buffers: list[Array], i: int) -> None:
+        try:
+            write_record(item.record, self._stream.spec, buffers, i)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RowError(
+                f"every item must have the form of the first: {error} (epoch {item.epoch})",
+                stage="read",
+                row=item.position,
+            ) from error

@@ -1,0 +1,99 @@
+"""The loader's two ways in: rows with random access, and streams. One contract for whoever composes.
+
+A way opens process-local batches from any cursor, and does the arithmetic on cursors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.loader.batches import Recipe
+from feedline.loader.form import LocalForm
+from feedline.loader.reading import HostBatches
+from feedline.loader.streams import Stream, StreamBatches
+from feedline.options import Reading
+from feedline.schedule import ENDLESS, Cursor, Remainder
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAccess:
+    """Rows that can be had in any order: every place in the run is arithmetic."""
+
+    recipe: Recipe
+    streams = False
+
+    def open(
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, advanced: Callable[[], None]
+    ) -> HostBatches:
+        """The process-local batches that come after the cursor `after`."""
+        return HostBatches(self.recipe, after, reading, advanced)
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """Where the next batch starts; `after` itself if the pass is over."""
+        schedule = self.recipe.schedule
+        return schedule.batch_at(after, 0) if schedule.batches_from(after) else after
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """Where the pass after that of `after` starts."""
+        return self.recipe.schedule.start_of_pass(self.recipe.schedule.pass_of(after) + 1)
+
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch."""
+        return self.recipe.schedule.steps_per_epoch
+
+    def batches(self) -> int:
+        """Batches of a pass."""
+        count = self.recipe.schedule.batches_of_pass(0)
+        if count == ENDLESS:
+            raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
+        return count
+
+    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
+        """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
+        schedule = self.recipe.schedule
+        places = schedule.places(schedule.batch_at(after, 0), np.arange(schedule.batch_size))
+        return np.where(places.valid, self.recipe.locate(places), -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequential:
+    """A stream, which ends when it ends: what a cursor leads to is known only by going there."""
+
+    stream: Stream
+    form: LocalForm
+    batch_size: int
+    remainder: Remainder
+    epochs: int | None
+    streams = True
+
+    def open(
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, advanced: Callable[[], None]
+    ) -> StreamBatches:
+        """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
+        last = None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
+        return StreamBatches(self.stream, self.form, self.batch_size, self.remainder, last, after, lanes, advanced)
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """Where the next batch starts, as far as is known before it is read."""
+        return after
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """Where the pass after that of `after` starts."""
+        return Cursor((after.epoch // (self.epochs or 1) + 1) * (self.epochs or 1), 0)
+
+    def steps_per_epoch(self) -> int:
+        """Unknown."""
+        raise TypeError("a stream does not know its length before its end")
+
+    def batches(self) -> int:
+        """Unknown."""
+        raise TypeError("a stream does not know its length before its end; bound the loop by zip(range(n), feed)")
+
+    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
+        """Unknown: a stream has no row indices."""
+        raise TypeError("a stream has no row indices: its rows are known only by reading it")

@@ -1,0 +1,34 @@
+"""What a feed has done so far, as an immutable snapshot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """A snapshot, as `Feed.statistics()` returns it. It counts what was delivered since the feed was built.
+
+    Attributes:
+      batches: global batches delivered.
+      rows: rows in them that are real, over all processes; padding is not counted.
+      dropped_rows: rows that the remainder left out, over all processes.
+      read_s, transform_s: seconds of this process's reading threads; with several threads they add
+        up to more than the time that passed.
+      place_s: seconds the placement thread spent in handing batches to JAX. Transfers go on afterwards.
+      wait_s: seconds the training loop waited in `next`.
+      ready: placed batches that wait to be taken, now.
+      threads: Grain threads that read; 0: the placement thread does.
+      workers: Grain worker processes.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    dropped_rows: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    place_s: float = 0.0
+    wait_s: float = 0.0
+    ready: int = 0
+    threads: int = 0
+    workers: int = 0

@@ -1,0 +1,216 @@
+"""The stages composed: from what the user gave to batches on the mesh, from any cursor."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+
+from feedline import state as states
+from feedline.loader.batches import Recipe
+from feedline.loader.form import LocalForm, Transform, transformed_spec
+from feedline.loader.loaded import HostBatch
+from feedline.loader.reading import check_workers
+from feedline.loader.records import RecordSource
+from feedline.loader.sources import RowSource, as_source
+from feedline.loader.spec import RowSpec
+from feedline.loader.streams import Stream
+from feedline.loader.ways import RandomAccess, Sequential
+from feedline.options import Order, Reading
+from feedline.placement.place import Placement, mask_spec, sharded_spec
+from feedline.placement.plan import union_of_rows
+from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.synchronous import Synchronous
+from feedline.prefetch.watch import Watch
+from feedline.schedule import REMAINDERS, Cursor, Remainder, Schedule
+
+VALID = "valid"
+"""The key of the boolean leaf that remainder "pad" adds."""
+_MOST_THREADS = 16
+
+
+class Placed(NamedTuple):
+    """A global batch on the mesh, and the host batch's account of it (without its leaves)."""
+
+    batch: Any
+    account: HostBatch
+    place_s: float
+
+
+Run = Prefetcher[HostBatch, Placed] | Synchronous[HostBatch, Placed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Everything about a feed that does not change while it runs.
+
+    Attributes:
+      way: the loader.
+      placement: where batches go.
+      fingerprint: of the data, for states.
+      reading: with `threads` resolved.
+      prefetch: placed batches that wait; 0: synchronous.
+      owned: the source, if the feed opened it and so must close it.
+    """
+
+    way: RandomAccess | Sequential
+    placement: Placement
+    fingerprint: dict[str, Any]
+    reading: Reading
+    prefetch: int
+    owned: RowSource | None
+
+    def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
+        """Begin to read the batches after the cursor `after`. The caller closes the run."""
+        watch = Watch(self.reading)
+        source = self.way.open(after, lanes, self.reading, functools.partial(watch.advanced, "read"))
+        place = functools.partial(_place, self.placement)
+        run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
+        run.start()
+        return run
+
+    def close(self) -> None:
+        """Close the source, if it is ours, and a stream that was never read."""
+        if self.owned is not None:
+            self.owned.close()
+        if isinstance(self.way, Sequential):
+            self.way.stream.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asks a feed for. See `Feed` for each."""
+
+    source: Any
+    batch_size: int
+    sharding: Any
+    order: Order | None
+    epochs: int | None
+    remainder: Remainder
+    reading: Reading
+    transform: Transform | None
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        if self.remainder not in REMAINDERS:
+            raise ValueError(f"remainder must be one of {REMAINDERS}, got {self.remainder!r}")
+        if self.order is not None and not isinstance(self.order, Order):
+            raise TypeError(f"order must be a feedline.Order or None, got {self.order!r}")
+        if not isinstance(self.reading, Reading):
+            raise TypeError(f"reading must be a feedline.Reading, got {self.reading!r}")
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
+
+
+def build(request: Request) -> Pipeline:
+    """Open the source, plan what this process reads, and check that all of it fits together.
+
+    Raises:
+      ValueError, TypeError, FileNotFoundError: it does not.
+    """
+    source = as_source(request.source)
+    if isinstance(source, grain.IterDataset):
+        return _build_stream(request, Stream(source))
+    rows = len(source)
+    if rows < 1:
+        raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
+    order = _order_of(request, source)
+    schedule = Schedule(rows, request.batch_size, request.remainder, request.epochs)
+    spec = RowSpec.of(source.spec)
+    form, placement = _form(request, spec, order.seed, lambda out: source.read(np.zeros(1, np.int64), out))
+    recipe = Recipe(source, order, schedule, form)
+    reading = _resolved(request)
+    if reading.workers:
+        check_workers(recipe)
+    fingerprint = {
+        "rows": rows,
+        "spec": spec.described(),
+        "data": states.digest(source.identity),
+        "order": {"seed": order.seed, "shuffle": order.shuffle},
+        "format": "records" if isinstance(source, RecordSource) else "columns",
+    }
+    owned = None if source is request.source else source
+    return Pipeline(RandomAccess(recipe), placement, fingerprint, reading, request.prefetch, owned)
+
+
+def _build_stream(request: Request, stream: Stream) -> Pipeline:
+    if request.order is not None:
+        raise ValueError(
+            "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
+        )
+    if request.reading.workers:
+        raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
+    form, placement = _form(request, stream.spec, 0, stream.read_first)
+    fingerprint = {
+        "rows": None,
+        "spec": stream.spec.described(),
+        "data": states.digest(stream.identity),
+        "order": None,
+        "format": "stream",
+    }
+    way = Sequential(stream, form, request.batch_size, request.remainder, request.epochs)
+    return Pipeline(way, placement, fingerprint, _resolved(request), request.prefetch, None)
+
+
+def _form(request: Request, spec: RowSpec, seed: int, read_first: Any) -> tuple[LocalForm, Placement]:
+    """What this process supplies of each batch, and where batches go. `read_first(tree)` reads one row."""
+    out = spec
+    if request.transform is not None:
+        row = spec.empty(1, placed=False)
+        read_first(spec.tree(row))
+        out = transformed_spec(request.transform, spec, row)
+    rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed) for leaf in out.leaves])
+    batch = sharded_spec(rows, request.batch_size, request.sharding)
+    plans = Placement.of(batch).plans
+    mask, mask_at = None, 0
+    if request.remainder == "pad":
+        batch = _with_mask(batch, request.batch_size)
+        mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
+        mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
+    form = LocalForm(spec, request.transform, seed, out, plans, union_of_rows(plans), mask, mask_at)
+    return form, Placement.of(batch)
+
+
+def _with_mask(batch: Any, batch_size: int) -> dict[str, Any]:
+    """The spec of a batch with the leaf `valid` in it."""
+    if not isinstance(batch, dict) or VALID in batch:
+        found = f"it already has {VALID!r}" if isinstance(batch, dict) else f"it is a {type(batch).__name__}"
+        raise ValueError(
+            f'remainder "pad" adds a leaf {VALID!r}, so the batch must be a dict without that key: {found}. '
+            'Name the arrays, as in {"x": array}, or use remainder="drop" or "wrap"'
+        )
+    return {**batch, VALID: mask_spec(batch, batch_size)}
+
+
+def _order_of(request: Request, source: RowSource) -> Order:
+    if isinstance(source, RecordSource) and isinstance(request.source, grain.MapDataset):
+        if request.order is not None and len(source) == sys.maxsize:
+            raise ValueError(
+                "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
+                "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
+            )
+        return request.order or Order(shuffle=False)
+    return request.order or Order()
+
+
+def _resolved(request: Request) -> Reading:
+    """The reading options with a number of threads: none where all is synchronous."""
+    if not request.prefetch:
+        return dataclasses.replace(request.reading, threads=0)
+    if request.reading.threads is not None:
+        return request.reading
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return dataclasses.replace(request.reading, threads=min(max(1, cores), _MOST_THREADS))
+
+
+def _place(placement: Placement, host: HostBatch) -> Placed:
+    began = time.perf_counter()
+    batch = placement.place(host.leaves)
+    return Placed(batch, host._replace(leaves=[]), time.perf_counter() - began)

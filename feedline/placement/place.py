@@ -1,0 +1,119 @@
+"""Host batch → global arrays: one `jax.make_array_from_process_local_data` a leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from feedline.placement.plan import LeafPlan, batch_axis_sharding, plan_leaf, shards_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a batch of one form goes.
+
+    Attributes:
+      spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
+      plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
+    """
+
+    spec: Any
+    plans: tuple[LeafPlan, ...]
+
+    @classmethod
+    def of(cls, spec: Any) -> Placement:
+        """The placement of a batch whose leaves have these shapes, dtypes and shardings.
+
+        Raises:
+          ValueError: a sharding cannot divide its leaf, or this process owns no device of it.
+        """
+        plans = [
+            plan_leaf(leaf.sharding, leaf.shape, leaf.sharding.addressable_devices, _name(path))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
+        ]
+        return cls(spec, tuple(plans))
+
+    def place(self, leaves: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """The global arrays of process-local `leaves`. Returns before the transfers are done.
+
+        It states its own transfer guard: what is a transfer by design must not fail under the
+        user's "disallow", and with several processes JAX counts it as an implicit one.
+        """
+        structs, treedef = jax.tree_util.tree_flatten(self.spec)
+        with jax.transfer_guard("allow"):
+            return treedef.unflatten(
+                jax.make_array_from_process_local_data(struct.sharding, values, struct.shape)
+                for struct, values in zip(structs, leaves, strict=True)
+            )
+
+
+def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
+    """The spec of a global batch, from that of a row and a sharding that is a prefix of its tree.
+
+    Raises:
+      TypeError: a leaf of `sharding` is no sharding.
+      ValueError: `sharding` is no prefix of the tree.
+    """
+    return jax.tree.map(
+        lambda row, place: jax.ShapeDtypeStruct((batch_size, *row.shape), row.dtype, sharding=place),
+        rows,
+        broadcast(sharding, rows),
+    )
+
+
+def sharded_like(local: Any, sharding: Any) -> Any:
+    """The spec of the global batch of which every process supplies its part, each of the form `local`.
+
+    Along each axis the global size is the local one × shards ÷ shards on this process's devices.
+    """
+    return jax.tree.map(
+        lambda part, place: jax.ShapeDtypeStruct(_global_shape(part.shape, place), part.dtype, sharding=place),
+        local,
+        broadcast(sharding, local),
+    )
+
+
+def broadcast(sharding: Any, batch: Any) -> Any:
+    """A sharding for each leaf of `batch`, from a tree that is a prefix of it."""
+    check_shardings(sharding)
+    try:
+        return jax.tree.broadcast(sharding, batch)
+    except ValueError as error:
+        raise ValueError(
+            "sharding must be one sharding or a tree that is a prefix of the batch, as jit's in_shardings: "
+            f"the batch is {jax.tree.structure(batch)}, the shardings are {jax.tree.structure(sharding)}"
+        ) from error
+
+
+def check_shardings(sharding: Any) -> None:
+    """Refuse a tree with a leaf that is no sharding."""
+    leaves = jax.tree_util.tree_leaves_with_path(sharding, is_leaf=lambda x: x is None)
+    for path, leaf in leaves:
+        if not isinstance(leaf, Sharding):
+            raise TypeError(
+                f"sharding{jax.tree_util.keystr(path)} must be a jax.sharding.Sharding, got {leaf!r}; "
+                'for example NamedSharding(mesh, PartitionSpec("data"))'
+            )
+    if not leaves:
+        raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
+
+
+def _global_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+    shards = shards_of(sharding, len(local))
+    mine = plan_leaf(sharding, shards, sharding.addressable_devices, "batch").local_shape
+    return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
+
+
+def mask_spec(spec: Any, batch_size: int) -> jax.ShapeDtypeStruct:
+    """The spec of a boolean for each row, sharded as the batch axis of the first leaf of `spec` is."""
+    sharding = batch_axis_sharding(jax.tree.leaves(spec)[0].sharding)
+    return jax.ShapeDtypeStruct((batch_size,), np.bool_, sharding=sharding)
+
+
+def _name(path: Any) -> str:
+    return f"batch{jax.tree_util.keystr(path)}"

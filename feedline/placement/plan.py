@@ -1,0 +1,199 @@
+"""Who reads what: (sharding, global shape) → the rows and columns that each process reads.
+
+Pure: nothing here asks which process it runs in, except the public `local_rows`. What a process
+reads follows from the devices it owns and from `Sharding.devices_indices_map`, never from the order
+of process indices, which says nothing about rows on a permuted mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import jax
+
+Rows = npt.NDArray[np.int64]
+Columns = tuple[slice | npt.NDArray[np.int64], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """What one process holds of one leaf.
+
+    Attributes:
+      global_shape: of the leaf, with the global batch size first.
+      rows: int64[k], ascending: the rows of the global batch that this process supplies.
+      columns: for each further axis what it supplies there, ascending: `slice(None)` for all.
+    """
+
+    global_shape: tuple[int, ...]
+    rows: Rows
+    columns: Columns
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the process-local array."""
+        pairs = zip(self.columns, self.global_shape[1:], strict=True)
+        return (len(self.rows), *(_length(column, size) for column, size in pairs))
+
+    @property
+    def whole_columns(self) -> bool:
+        """Whether the process supplies its rows whole."""
+        return all(isinstance(column, slice) and column == slice(None) for column in self.columns)
+
+
+def plan_leaf(
+    sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], devices: Collection[Any], name: str
+) -> LeafPlan:
+    """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` wants it.
+
+    Along each axis that is the ascending concatenation of the ranges on those devices. Where the
+    devices own no rectangle, the smallest rectangle that holds their parts is taken.
+
+    Raises:
+      ValueError: the sharding cannot divide this shape, or none of `devices` is in it. `name` is
+        the leaf's name in the message.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
+      >>> plan_leaf(sharding, (4, 3), jax.devices()[:1], "x").local_shape
+      (4, 3)
+    """
+    check_divides(sharding, global_shape, name)
+    indices = [index for device, index in sharding.devices_indices_map(global_shape).items() if device in devices]
+    if not indices:
+        raise ValueError(
+            f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
+            "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
+        )
+    owned = [
+        _indices_of({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
+    ]
+    columns = (_as_slice(part, size) for part, size in zip(owned[1:], global_shape[1:], strict=True))
+    return LeafPlan(global_shape, owned[0], tuple(columns))
+
+
+def union_of_rows(leaves: Iterable[LeafPlan]) -> Rows:
+    """int64[k], ascending: the rows of which a process needs any leaf."""
+    parts = [leaf.rows for leaf in leaves]
+    if all(np.array_equal(part, parts[0]) for part in parts):
+        return parts[0]
+    return np.unique(np.concatenate(parts))
+
+
+def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
+    """Processes grouped by what they supply: those in one group must read the same bytes.
+
+    Example: [[0, 1], [2, 3]] for axes data=2, model=2 on four one-device processes and `P("data")`.
+    """
+    ranges = [range(size) for size in global_shape]
+    groups: dict[frozenset[Any], list[int]] = {}
+    parts: dict[int, set[Any]] = {}
+    for device, index in sharding.devices_indices_map(global_shape).items():
+        bounds = tuple((r[i].start, r[i].stop) for r, i in zip(ranges, index, strict=True))
+        parts.setdefault(device.process_index, set()).add(bounds)
+    for process in sorted(parts):
+        groups.setdefault(frozenset(parts[process]), []).append(process)
+    return list(groups.values())
+
+
+def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Rows:
+    """Which rows of a global batch this process supplies.
+
+    Args:
+      sharding: of the batch; only its first axis counts.
+      batch_size: rows in the global batch.
+
+    Returns:
+      int64[k], ascending. On a permuted mesh they need not be adjacent, and processes that are
+      replicas of each other get the same ones.
+
+    Raises:
+      ValueError: the sharding cannot divide `batch_size` rows, or this process owns no device of it.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+      >>> len(local_rows(NamedSharding(mesh, PartitionSpec("data")), 8 * jax.device_count()))
+      ... # with one process: all of them
+      64
+    """
+    first = batch_axis_sharding(sharding)
+    return plan_leaf(first, (batch_size,), first.addressable_devices, "batch").rows
+
+
+def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """The sharding of a vector that lies as the batch axis of `sharding` does."""
+    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+    if isinstance(sharding, NamedSharding):
+        return sharding.update(spec=PartitionSpec(*sharding.spec[:1]))
+    if isinstance(sharding, SingleDeviceSharding):
+        return sharding
+    raise TypeError(
+        f"a NamedSharding or a SingleDeviceSharding is needed to shard the batch axis alone, got {sharding!r}"
+    )
+
+
+def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
+    """Into how many shards each of `ndim` axes is cut. Shardings without a spec cut none."""
+    spec: Any = getattr(sharding, "spec", ())
+    mesh: Any = getattr(sharding, "mesh", None)
+    shards = [math.prod(mesh.shape[axis] for axis in _axes(names)) for names in spec[:ndim]]
+    return (*shards, *[1] * (ndim - len(shards)))
+
+
+def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
+    """Refuse a shape that the sharding cannot cut into equal shards, and say which size it could."""
+    spec: Any = getattr(sharding, "spec", ())
+    if len(spec) > len(global_shape):
+        raise ValueError(
+            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has "
+            f"{len(global_shape)} (shape {global_shape}); shorten the spec, or give this leaf a sharding of its own"
+        )
+    for axis, (size, shards) in enumerate(zip(global_shape, shards_of(sharding, len(global_shape)), strict=True)):
+        if size % shards:
+            below, above = size // shards * shards, -(-size // shards) * shards
+            raise ValueError(
+                f"{name}: the {'batch size' if axis == 0 else f'size of axis {axis}'} must be a multiple of the "
+                f"{shards} shards that its mesh axes make, got {size}; {f'{below} or ' if below else ''}{above} "
+                "would work"
+            )
+    try:
+        sharding.shard_shape(global_shape)
+    except ValueError as error:
+        raise ValueError(f"{name}: the sharding cannot divide shape {global_shape}: {error}") from error
+
+
+def _axes(names: Any) -> Sequence[str]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    entries = names if isinstance(names, tuple) else (names,)
+    return [axis for axis in entries if isinstance(axis, str)]
+
+
+def _indices_of(ranges: Iterable[tuple[int, int]]) -> Rows:
+    """The ascending union of ranges that are equal or disjoint."""
+    parts = [np.arange(start, stop, dtype=np.int64) for start, stop in sorted(ranges)]
+    return np.unique(np.concatenate(parts))
+
+
+def _as_slice(indices: Rows, size: int) -> slice | Rows:
+    """A slice where the indices are adjacent: indexing with it makes a view."""
+    if len(indices) == size:
+        return slice(None)
+    if len(indices) and int(indices[-1] - indices[0]) == len(indices) - 1:
+        return slice(int(indices[0]), int(indices[-1]) + 1)
+    return indices
+
+
+def _length(column: slice | Rows, size: int) -> int:
+    return len(range(size)[column]) if isinstance(column, slice) else len(column)

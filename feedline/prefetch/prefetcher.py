@@ -1,0 +1,121 @@
+"""The placement thread: takes host batches, places them, and hands them over in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from feedline.prefetch.handover import Empty, Handover
+from feedline.prefetch.watch import Watch
+
+H = TypeVar("H")
+T = TypeVar("T")
+H_co = TypeVar("H_co", covariant=True)
+
+
+class HostIterator(Protocol[H_co]):
+    """What is prefetched: an iterator that the placement thread alone calls and closes."""
+
+    def __next__(self) -> H_co: ...
+    def close(self) -> None: ...
+
+
+class _Last(NamedTuple):
+    """What ends the items: an error, or None when the source is exhausted."""
+
+    error: BaseException | None
+
+
+class Prefetcher(Generic[H, T]):
+    """At most `depth` placed items wait for the consumer.
+
+    Who does what: the consumer calls `take`; the owner calls `start` once and `close` from any
+    thread, as often as it likes; the placement thread alone touches `source`, and closes it.
+
+    Args:
+      source: host batches, in order.
+      place: host batch → item; runs on the placement thread.
+      depth: items that may wait, at least 1.
+      watch: told of progress; asked how long to wait.
+    """
+
+    def __init__(self, source: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch) -> None:
+        self._source = source
+        self._place = place
+        self._watch = watch
+        self._handover: Handover[T | _Last] = Handover(depth)
+        # daemon: a read that never returns must not keep the interpreter, and Grain's threads inherit it
+        self._thread = threading.Thread(target=self._run, name="feedline-place", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """Placed items that are ready."""
+        return self._handover.waiting
+
+    @property
+    def source(self) -> HostIterator[H]:
+        """What is prefetched: for the consumer to look at once it is exhausted."""
+        return self._source
+
+    def start(self) -> None:
+        """Start the placement thread."""
+        self._thread.start()
+
+    def take(self) -> T:
+        """The next item.
+
+        Raises:
+          StopIteration: the source is exhausted.
+          Closed: `close` was called, before or meanwhile.
+          StallError: no stage advanced for too long while this waited.
+          Exception: what the source or `place` raised, after all items before it.
+        """
+        self._watch.waits()
+        while True:
+            try:
+                item = self._handover.take(self._watch.patience_s())
+            except Empty:
+                self._watch.complain(self.waiting)
+                continue
+            if not isinstance(item, _Last):
+                return item
+            if item.error is None:
+                raise StopIteration
+            raise item.error
+
+    def close(self) -> None:
+        """Stop both sides. Does not wait; `join` does."""
+        self._handover.close()
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the placement thread. Returns its name if it is still busy, stuck in a read or a transfer."""
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return self._thread.name if self._thread.is_alive() else None
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._produce()
+        except BaseException as caught:  # noqa: BLE001  it is raised in the consumer, with this traceback
+            error = caught
+        try:
+            self._source.close()
+        except BaseException as caught:  # noqa: BLE001
+            error = error or caught
+        self._handover.finish(_Last(error))
+
+    def _produce(self) -> None:
+        while True:
+            self._watch.advanced("read")
+            try:
+                host = next(self._source)
+            except StopIteration:
+                return
+            self._watch.advanced("wait")  # for a free slot: the consumer is the slow one
+            if not self._handover.reserve():
+                return
+            self._watch.advanced("place")
+            self._handover.put(self._place(host))
+            del host  # else this frame would keep the host buffers of one batch more

@@ -1,0 +1,51 @@
+"""The prefetcher's contract without a thread: each item is read and placed when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from feedline.prefetch.handover import Closed
+from feedline.prefetch.prefetcher import HostIterator
+
+H = TypeVar("H")
+T = TypeVar("T")
+
+
+class Synchronous(Generic[H, T]):
+    """For debugging: `take` reads and places on the caller's thread, so that a debugger can follow it.
+
+    The consumer calls `take`; the owner `start` and `close`. An error closes the source.
+    """
+
+    waiting = 0
+
+    def __init__(self, source: HostIterator[H], place: Callable[[H], T]) -> None:
+        self.source = source
+        self._place = place
+        self._closed = False
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def take(self) -> T:
+        """The next item, made now.
+
+        Raises:
+          StopIteration: the source is exhausted.
+          Closed: `close` was called before.
+          Exception: what the source or `place` raised.
+        """
+        if self._closed:
+            raise Closed
+        return self._place(next(self.source))
+
+    def close(self) -> None:
+        """Close the source. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.source.close()
+
+    def join(self, timeout_s: float) -> str | None:
+        """There is no thread to wait for."""
+        return None

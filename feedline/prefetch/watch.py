@@ -1,0 +1,77 @@
+"""The watchdog: time in which the consumer waits and no stage advances. It needs no thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+
+from feedline.errors import StallError
+from feedline.options import Reading
+
+_log = logging.getLogger("feedline")
+
+
+class Watch:
+    """Says how long a wait may still last, warns once it was long, and raises when it was too long.
+
+    `advanced` is called by every stage, from any thread; the rest by the waiting consumer alone.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        # one tuple, replaced whole: readers never see the stage of one moment with the time of another
+        self._last = ("start", time.monotonic())
+        self._waiting_since = 0.0
+        self._warned = False
+
+    def advanced(self, stage: str) -> None:
+        """A stage got something done and `stage` is what happens now: "read", "place" or "wait"."""
+        self._last = (stage, time.monotonic())
+
+    def waits(self) -> None:
+        """The consumer begins to wait."""
+        self._waiting_since = time.monotonic()
+        self._warned = False
+
+    def patience_s(self) -> float:
+        """Seconds until the next warning or error is due, from now; 0 once it is."""
+        limit = self._reading.stall_error_s if self._warned else self._reading.stall_warning_s
+        due = max(self._waiting_since, self._last[1]) + min(limit, self._reading.stall_error_s)
+        return max(0.0, due - time.monotonic())
+
+    def complain(self, waiting: int) -> None:
+        """Warn or raise: nothing has advanced for as long as `patience_s` allowed.
+
+        Args:
+          waiting: items that lie ready in the hand-over, for the message.
+
+        Raises:
+          StallError: after `Reading.stall_error_s`.
+        """
+        stage, at = self._last
+        still_s = time.monotonic() - max(self._waiting_since, at)
+        found = (
+            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last one was "{stage}", '
+            f"{waiting} placed batches are ready"
+        )
+        if still_s >= self._reading.stall_error_s:
+            raise StallError(
+                f"a batch must come within Reading.stall_error_s = {self._reading.stall_error_s:g} s: {found}. "
+                f"Look at the stacks that were logged; if such reads are normal, raise that limit",
+                stage=stage,
+            )
+        self._warned = True
+        _log.warning("%s. Stacks of all threads:\n%s", found, stacks())
+
+
+def stacks() -> str:
+    """The stack of every thread of this process, by name."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"-- {thread.name}\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )

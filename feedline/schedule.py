@@ -1,0 +1,150 @@
+"""Which positions the batches of a run hold: batch size, remainder and epochs as arithmetic. Pure.
+
+A *cursor* is (epoch, position): where the next row comes from. It is what a checkpoint stores, and it
+is not normalised: after the last batch of an epoch its position may be the epoch's length or more,
+and the next batch decides, with its own batch size, whether that epoch is over.
+
+A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is
+one pass without an end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Remainder = Literal["drop", "pad", "wrap"]
+REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
+ENDLESS = (1 << 63) - 1
+"""Stands for the number of batches of a pass that has no end: what Grain's `repeat` uses too."""
+
+
+class Cursor(NamedTuple):
+    """Where the next row of a run comes from."""
+
+    epoch: int
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where the rows of a batch stand in the run. Each int64[k], but `valid` is bool[k]."""
+
+    epoch: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The batches of a feed with random access.
+
+    Attributes:
+      rows: n, rows in the source.
+      batch_size: B, rows in the global batch.
+      remainder: "drop": n // B batches an epoch. "pad": the ceiling; position p ≥ n repeats position
+        p mod n of its epoch and is not valid. "wrap": batches run over the ends of epochs.
+      epochs: of one pass; None: endless.
+
+    Example:
+      >>> schedule = Schedule(rows=10, batch_size=4, remainder="pad", epochs=1)
+      >>> schedule.places(Cursor(0, 8), np.arange(4)).position.tolist()
+      [8, 9, 0, 1]
+    """
+
+    rows: int
+    batch_size: int
+    remainder: Remainder
+    epochs: int | None
+
+    def __post_init__(self) -> None:
+        if self.batches_of_pass(0) == 0:
+            size = self.rows if self.remainder == "drop" else self.rows * (self.epochs or 0)
+            raise ValueError(
+                f'remainder "{self.remainder}" drops a partial batch, and {size} rows do not fill one of '
+                f'{self.batch_size}; use a batch size of at most {size}, or remainder="pad"'
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of a whole epoch, for "drop" and "pad"."""
+        if self.remainder == "drop":
+            return self.rows // self.batch_size
+        if self.remainder == "pad":
+            return -(-self.rows // self.batch_size)
+        raise TypeError(
+            'remainder "wrap" has no whole number of steps an epoch: its batches run over the ends of '
+            'epochs; use len(feed), or remainder "drop" or "pad"'
+        )
+
+    def batches_of_pass(self, index: int) -> int:
+        """Batches of the whole pass `index`; `ENDLESS` without an end."""
+        return self.batches_from(Cursor(index * (self.epochs or 1), 0))
+
+    def batches_from(self, cursor: Cursor) -> int:
+        """Batches that are left of the pass that `cursor` stands in; `ENDLESS` without an end."""
+        if self.epochs is None:
+            return ENDLESS if self.remainder == "wrap" or self.steps_per_epoch else 0
+        last_epoch = (self.pass_of(cursor) + 1) * self.epochs
+        if self.remainder == "wrap":
+            left = (last_epoch - cursor.epoch) * self.rows - cursor.position
+            return max(0, left // self.batch_size)
+        return self._left_in_epoch(cursor) + (last_epoch - 1 - cursor.epoch) * self.steps_per_epoch
+
+    def pass_of(self, cursor: Cursor) -> int:
+        """The pass that the last row before `cursor` belongs to."""
+        return 0 if self.epochs is None else cursor.epoch // self.epochs
+
+    def start_of_pass(self, index: int) -> Cursor:
+        """The cursor of a pass's first batch."""
+        return Cursor(index * (self.epochs or 0), 0)
+
+    def batch_at(self, origin: Cursor, k: int) -> Cursor:
+        """Where batch k after `origin` starts, normalised: the position is below n."""
+        if self.remainder == "wrap":
+            beyond, position = divmod(origin.position + k * self.batch_size, self.rows)
+            return Cursor(origin.epoch + beyond, position)
+        here = self._left_in_epoch(origin)
+        if k < here:
+            return Cursor(origin.epoch, origin.position + k * self.batch_size)
+        epochs, steps = divmod(k - here, self.steps_per_epoch)
+        return Cursor(origin.epoch + 1 + epochs, steps * self.batch_size)
+
+    def after(self, start: Cursor) -> Cursor:
+        """The cursor once the batch that starts at `start` has been delivered: what a state stores."""
+        end = start.position + self.batch_size
+        if self.remainder != "wrap":
+            return Cursor(start.epoch, end)
+        beyond = (end - 1) // self.rows  # of the last row, so that an epoch's end is not the next one's start
+        return Cursor(start.epoch + beyond, end - beyond * self.rows)
+
+    def places(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> Places:
+        """Where the rows `offsets` of the batch that starts at `start` stand in the run."""
+        position = offsets + start.position
+        beyond = position // self.rows
+        wraps = self.remainder == "wrap"
+        epoch = start.epoch + beyond if wraps else np.full_like(position, start.epoch)
+        valid = np.ones_like(position, bool) if wraps else beyond == 0
+        return Places(epoch, position - beyond * self.rows, valid)
+
+    def real_rows(self, start: Cursor) -> int:
+        """Rows of the batch at `start` that are not padding."""
+        left = self.rows - start.position
+        return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
+
+    def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
+        """Rows left out between a delivered batch and the next one, which starts at `start`; None: the pass ends."""
+        if self.remainder == "pad":
+            return 0
+        left = self.rows - min(before.position, self.rows)
+        if start is not None:
+            return left if self.remainder == "drop" and start.epoch > before.epoch else 0
+        last_epoch = (self.pass_of(before) + 1) * (self.epochs or 1)
+        return left + (last_epoch - 1 - before.epoch) * self.rows
+
+    def _left_in_epoch(self, cursor: Cursor) -> int:
+        left = max(0, self.rows - cursor.position)
+        return left // self.batch_size if self.remainder == "drop" else -(-left // self.batch_size)

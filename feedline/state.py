@@ -1,0 +1,98 @@
+"""What a checkpoint holds, and the checks when it comes back. Pure.
+
+A state is JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``, and ``"lanes"``
+for a stream. It names the place after the last batch *delivered*, and it is the same on every
+process. The fingerprint says what the rows are; topology, batch size, epochs and remainder are not
+in it, so those may change between a save and a restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from feedline.schedule import Cursor
+
+VERSION = 1
+FIELDS = ("rows", "spec", "data", "order", "format")
+"""The fields of a fingerprint: how many rows, their dtypes and shapes, a digest of what is in them,
+the order they are drawn in, and how the source is read (columns, records, a stream)."""
+
+
+def make(
+    step: int, cursor: Cursor, fingerprint: Mapping[str, Any], lanes: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The state after `step` delivered batches, the next row coming from `cursor`."""
+    state = {
+        "version": VERSION,
+        "step": step,
+        "epoch": cursor.epoch,
+        "position": cursor.position,
+        "fingerprint": dict(fingerprint),
+    }
+    return state if lanes is None else {**state, "lanes": dict(lanes)}
+
+
+def check(
+    state: Any, fingerprint: Mapping[str, Any], allow: Collection[str], *, streams: bool
+) -> tuple[int, Cursor]:
+    """Step and cursor of a state that fits this feed.
+
+    Args:
+      state: as `make` made it, perhaps after a round trip through JSON.
+      fingerprint: of the feed that is to go on.
+      allow: fields of the fingerprint that may differ.
+      streams: whether the feed needs `state["lanes"]`.
+
+    Raises:
+      TypeError: it is not a dict.
+      ValueError: it is no state, or one of other data; the message names the field.
+    """
+    if isinstance(allow, str) or not set(allow) <= set(FIELDS):
+        raise ValueError(f"allow must be a collection of fields out of {FIELDS}, got {allow!r}")
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is the dict that feed.get_state() returned, got {type(state).__name__}")
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"this feedline reads states of version {VERSION}, got version {state.get('version')!r}; "
+            "restore with the release that saved it"
+        )
+    numbers = [_natural(state, name) for name in ("step", "epoch", "position")]
+    saved = state.get("fingerprint")
+    if not isinstance(saved, Mapping):
+        raise ValueError("the state has no fingerprint; pass the dict that feed.get_state() returned, whole")
+    for field in FIELDS:
+        if field not in allow and saved.get(field) != fingerprint[field]:
+            raise ValueError(
+                f"the state was saved over other data: its {field!r} is {_short(saved.get(field))}, this "
+                f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
+                f'the difference is meant, set_state(state, allow=("{field}",))'
+            )
+    if streams and numbers[2] and not isinstance(state.get("lanes"), Mapping):
+        raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
+    return numbers[0], Cursor(numbers[1], numbers[2])
+
+
+def digest(value: Any) -> str:
+    """A short digest of JSON values, the same in every process and Python version.
+
+    Example:
+      >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+      True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _natural(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"a state's {name!r} must be an integer in [0, 2^63), got {value!r}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:100]}… (digest {digest(value)[:8]})"

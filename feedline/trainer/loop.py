@@ -1,0 +1,134 @@
+"""The training loop: a step for every batch, at most two of them ahead of the host, measured."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import jax
+
+from feedline.trainer.learner import Batch, State
+from feedline.trainer.modes import Step
+
+_AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, few enough
+# that waiting for a batch means what it says, and that batches in use stay countable
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What is done. Times count from the end of the first step, which compiles.
+
+    Attributes:
+      step: steps finished.
+      rows: rows trained on.
+      loss: mean loss of the last finished step.
+      elapsed_s: wall time.
+      elapsed_rows: rows finished in that time; rows a second is their quotient, 0 for the first step.
+      wait_s: the part of it that went by in the iterator: waiting for input.
+    """
+
+    step: int
+    rows: int
+    loss: float
+    elapsed_s: float
+    elapsed_rows: int
+    wait_s: float
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.elapsed_rows / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that was spent waiting for input, 0 to 1."""
+        return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
+
+
+def train(
+    step: Step,
+    state: State,
+    batches: Iterable[Batch],
+    *,
+    report: Callable[[Progress], None] | None = None,
+    report_every_s: float = 0.5,
+) -> tuple[State, Progress]:
+    """Run `step` on every batch, and give back the last state and the whole run's progress.
+
+    The host waits for the step before the last two, so losses are read only once they are known, and
+    only when something is to be reported. Nothing moves between host and devices but that.
+
+    Args:
+      step: (state, batch) → (state, loss), as in `modes.Compiled`.
+      batches: an iterable that ends; cut an endless one with `itertools.islice`.
+      report: called after the first step, every `report_every_s`, and at the end, in this thread.
+
+    Raises:
+      ValueError: there was no batch.
+    """
+    meter = _Meter(iter(batches))
+    running: collections.deque[tuple[jax.Array, int]] = collections.deque()
+    report_at_s = 0.0
+    for batch in meter:
+        state, loss = step(state, batch)
+        running.append((loss, len(batch["label"])))
+        while len(running) > (_AHEAD if meter.steps else 0):
+            meter.finish(*running.popleft())
+        if report and time.perf_counter() >= report_at_s:
+            report(meter.progress())
+            report_at_s = time.perf_counter() + report_every_s
+    while running:
+        meter.finish(*running.popleft())
+    if not meter.steps:
+        raise ValueError(
+            "training needs at least one batch, and the iterator gave none; see its rows and remainder"
+        )
+    progress = meter.progress()
+    if report:
+        report(progress)
+    return state, progress
+
+
+class _Meter:
+    """Hands the batches on, and counts what they bring and cost."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self.steps = 0
+        self._rows = 0
+        self._first_rows = 0
+        self._loss: jax.Array | None = None
+        self._started_s = 0.0  # when the first step had finished
+        self._finished_s = 0.0
+        self._wait_s = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            asked_s = time.perf_counter()
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                return
+            if self.steps:
+                self._wait_s += time.perf_counter() - asked_s
+            yield batch
+
+    def finish(self, loss: jax.Array, rows: int) -> None:
+        """Wait until a step is done, and count it."""
+        self._loss = loss.block_until_ready()
+        self._finished_s = time.perf_counter()
+        self.steps += 1
+        self._rows += rows
+        if self.steps == 1:
+            self._first_rows, self._started_s = rows, self._finished_s
+
+    def progress(self) -> Progress:
+        return Progress(
+            step=self.steps,
+            rows=self._rows,
+            loss=float(jax.device_get(self._loss)),
+            elapsed_s=self._finished_s - self._started_s,
+            elapsed_rows=self._rows - self._first_rows,
+            wait_s=self._wait_s,
+        )

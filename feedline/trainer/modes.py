@@ -1,0 +1,107 @@
+"""Three ways to run the same learner: on one device, on a mesh with jit, on all devices with pmap.
+
+All three take the same batches and hold the same replicated state, so a run may change its mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline.trainer.learner import Batch, Learner, State, Sums
+
+Mode = Literal["jit_single", "jit_multi", "pmap"]
+AXIS = "data"
+
+Step = Callable[[State, Batch], tuple[State, jax.Array]]
+
+
+class Compiled(NamedTuple):
+    """A learner on its devices. Each function is compiled at its first call.
+
+    Attributes:
+      sharding: what every leaf of a batch must have: rows split over the devices.
+      init: () → the state before the first step, replicated, the same bits in every process.
+      step: (state, batch) → (state, mean loss); the state that goes in is given up (donated).
+      sums: (parameters, batch) → `Sums` of a batch, for `evaluate`.
+    """
+
+    sharding: NamedSharding
+    init: Callable[[], State]
+    step: Step
+    sums: Callable[[Any, Batch], Sums]
+
+
+def mesh_for(mode: Mode) -> Mesh:
+    """The devices of a mode, on one axis: the first for `jit_single`, else all of all processes.
+
+    Raises:
+      ValueError: no such mode, or `jit_single` with several processes.
+    """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+    if mode != "jit_single":
+        return Mesh(jax.devices(), (AXIS,))
+    if jax.process_count() > 1:
+        raise ValueError(
+            f'mode "jit_single" trains on one device of one process, but this run has '
+            f'{jax.process_count()} processes; use mode "jit_multi" or "pmap"'
+        )
+    return Mesh(jax.devices()[:1], (AXIS,))
+
+
+def compiled(learner: Learner, mode: Mode) -> Compiled:
+    """`learner` for the devices of `mode`.
+
+    Example:
+      >>> import numpy as np, optax
+      >>> from flax import nnx
+      >>> from feedline.trainer.model import MLP, Sizes
+      >>> sizes = Sizes(features=4, classes=3)
+      >>> run = compiled(Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optax.adam(1e-3)), "jit_single")
+      >>> batch = {"image": np.ones((8, 4), np.uint8), "label": np.zeros(8, np.int32)}
+      >>> state, loss = run.step(run.init(), jax.device_put(batch, run.sharding))
+      >>> round(float(loss), 1)
+      1.1
+    """
+    mesh = mesh_for(mode)
+    everywhere = NamedSharding(mesh, P())
+    return Compiled(
+        sharding=NamedSharding(mesh, P(AXIS)),
+        init=jax.jit(learner.init, out_shardings=everywhere),
+        step=_pmap_step(learner, mesh) if mode == "pmap" else _jit_step(learner, mesh),
+        sums=jax.jit(learner.sums, out_shardings=everywhere),
+    )
+
+
+def _jit_step(learner: Learner, mesh: Mesh) -> Step:
+    """One program over the mesh: the compiler splits it by the batch's sharding and adds the collectives."""
+    return jax.jit(learner.update, donate_argnums=0, out_shardings=NamedSharding(mesh, P()))
+
+
+def _pmap_step(learner: Learner, mesh: Mesh) -> Step:
+    """One program a device, with its collective written out.
+
+    The state goes in and comes out unmapped, so it is replicated as in the other modes. The batch gets
+    the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...], each row staying where it is.
+    """
+    total = functools.partial(jax.lax.psum, axis_name=AXIS)
+    update = jax.pmap(
+        lambda state, rows: learner.update(state, rows, total),
+        axis_name=AXIS,
+        in_axes=(None, 0),
+        out_axes=None,
+        devices=list(mesh.devices.flat),
+        donate_argnums=0,
+    )
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P(AXIS)))
+    def by_device(batch: Batch) -> Batch:
+        return jax.tree.map(lambda leaf: leaf.reshape(mesh.size, -1, *leaf.shape[1:]), batch)
+
+    return lambda state, batch: update(state, by_device(batch))
