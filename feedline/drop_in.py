@@ -125,8 +125,6 @@ class MeshIterator:
 class _Source:
     """The user's iterator, its batches copied and checked, as the placement thread wants it."""
 
-    tail_rows = 0
-
     def __init__(self, iterable: Iterable[Any], copy: bool) -> None:
         self.iterator: Any = iter(iterable)
         self._copy = copy

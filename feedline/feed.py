@@ -255,12 +255,12 @@ class Feed:
         run = self._runs[0]
         try:
             return run.take()
-        except StopIteration:
+        except StopIteration as end:
             self._exhausted = True
-            dropped = self._counted.dropped_rows + run.source.tail_rows
+            dropped = self._counted.dropped_rows + end.value
             self._counted = dataclasses.replace(self._counted, dropped_rows=dropped)
             self._stop_run(_MOMENT_S)
-            raise
+            raise StopIteration from None
         except Closed:
             raise ValueError(_CLOSED) from None
         except Exception as error:

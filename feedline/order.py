@@ -18,12 +18,12 @@ A cell that is no row, l·b + r ≥ n, goes through the network again ("cycle wa
 cycles of a bijection and skipping some of its points leaves a bijection of the others: of [0, n).
 
 F(x) is SplitMix64's finaliser (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014) of x + key, scaled to the range of the half; its values are equally likely but for a fraction
-of 4n / 2⁶⁴.
+OOPSLA 2014) of x + key, scaled to the range of the half; no value is likelier than another by more than a
+fraction of 4n / 2⁶⁴.
 
 *Why eight rounds.* Take two positions that share r. After 2k rounds their l still differ by what they did
-with probability 1/a + 1/b^(k-1), where chance alone gives 1/a: always after two rounds, twice too often
-after four. The excess after six shows in some hundred whole epochs, after eight in some n.
+with probability 1/a + 1/b^(k-1), where chance alone gives 1/a. After two rounds that is always, after four
+twice as often as it should be. After six it takes a hundred whole epochs to notice, after eight 100 n.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,7 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
 
 
 @functools.lru_cache(maxsize=64)
-def words(purpose: str, seed: int, epoch: int) -> tuple[np.uint64, ...]:
+def words(purpose: Literal["order", "keys"], seed: int, epoch: int) -> tuple[np.uint64, ...]:
     """Eight random words for one purpose, seed and epoch."""
     message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=64, person=f"feedline {purpose}".encode()).digest()
@@ -127,7 +127,7 @@ def grid(n: int) -> tuple[int, int]:
     return m + k, m - k
 
 
-def feistel(n: int, keys: Iterable[np.uint64], positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def feistel(n: int, keys: Sequence[np.uint64], positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """The permutation of [0, n), n ≥ 1, at these positions, with one round for each key."""
     a, b = grid(n)
     rows = _rounds(a, b, keys, positions.astype(np.uint64))
@@ -138,7 +138,7 @@ def feistel(n: int, keys: Iterable[np.uint64], positions: NDArray[np.integer[Any
     return rows.view(np.int64)
 
 
-def _rounds(a: int, b: int, keys: Iterable[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _rounds(a: int, b: int, keys: Sequence[np.uint64], cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Each cell l·b + r after all rounds. Nothing overflows: a, b < 2³² and a·b < 2⁶³."""
     left = cells // b
     right = cells - left * b
@@ -160,7 +160,7 @@ def _rounds(a: int, b: int, keys: Iterable[np.uint64], cells: NDArray[np.uint64]
 def _scale(hashed: NDArray[np.uint64], size: int) -> None:
     """Words to [0, size), size < 2³², in place: w ↦ ⌊⌊w / 2^s⌋ · size / 2^(64-s)⌋, s = the bits of `size`.
 
-    No smaller s keeps the product below 2⁶⁴. A value is hit by ⌊M⌋ or ⌈M⌉ of the 2^(64-s) = M · size
+    As size < 2^s, the product stays below 2⁶⁴. A value is hit by ⌊M⌋ or ⌈M⌉ of the 2^(64-s) = M · size
     shifted words: by M up to the fraction 1 / M ≤ 2 size² / 2⁶⁴.
     """
     bits = size.bit_length()
@@ -206,6 +206,9 @@ def _check_positions(positions: NDArray[np.integer[Any]], end: int) -> None:
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         found = f"{positions.dtype}{list(positions.shape)}"
         raise TypeError(f"positions must be integers[k], got {found}; try positions.ravel().astype(np.int64)")
-    if positions.size and not 0 <= (low := int(positions.min())) <= (high := int(positions.max())) < end:
+    if positions.size == 0:
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= end:
         hint = "row p of a run is p % n of epoch p // n"
         raise IndexError(f"positions must be in [0, {end}), got {low} to {high}; {hint}")

@@ -136,7 +136,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """Rows left out between a delivered batch and the next one, which starts at `start`; None: the pass ends."""
+        """Rows left out between a delivered batch and the next one, which starts at `start`; None: the end."""
         if self.remainder == "pad":
             return 0
         left = self.rows - min(before.position, self.rows)

@@ -1,110 +1,195 @@
-"""Statistics that tell an order from a random permutation. Each returns the p-value of pure chance.
+"""What an order is held against: its documentation, one position at a time, and random permutations.
 
-What is tested is a function rows(key, positions) -> int64 rows of a key (seed, epoch), a permutation of
-[0, n) for each key. All are Pearson's: Σ (seen - expected)² / expected is χ² distributed.
+A statistic returns the p-value of pure chance for a function rows(key, positions) -> int64 rows, for each
+key (seed, epoch) a permutation of [0, n): feedline's own, a truly random one, or a weaker construction that
+it has to reject. Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.options import Order
+from feedline.order import FEW_ROWS, feistel, grid, rows_at, words
+
 Key = tuple[int, int]
 Rows = Callable[[Key, NDArray[np.int64]], NDArray[np.int64]]
+Keys = Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
+
+PAIRS: dict[str, Callable[[int], tuple[Key, Key]]] = {
+    "epochs": lambda seed: ((seed, 0), (seed, 1)),
+    "seeds": lambda seed: ((seed, 0), (seed + 1, 0)),
+    "high words": lambda seed: ((seed, 0), (seed + 2**32, 0)),
+    "equal sums": lambda seed: ((seed, 1), (seed + 1, 0)),
+    "exchanged": lambda seed: ((seed, 1000), (1000, seed)),
+}
+
+M64 = 2**64 - 1
+
+
+def documented_words(purpose, seed, epoch):
+    message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
+    digest = hashlib.blake2b(message, person=b"feedline " + purpose.encode()).digest()
+    return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
+
+
+def documented_mix(x):
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
+    return x ^ x >> 31
+
+
+def documented_hash(purpose, seed, epoch, counter):
+    key = documented_words(purpose, seed, epoch)
+    return documented_mix(documented_mix(counter + key[0] & M64) ^ key[1])
+
+
+def documented_row(n, seed, epoch, position):
+    """In Python's unbounded integers, one position at a time."""
+    if n <= FEW_ROWS:
+        return sorted(range(n), key=lambda row: documented_hash("order", seed, epoch, row))[position]
+    sides = grid(n)
+    cell = [*divmod(position, sides[1])]
+    for turn, key in enumerate(documented_words("order", seed, epoch)):
+        moved, other = turn % 2, 1 - turn % 2
+        bits = sides[moved].bit_length()
+        scaled = (documented_mix(cell[other] + key & M64) >> bits) * sides[moved]
+        assert scaled <= M64
+        cell[moved] = (cell[moved] + (scaled >> 64 - bits)) % sides[moved]
+    row = cell[0] * sides[1] + cell[1]
+    return row if row < n else documented_row(n, seed, epoch, row)
+
+
+def feedlines(n: int) -> Rows:
+    return lambda key, positions: rows_at(Order(key[0]), n, key[1], positions)
+
+
+def truly_random(n: int) -> Rows:
+    return lambda key, positions: np.random.default_rng(key).permutation(n)[positions]
+
+
+def weak_rounds(n: int, rounds: int = 2) -> Rows:
+    return lambda key, positions: feistel(n, words("order", *key)[:rounds], positions)
+
+
+def weak_key(n: int) -> Rows:
+    return lambda key, positions: rows_at(Order(sum(key)), n, 0, positions)
+
+
+def inverse(rows: Rows) -> Rows:
+    """For all positions at once: where each row stands."""
+    return lambda key, positions: np.argsort(rows(key, positions))
 
 
 def chi_square_tail(x: float, df: int) -> float:
-    """P(X ≥ x), X ~ χ²(df): Q(df/2, x/2) from Q(s + 1, z) = Q(s, z) + z^s e^-z / Γ(s + 1),
-    which starts at Q(0, z) = 0 or at Q(1/2, z) = erfc(√z)."""
+    """P(X ≥ x) for X ~ χ²(df), which is Q(df/2, x/2).
+
+    From Q(s + 1, z) = Q(s, z) + z^s e^-z / Γ(s + 1), beginning at Q(0, z) = 0 or Q(1/2, z) = erfc(√z).
+    """
     if x <= 0:
         return 1.0
-    z, start = x / 2, df % 2 / 2
-    terms = (math.exp(s * math.log(z) - z - math.lgamma(s + 1)) for s in np.arange(start, df / 2))
+    z, first = x / 2, df % 2 / 2
+    terms = (math.exp(s * math.log(z) - z - math.lgamma(s + 1)) for s in np.arange(first, df / 2))
     return min(1.0, math.fsum(terms) + (math.erfc(math.sqrt(z)) if df % 2 else 0.0))
 
 
 def agreement(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """Counts that should be `expected`, both with the same sum."""
+    """Are these counts the expected ones? Both have the same sum."""
     return chi_square_tail(float(((seen - expected) ** 2 / expected).sum()), seen.size - 1)
 
 
 def evenness(values: NDArray[np.int64], n: int, buckets: int = 64) -> float:
-    """Values that should be uniform over [0, n)."""
+    """Are the values uniform over [0, n)?"""
     width = -(-n // buckets)
     sizes = np.diff([*range(0, n, width), n])
     return agreement(np.bincount(values // width, minlength=sizes.size), sizes * (values.size / n))
 
 
+def matches(counts: Sequence[int]) -> float:
+    """Are these the numbers of fixed points of random permutations? They are Poisson(1)."""
+    chances = np.array([math.exp(-1) / math.factorial(k) for k in range(4)])
+    chances = np.append(chances, 1 - chances.sum())
+    return agreement(np.bincount(np.minimum(counts, 4), minlength=5), chances * len(counts))
+
+
 def fair_bits(words: NDArray[np.uint64]) -> float:
-    """Words whose 64 bits should be fair coins: the ones at each bit have mean k/2, variance k/4."""
-    ones = np.array([((words >> bit) & 1).sum() for bit in range(64)]).astype(float)
+    """Are the 64 bits of these k words fair coins? The ones at a bit have mean k/2 and variance k/4."""
+    ones = np.array([int((words >> bit & 1).sum()) for bit in range(64)])
     return chi_square_tail(float(((ones - words.size / 2) ** 2).sum() / (words.size / 4)), 64)
 
 
 def spots(n: int, b: int) -> NDArray[np.int64]:
-    """All positions, or if those are many, 256 stretches of 256, b apart: full of structure."""
+    """All positions, or where those are too many the first 256 columns of 256 rows of a grid b wide."""
     if n <= 1 << 16:
         return np.arange(n)
     return (np.arange(256)[:, None] * b + np.arange(256)).ravel()
 
 
-def neighbours(rows: Rows, n: int, b: int, step: int, keys: Iterable[Key]) -> float:
-    """How far apart the rows lie of positions `step` apart should be anything."""
+def neighbours(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> float:
+    """Are the rows at positions p and p + step any distance apart?"""
     here = spots(n, b)
     apart = [rows(key, (here + step) % n) - rows(key, here) for key in keys]
     return evenness(np.concatenate(apart) % n, n)
 
 
 def correlation(rows: Rows, n: int, keys: Sequence[Key]) -> float:
-    """Rows at positions p and p + 1 should not be correlated: √n · Pearson's r is a standard normal."""
-    total = 0.0
-    for key in keys:
-        order = rows(key, np.arange(n))
-        total += n * np.corrcoef(order, np.roll(order, 1))[0, 1] ** 2
-    return chi_square_tail(total, len(keys))
+    """Are the rows at p and p + 1 uncorrelated? Pearson's r · √n is a standard normal."""
+    orders = [rows(key, np.arange(n)) for key in keys]
+    return chi_square_tail(sum(n * np.corrcoef(o, np.roll(o, 1))[0, 1] ** 2 for o in orders), len(keys))
 
 
 def kept_distances(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
-    """Pairs of positions i·b should lie as many rows apart, in units of b, only by chance.
+    """Are positions i·b apart, and their rows again i·b up to b (mod n = a·b), only by chance?
 
-    Each of the b·a(a - 1)/2 pairs does so (mod a) with probability b/(n - 1), n = a·b.
+    Each of the b · a (a - 1) / 2 pairs of positions in one column is, with probability b / (n - 1).
     """
     pairs = 0
     for key in keys:
-        shifts = (rows(key, np.arange(a * b)).reshape(a, b) // b - np.arange(a)[:, None]) % a
-        alike = np.bincount((shifts * b + np.arange(b)).ravel())
+        moved = (rows(key, np.arange(a * b)).reshape(a, b) // b - np.arange(a)[:, None]) % a
+        alike = np.bincount((moved * b + np.arange(b)).ravel())
         pairs += int((alike * (alike - 1) // 2).sum())
     expected = len(keys) * b * (a * (a - 1) / 2) * b / (a * b - 1)
     return chi_square_tail((pairs - expected) ** 2 / expected, 1)
 
 
-def distance(rows: Rows, n: int, b: int, pairs: Iterable[tuple[Key, Key]]) -> float:
-    """How far apart the rows lie that two keys put at one position should be anything."""
+def distance(rows: Rows, n: int, b: int, pairs: Sequence[tuple[Key, Key]]) -> float:
+    """Are the rows that two keys put at one position any distance apart?"""
     here = spots(n, b)
     return evenness(np.concatenate([rows(one, here) - rows(other, here) for one, other in pairs]) % n, n)
 
 
 def fixed_points(rows: Rows, n: int, pairs: Sequence[tuple[Key, Key]]) -> float:
-    """The number of positions to which two keys give the same row should be Poisson(1)."""
+    """Do two keys put the same row at as many positions as two random permutations?"""
     here = np.arange(n)
-    same = [int((rows(one, here) == rows(other, here)).sum()) for one, other in pairs]
-    chances = np.array([math.exp(-1) / math.factorial(k) for k in range(4)])
-    chances = np.append(chances, 1 - chances.sum())
-    return agreement(np.bincount(np.minimum(same, 4), minlength=5), chances * len(pairs))
+    return matches([int((rows(one, here) == rows(other, here)).sum()) for one, other in pairs])
 
 
 def permutations(rows: Rows, n: int, keys: Sequence[Key]) -> float:
-    """Each of the n! permutations should be as frequent as any other."""
+    """Is each of the n! permutations as frequent as the others?"""
     frequency = dict.fromkeys(itertools.permutations(range(n)), 0)
     for key in keys:
         frequency[tuple(rows(key, np.arange(n)).tolist())] += 1
-    return agreement(np.array([*frequency.values()]), np.full(len(frequency), len(keys) / len(frequency)))
+    return evenness(np.repeat(np.arange(len(frequency)), [*frequency.values()]), len(frequency), len(frequency))
 
 
-def first_rows(rows: Rows, n: int, keys: Sequence[Key]) -> float:
-    """The row at position 0 should be anything as the key changes."""
-    return evenness(np.concatenate([rows(key, np.zeros(1, np.int64)) for key in keys]), n, 32)
+def single_row(rows: Rows, n: int, position: int, keys: Sequence[Key]) -> float:
+    """Is the row at one position anything, as the key changes?"""
+    return evenness(np.concatenate([rows(key, np.array([position])) for key in keys]), n, 32)
+
+
+def flips(keys: Keys) -> list[float]:
+    """Does each bit of seed, epoch and position, when flipped, flip half the key?"""
+    positions = rows_at(Order(1), 2**62, 0, np.arange(200))
+    here = keys(5, 9, positions)
+    flipped = (
+        [keys(5 ^ 1 << bit, 9, positions) for bit in range(64)],
+        [keys(5, 9 ^ 1 << bit, positions) for bit in range(64)],
+        [keys(5, 9, positions ^ 1 << bit) for bit in range(63)],
+    )
+    return [fair_bits(np.concatenate([here ^ there for there in part])) for part in flipped]

@@ -19,13 +19,11 @@ SCALE = 15  # a pixel is a count from 0 to 16; times 15 it spans a byte: 0, 15, 
 
 
 def digits() -> dict[str, dict[str, np.ndarray]]:
-    """The two parts, "train" (1,437 rows) and "test" (360 rows), each {"image": uint8 [n, 64], "label": int32 [n]}."""
-    with (
-        importlib.resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").open("rb") as packed,
-        gzip.open(packed, "rt") as text,
-    ):
-        table = np.loadtxt(text, delimiter=",").astype(np.int32)
-    leaves = {"image": (table[:, :-1] * SCALE).astype(np.uint8), "label": table[:, -1]}
+    """The parts "train" (1,437 rows) and "test" (360 rows): {"image": uint8 [n, 64], "label": int32 [n]}."""
+    packed = importlib.resources.files("sklearn.datasets.data").joinpath("digits.csv.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
+    table = np.loadtxt(lines, delimiter=",").astype(np.int32)
+    leaves: dict[str, np.ndarray] = {"image": (table[:, :-1] * SCALE).astype(np.uint8), "label": table[:, -1]}
     is_test = np.arange(len(table)) % TEST_EVERY == 0
     return {
         part: {name: np.ascontiguousarray(leaf[chosen]) for name, leaf in leaves.items()}

@@ -52,10 +52,13 @@ class HostBatches:
         self._after = origin
 
     def __next__(self) -> HostBatch:
+        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
         if self._iterator is None:
             self._iterator = self._start()
         try:
             elements = [next(self._iterator) for _ in range(self._elements.parts)]
+        except StopIteration:
+            raise StopIteration(self._schedule.dropped_rows(self._after, None)) from None
         except RuntimeError as error:
             if self._workers and "terminated unexpectedly" in str(error):
                 raise self._worker_died(error) from error
@@ -74,11 +77,6 @@ class HostBatches:
             transform_s=sum(element.transform_s for element in elements),
         )
 
-    @property
-    def tail_rows(self) -> int:
-        """Rows that are left out once the pass is exhausted."""
-        return self._schedule.dropped_rows(self._after, None)
-
     def close(self) -> None:
         """End workers and threads. A thread that is stuck in a read stays until that read returns."""
         if self._iterator is not None:
@@ -94,7 +92,9 @@ class HostBatches:
             ". It ended before its first batch: a script that uses workers must build and run its feed under "
             '`if __name__ == "__main__":`, since every worker imports the script again'
         )
-        told = f"a worker process must live as long as its feed: {error}{'' if self._next else hint}"
+        told = (
+            f"a worker process must live as long as its feed: {str(error).rstrip('.')}{'' if self._next else hint}"
+        )
         return WorkerError(told, stage="read")
 
 

@@ -119,20 +119,15 @@ class StreamBatches:
         # row of the global batch → row of the local one, for the rows that this process supplies
         self._local = {int(row): i for i, row in enumerate(form.rows)}
 
-    @property
-    def tail_rows(self) -> int:
-        """Items that were left out since the last batch."""
-        return self._dropped
-
     def __next__(self) -> HostBatch:
+        """The next batch. StopIteration carries the number of items that the end of the pass left out."""
         began = time.perf_counter()
         self._dropped = 0
         items: list[_Item] = []
         while len(items) < self._batch_size:
             epoch, position = self._cursor
             if epoch == self._last_epoch:
-                self._dropped += len(items)
-                raise StopIteration
+                raise StopIteration(self._dropped + len(items))
             self._take(items)
             if len(items) == self._batch_size:
                 break

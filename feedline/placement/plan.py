@@ -158,7 +158,7 @@ def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]
     if len(spec) > len(global_shape):
         raise ValueError(
             f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has "
-            f"{len(global_shape)} (shape {global_shape}); shorten the spec, or give this leaf a sharding of its own"
+            f"{len(global_shape)} (shape {global_shape}); shorten the spec, or give this leaf its own sharding"
         )
     for axis, (size, shards) in enumerate(zip(global_shape, shards_of(sharding, len(global_shape)), strict=True)):
         if size % shards:

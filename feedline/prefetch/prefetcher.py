@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from feedline.prefetch.handover import Empty, Handover
+from feedline.prefetch.handover import Closed, Empty, Handover
 from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
@@ -22,9 +22,9 @@ class HostIterator(Protocol[H_co]):
 
 
 class _Last(NamedTuple):
-    """What ends the items: an error, or None when the source is exhausted."""
+    """What ends the items: an error, or the StopIteration of the source, with its value."""
 
-    error: BaseException | None
+    error: BaseException
 
 
 class Prefetcher(Generic[H, T]):
@@ -53,11 +53,6 @@ class Prefetcher(Generic[H, T]):
         """Placed items that are ready."""
         return self._handover.waiting
 
-    @property
-    def source(self) -> HostIterator[H]:
-        """What is prefetched: for the consumer to look at once it is exhausted."""
-        return self._source
-
     def start(self) -> None:
         """Start the placement thread."""
         self._thread.start()
@@ -66,7 +61,7 @@ class Prefetcher(Generic[H, T]):
         """The next item.
 
         Raises:
-          StopIteration: the source is exhausted.
+          StopIteration: the source is exhausted; with the value that the source gave it.
           Closed: `close` was called, before or meanwhile.
           StallError: no stage advanced for too long while this waited.
           Exception: what the source or `place` raised, after all items before it.
@@ -78,14 +73,12 @@ class Prefetcher(Generic[H, T]):
             except Empty:
                 self._watch.complain(self.waiting)
                 continue
-            if not isinstance(item, _Last):
-                return item
-            if item.error is None:
-                raise StopIteration
-            raise item.error
+            if isinstance(item, _Last):
+                raise item.error
+            return item
 
     def close(self) -> None:
-        """Stop both sides. Does not wait; `join` does."""
+        """Stop both sides. Does not wait; `join` does. Idempotent, from any thread."""
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
@@ -95,24 +88,23 @@ class Prefetcher(Generic[H, T]):
         return self._thread.name if self._thread.is_alive() else None
 
     def _run(self) -> None:
-        error: BaseException | None = None
+        last: BaseException
         try:
             self._produce()
-        except BaseException as caught:  # noqa: BLE001  it is raised in the consumer, with this traceback
-            error = caught
+            last = Closed()
+        except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
+            last = error
         try:
             self._source.close()
-        except BaseException as caught:  # noqa: BLE001
-            error = error or caught
-        self._handover.finish(_Last(error))
+        except BaseException as error:  # noqa: BLE001
+            last = error if isinstance(last, StopIteration) else last
+        self._handover.finish(_Last(last))
 
     def _produce(self) -> None:
+        """Read and place until the source is exhausted (its StopIteration passes) or the owner stops."""
         while True:
             self._watch.advanced("read")
-            try:
-                host = next(self._source)
-            except StopIteration:
-                return
+            host = next(self._source)
             self._watch.advanced("wait")  # for a free slot: the consumer is the slow one
             if not self._handover.reserve():
                 return

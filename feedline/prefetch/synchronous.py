@@ -21,7 +21,7 @@ class Synchronous(Generic[H, T]):
     waiting = 0
 
     def __init__(self, source: HostIterator[H], place: Callable[[H], T]) -> None:
-        self.source = source
+        self._source = source
         self._place = place
         self._closed = False
 
@@ -32,19 +32,19 @@ class Synchronous(Generic[H, T]):
         """The next item, made now.
 
         Raises:
-          StopIteration: the source is exhausted.
+          StopIteration: the source is exhausted; with the value that the source gave it.
           Closed: `close` was called before.
           Exception: what the source or `place` raised.
         """
         if self._closed:
             raise Closed
-        return self._place(next(self.source))
+        return self._place(next(self._source))
 
     def close(self) -> None:
         """Close the source. Idempotent."""
         if not self._closed:
             self._closed = True
-            self.source.close()
+            self._source.close()
 
     def join(self, timeout_s: float) -> str | None:
         """There is no thread to wait for."""

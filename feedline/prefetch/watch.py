@@ -54,7 +54,7 @@ class Watch:
         stage, at = self._last
         still_s = time.monotonic() - max(self._waiting_since, at)
         found = (
-            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last one was "{stage}", '
+            f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
             f"{waiting} placed batches are ready"
         )
         if still_s >= self._reading.stall_error_s:

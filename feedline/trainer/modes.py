@@ -70,18 +70,26 @@ def compiled(learner: Learner, mode: Mode) -> Compiled:
       1.1
     """
     mesh = mesh_for(mode)
-    everywhere = NamedSharding(mesh, P())
+    everywhere = _everywhere(mesh)
     return Compiled(
-        sharding=NamedSharding(mesh, P(AXIS)),
+        sharding=_by_rows(mesh),
         init=jax.jit(learner.init, out_shardings=everywhere),
         step=_pmap_step(learner, mesh) if mode == "pmap" else _jit_step(learner, mesh),
         sums=jax.jit(learner.sums, out_shardings=everywhere),
     )
 
 
+def _everywhere(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())  # type: ignore[no-untyped-call]
+
+
+def _by_rows(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P(AXIS))  # type: ignore[no-untyped-call]
+
+
 def _jit_step(learner: Learner, mesh: Mesh) -> Step:
     """One program over the mesh: the compiler splits it by the batch's sharding and adds the collectives."""
-    return jax.jit(learner.update, donate_argnums=0, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(learner.update, donate_argnums=0, out_shardings=_everywhere(mesh))
 
 
 def _pmap_step(learner: Learner, mesh: Mesh) -> Step:
@@ -100,8 +108,8 @@ def _pmap_step(learner: Learner, mesh: Mesh) -> Step:
         donate_argnums=0,
     )
 
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, P(AXIS)))
+    @functools.partial(jax.jit, out_shardings=_by_rows(mesh))
     def by_device(batch: Batch) -> Batch:
-        return jax.tree.map(lambda leaf: leaf.reshape(mesh.size, -1, *leaf.shape[1:]), batch)
+        return {name: leaf.reshape(mesh.size, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
 
     return lambda state, batch: update(state, by_device(batch))

@@ -1,0 +1,139 @@
+"""What `feedline train` does: two feeds and the trainer joined, and the result told."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from feedline.cli.interrupt import Interrupts
+from feedline.cli.train import Train
+from feedline.data import labelled
+from feedline.data.labelled import Labelled
+from feedline.feed import Feed
+from feedline.options import Order, Reading
+from feedline.trainer.evaluate import Evaluation, evaluate
+from feedline.trainer.learner import Learner
+from feedline.trainer.live import LiveLine
+from feedline.trainer.loop import Progress, train
+from feedline.trainer.model import MLP, Sizes
+from feedline.trainer.modes import Compiled, compiled
+
+_CLOSE_S = 2.0  # a thread that is stuck in a read ends with the process, which is about to end
+
+
+def train_and_test(options: Train) -> int:
+    """Train, test, and print on the first process. All processes call it. The exit code."""
+    data = _data(options)
+    program = compiled(_learner(options, data), options.mode)
+    first = jax.process_index() == 0
+    with Interrupts() as interrupts, contextlib.ExitStack() as stack:
+        feed = stack.enter_context(_training_feed(options, data, program))
+        test_feed = stack.enter_context(_test_feed(options, data, program))
+        steps = options.steps or len(feed)
+        live = stack.enter_context(LiveLine(steps)) if first else None
+        batches = interrupts.watch(itertools.islice(feed, steps))
+        state, progress = train(program.step, program.init(), batches, report=live)
+        tested = evaluate(program.sums, state.parameters, interrupts.watch(test_feed))
+        result = _result(options, program, feed, progress, tested)
+    if first:
+        print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)
+    return 0
+
+
+def _data(options: Train) -> Labelled:
+    if options.data == "digits":
+        data = labelled.digits()
+    elif options.data == "synthetic":
+        data = labelled.synthetic(options.rows, options.features, options.classes)
+    else:
+        data = labelled.from_files(Path(options.data), options.test_data)
+    if options.batch_size > len(data.train):
+        raise ValueError(
+            f"--batch-size must be at most the number of training rows, {len(data.train)}, got "
+            f"{options.batch_size}; take --batch-size {len(data.train)} or less"
+        )
+    return data
+
+
+def _learner(options: Train, data: Labelled) -> Learner:
+    features = math.prod(data.train.spec["image"].shape)
+    sizes = Sizes(features, data.classes, options.layers, options.width)
+    return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(options.seed)), optax.adam(options.learning_rate))
+
+
+@contextlib.contextmanager
+def _closing(feed: Feed) -> Iterator[Feed]:
+    try:
+        yield feed
+    finally:
+        feed.close(timeout_s=_CLOSE_S)
+
+
+def _training_feed(
+    options: Train, data: Labelled, program: Compiled
+) -> contextlib.AbstractContextManager[Feed]:
+    feed = Feed(
+        data.train,
+        options.batch_size,
+        program.sharding,
+        order=Order(seed=options.seed),
+        epochs=options.passes,
+        reading=Reading(threads=options.threads),
+        prefetch=options.prefetch,
+    )
+    return _closing(feed)
+
+
+def _test_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.AbstractContextManager[Feed]:
+    feed = Feed(
+        data.test,
+        options.batch_size,
+        program.sharding,
+        order=Order(shuffle=False),
+        epochs=1,
+        remainder="pad",
+        reading=Reading(threads=options.threads),
+        prefetch=options.prefetch,
+    )
+    return _closing(feed)
+
+
+def _result(
+    options: Train, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
+) -> dict[str, Any]:
+    """What --json prints. A loss that is no finite number is null, for JSON has none."""
+    return {
+        "mode": options.mode,
+        "devices": program.sharding.mesh.size,
+        "processes": jax.process_count(),
+        "steps": progress.step,
+        "rows": progress.rows,
+        "epochs": progress.step / feed.steps_per_epoch,
+        "final_loss": progress.loss if math.isfinite(progress.loss) else None,
+        "test_accuracy": tested.accuracy,
+        "rows_per_s": progress.rows_per_s,
+        "wait_share": progress.wait_share,
+        "state": feed.get_state(),
+    }
+
+
+def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
+    """The result for a person, in three lines."""
+    loss = "no finite number" if result["final_loss"] is None else f"{result['final_loss']:.4f}"
+    return (
+        f"tested   {tested.accuracy:.2%} right ({tested.correct:,} of {tested.rows:,} rows), "
+        f"mean loss {tested.loss:.4f}\n"
+        f"trained  {result['steps']:,} steps, {result['epochs']:.4g} epochs of {rows:,} rows, "
+        f"last loss {loss}\n"
+        f"speed    {result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input; "
+        f"{result['mode']} on {result['devices']} devices of {result['processes']} processes"
+    )

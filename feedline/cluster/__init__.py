@@ -1,0 +1,41 @@
+"""Many processes: what started them, how they find each other, how one machine starts several.
+
+A map::
+
+    join         initialize: this process joins the others
+    detect       what started this process             pure, of the environment's variables
+      variables    FEEDLINE_* and JAX_* set by hand, and the index of a Kubernetes job
+      open_mpi     mpirun
+      slurm        srun
+      found        what each of them finds
+    launch       one command as several processes on this machine
+      spread       what tells the processes apart      pure, of the environment's variables
+      group        no process outlives the launcher
+      lines        their output, line by line
+
+Importing it imports no jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {"initialize": "join"}
+
+__all__ = ["initialize"]
+
+if TYPE_CHECKING:
+    from feedline.cluster.join import initialize as initialize
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'feedline.cluster' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"feedline.cluster.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,124 @@
+"""What is found about this process: which of how many it is, and where the coordinator listens."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# Above the range from which Linux takes ports for outgoing connections, as jax does.
+_FIRST_PORT, _PORTS = 61440, 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One of several processes, as its launcher describes it.
+
+    Attributes:
+      launcher: what started it, e.g. "Slurm".
+      evidence: the variable that says so, with its value.
+      coordinator: "host:port", where process 0 listens.
+      processes: how many there are, two or more.
+      process: index of this one, 0 ≤ process < processes.
+      local_devices: the host's GPUs that are this process's own. None: all that it sees. CPU
+        devices are always all its own.
+
+    Example:
+      >>> print(Found("Slurm", "SLURM_PROCID=1", "node1:61500", 4, 1, (1,)))
+      process 1 of 4, found Slurm (SLURM_PROCID=1), coordinator node1:61500, local device 1
+    """
+
+    launcher: str
+    evidence: str
+    coordinator: str
+    processes: int
+    process: int
+    local_devices: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(
+                f"{self.launcher}: the coordinator is host:port, with a port below 65536, found "
+                f"{self.coordinator!r}; set FEEDLINE_COORDINATOR, for example to node1:61500"
+            )
+        if not 0 <= self.process < self.processes:
+            raise ValueError(
+                f"{self.launcher}: the processes are numbered from 0 to their count less one, found "
+                f"process {self.process} of {self.processes} ({self.evidence}); number them 0 to "
+                f"{self.processes - 1}, or raise the count"
+            )
+
+    @property
+    def host(self) -> str:
+        """The coordinator's host, without the brackets of an IPv6 address."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.coordinator.rpartition(":")[2])
+
+    def __str__(self) -> str:
+        match self.local_devices:
+            case None:
+                devices = "all local devices"
+            case (only,):
+                devices = f"local device {only}"
+            case several:
+                devices = f"local devices {', '.join(map(str, several))}"
+        return (
+            f"process {self.process} of {self.processes}, found {self.launcher} ({self.evidence}), "
+            f"coordinator {self.coordinator}, {devices}"
+        )
+
+
+def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: int = 0) -> int:
+    """The variable as an index, or a count of at least one; a `ValueError` says what is wrong."""
+    value = environ.get(name)
+    if not value:
+        raise ValueError(
+            f"{launcher} sets {name} for each process, but it is not set here; pass it on to this "
+            "process (a container needs it named), or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES "
+            "and FEEDLINE_PROCESS"
+        )
+    if not (value.isascii() and value.isdecimal() and int(value) >= at_least):
+        raise ValueError(f"{name} is an integer of at least {at_least}, found {value!r}; correct it")
+    return int(value)
+
+
+def agreed_port(environ: Mapping[str, str], job: str) -> int:
+    """A port that every process of the job names without asking: JAX_COORDINATOR_PORT, or a hash.
+
+    Jobs and steps with neighbouring numbers get unrelated ports, so that two of them may share
+    a host.
+    """
+    if environ.get("JAX_COORDINATOR_PORT"):
+        return integer(environ, "JAX_COORDINATOR_PORT", "The environment")
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+
+
+def own_devices(environ: Mapping[str, str], local: int, locals_: int) -> tuple[int, ...] | None:
+    """Which of the host's GPUs are this process's own: each belongs to one process.
+
+    Args:
+      local: index of this process among those on its host.
+      locals_: how many processes run on its host.
+
+    Returns:
+      None where there is nothing to divide: the process is alone on its host, the launcher has
+      already given each process its own, or JAX_LOCAL_DEVICE_IDS says it. One GPU, by the local
+      index, where nobody knows how many there are (jax's rule). Else an equal share of those
+      that are visible.
+
+    Example:
+      >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local=1, locals_=2)
+      (2, 3)
+    """
+    if locals_ == 1 or environ.get("JAX_LOCAL_DEVICE_IDS") or environ.get("SLURM_GPUS_PER_TASK"):
+        return None
+    visible = next((environ[name] for name in _VISIBLE if name in environ), None)
+    if visible is None:
+        return (local,)
+    share = len(visible.split(",")) // locals_
+    return tuple(range(local * share, (local + 1) * share)) or None

@@ -1,0 +1,101 @@
+"""Processes that srun started: the tasks of a Slurm step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from feedline.cluster.found import Found, agreed_port, integer, own_devices
+from feedline.cluster.variables import set_coordinator
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process.
+
+    A batch script and a shell under salloc are not tasks of a step: Slurm sets the job's variables
+    there, SLURM_NTASKS and a SLURM_PROCID of 0 among them, but none of a step. A job that was
+    submitted from within a step inherits that step's variables; then the counts of tasks differ.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS")
+    if not tasks:
+        return environ.get("SLURM_PROCID", "0") != "0"
+    return environ.get("SLURM_NTASKS", tasks) == tasks
+
+
+def find_slurm(environ: Mapping[str, str]) -> Found | None:
+    """The task of a step of several; None if it is the only one.
+
+    Example:
+      >>> task = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7",
+      ...         "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_LOCALID": "0",
+      ...         "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+      >>> print(find_slurm(task))
+      process 1 of 2, found Slurm (SLURM_PROCID=1), coordinator node1:62343, all local devices
+    """
+    processes = integer(environ, "SLURM_STEP_NUM_TASKS", "Slurm", at_least=1)
+    if processes == 1:
+        return None
+    process = integer(environ, "SLURM_PROCID", "Slurm")
+    local = integer(environ, "SLURM_LOCALID", "Slurm")
+    node = integer(environ, "SLURM_NODEID", "Slurm")
+    locals_ = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
+    return Found(
+        "Slurm",
+        f"SLURM_PROCID={process}",
+        set_coordinator(environ) or _coordinator(environ),
+        processes,
+        process,
+        own_devices(environ, local, locals_),
+    )
+
+
+def outside_step(environ: Mapping[str, str]) -> str | None:
+    """In a job of several tasks, but started without srun: says so, since that is rarely meant."""
+    job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
+    if job is None or tasks == "1":
+        return None
+    return f"Slurm job {job} has {tasks} tasks, but srun did not start this one: put srun before python"
+
+
+def first_host(node_list: str) -> str:
+    """The first host of a Slurm node list.
+
+    Example:
+      >>> first_host("rack[2,4-5]-node[007-015],login")
+      'rack2-node007'
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", node_list)
+    assert first is not None, "the pattern matches the empty string"
+    return re.sub(r"\[([^,\-\]]*)[^\]]*\]", r"\1", first.group())
+
+
+def tasks_on(tasks_per_node: str, node: int) -> int:
+    """How many tasks run on a node of the step, from Slurm's run-length list.
+
+    Example:
+      >>> [tasks_on("2(x2),1", node) for node in range(3)]
+      [2, 2, 1]
+    """
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
+        counts += [int(count)] * int(times or 1)
+    if not node < len(counts):
+        raise ValueError(
+            f"SLURM_STEP_TASKS_PER_NODE has an entry for each node, found {tasks_per_node!r} on node "
+            f"{node}; pass Slurm's variables on unchanged, or set FEEDLINE_COORDINATOR, "
+            "FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
+        )
+    return counts[node]
+
+
+def _coordinator(environ: Mapping[str, str]) -> str:
+    """Task 0 runs on the step's first node; job and step number give the port."""
+    job = integer(environ, "SLURM_JOB_ID", "Slurm")
+    step = integer(environ, "SLURM_STEP_ID", "Slurm")
+    nodes = environ.get("SLURM_STEP_NODELIST", "")
+    if not nodes:
+        raise ValueError(
+            "Slurm names the coordinator's host in SLURM_STEP_NODELIST, but it is not set here; pass it "
+            "on to this process (a container needs it named), or set FEEDLINE_COORDINATOR to host:port"
+        )
+    return f"{first_host(nodes)}:{agreed_port(environ, f'{job}.{step}')}"

@@ -1,0 +1,132 @@
+"""Rows with labels, as a training part and a test part: the digits, a user's files, or made-up ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.data.holdout import TEST_EVERY, Holdout
+from feedline.loader.sources import RowSource, as_source
+from feedline.options import checked_integer
+
+DIGITS = Path(__file__).parent / "digits"
+_LEAVES = ("image", "label")
+_BLOCK_ROWS = 1 << 14
+
+
+class Labelled(NamedTuple):
+    """What to train on. A row is {"image": [...] of any numeric dtype, "label": an integer}.
+
+    Attributes:
+      train: a source for `feedline.Feed`.
+      test: the same, other rows.
+      classes: labels are 0 … classes − 1.
+    """
+
+    train: RowSource
+    test: RowSource
+    classes: int
+
+
+def digits() -> Labelled:
+    """1,437 and 360 handwritten digits, 8 × 8 pixels in bytes, that ship with feedline.
+
+    Example:
+      >>> len(digits().train), len(digits().test), digits().classes
+      (1437, 360, 10)
+    """
+    return from_files(DIGITS / "train", DIGITS / "test")
+
+
+def from_files(path: Path, test_path: Path | None = None) -> Labelled:
+    """A user's own rows.
+
+    Args:
+      path: a directory with `image.npy` [n, ...] and `label.npy` int [n], or a `.npz` file with these
+        two arrays.
+      test_path: the same, for the test part. None: every fifth row of `path` (0, 5, 10, …) is held out.
+
+    Raises:
+      FileNotFoundError, ValueError: there are no such files, or they are not of that form.
+    """
+    rows = _opened(path)
+    classes = _classes(path)
+    if test_path is None:
+        if len(rows) < 2:
+            raise ValueError(f"a set needs a row to train on and one to hold out, {path} has 1; add rows")
+        return Labelled(Holdout(rows, "train"), Holdout(rows, "test"), classes)
+    test = _opened(test_path)
+    if test.spec["image"].shape != rows.spec["image"].shape:
+        raise ValueError(
+            f"test images must have the shape of training images, {list(rows.spec['image'].shape)} in {path}, "
+            f"but {test_path} has {list(test.spec['image'].shape)}; prepare both in the same way"
+        )
+    return Labelled(rows, test, max(classes, _classes(test_path)))
+
+
+def synthetic(rows: int, features: int, classes: int) -> Labelled:
+    """Made-up rows that can be learnt, the same in every process: noise around one centre for each class.
+
+    Host bytes: 1.2 × rows × (features + 4).
+
+    Args:
+      rows: training rows; a fifth as many more are the test part.
+      features: bytes in one image.
+      classes: labels are 0 … classes − 1.
+    """
+    for name, value in (("rows", rows), ("features", features), ("classes", classes)):
+        checked_integer(name, value, at_least=1)
+    random = np.random.default_rng(0)
+    centres = random.integers(128, size=(classes, features), dtype=np.uint8)
+
+    def made(count: int) -> RowSource:
+        label = random.integers(classes, size=count, dtype=np.int32)
+        image = random.integers(128, size=(count, features), dtype=np.uint8)
+        for start in range(0, count, _BLOCK_ROWS):  # in blocks: centres[label] is as large as all images
+            block = slice(start, start + _BLOCK_ROWS)
+            image[block] += centres[label[block]]
+        return as_source({"image": image, "label": label})
+
+    return Labelled(made(rows), made(-(-rows // TEST_EVERY)), classes)
+
+
+def _opened(path: Path) -> RowSource:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or directory {path}; check the path")
+    if path.suffix != ".npz" and not path.is_dir():
+        raise ValueError(
+            f"data is a .npz file with arrays image and label, or a directory with image.npy and label.npy, "
+            f"got {path}; numpy.savez('{path.stem}.npz', image=..., label=...) writes one"
+        )
+    rows: Any = as_source({name: path / f"{name}.npy" for name in _LEAVES} if path.is_dir() else path)
+    if sorted(rows.spec) != sorted(_LEAVES):
+        raise ValueError(
+            f"the arrays must be named image and label, {path} has {', '.join(sorted(rows.spec))}; "
+            f"numpy.savez('{path.stem}.npz', image=..., label=...) writes such a file"
+        )
+    return rows  # type: ignore[no-any-return]
+
+
+def _classes(path: Path) -> int:
+    """One more than the largest label: labels are class numbers from 0."""
+    label: npt.NDArray[Any]
+    if path.is_dir():
+        label = np.load(path / "label.npy", mmap_mode="r")
+    else:
+        with np.load(path) as arrays:
+            label = arrays["label"]
+    if label.ndim != 1 or label.dtype.kind not in "iu":
+        raise ValueError(
+            f"label must be one integer a row, int [n], {path} has {label.dtype}{list(label.shape)}; "
+            "turn one-hot labels into class numbers with argmax(axis=-1)"
+        )
+    least, most = int(label.min()), int(label.max())
+    if least < 0 or most >= len(label):
+        raise ValueError(
+            f"labels must be class numbers 0, 1, 2, …, {path} has {least} to {most} in {len(label)} rows; "
+            "numpy.unique(label, return_inverse=True) renumbers them"
+        )
+    return most + 1

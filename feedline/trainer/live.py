@@ -1,0 +1,61 @@
+"""The loop's progress for a person: one line that changes on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+
+from feedline.trainer.loop import Progress
+
+_PLAIN_EVERY_S = 10.0
+
+
+class LiveLine:
+    """A `report` for `loop.train` that writes to standard error. Use it as a context manager.
+
+    It starts no thread: the line changes when the loop reports.
+
+    Args:
+      steps: how many there will be.
+      console: where to write. None: standard error.
+
+    Example:
+      >>> with LiveLine(steps=2, console=Console(force_terminal=False)) as live:
+      ...     live(Progress(1, 128, 2.3, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0))
+      step 1 of 2 | loss 2.3000
+    """
+
+    def __init__(self, steps: int, console: Console | None = None) -> None:
+        self._steps = steps
+        self._console = console or Console(stderr=True)
+        self._line = Live(console=self._console, auto_refresh=False, transient=True)
+        self._plain_at_s = 0.0
+
+    def __enter__(self) -> LiveLine:
+        if self._console.is_terminal:
+            self._line.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        text = described(progress, self._steps)
+        if self._console.is_terminal:
+            self._line.update(text, refresh=True)
+        elif time.monotonic() >= self._plain_at_s:
+            self._console.print(text, highlight=False, soft_wrap=True)
+            self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S
+
+
+def described(progress: Progress, steps: int) -> str:
+    """One line: step, loss and, once there are two steps, rows/s and the share of time waiting for input."""
+    parts = [f"step {progress.step:,} of {steps:,}", f"loss {progress.loss:.4f}"]
+    if progress.elapsed_s:
+        parts += [f"{progress.rows_per_s:,.0f} rows/s", f"waiting for input {progress.wait_share:.1%}"]
+    return " | ".join(parts)

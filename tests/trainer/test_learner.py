@@ -1,0 +1,125 @@
+"""One step and its sums, against the chain rule and Adam written out in NumPy."""
+
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
+
+from feedline.trainer import evaluate, learner, live, loop, model, modes
+from feedline.trainer.learner import Learner
+from feedline.trainer.model import MLP, Sizes, as_signal
+
+SIZES = Sizes(features=64, classes=10, layers=2, width=32)
+
+
+def learner_of(optimizer, sizes=SIZES, seed=0):
+    return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(seed)), optimizer)
+
+
+@pytest.mark.parametrize("module", [evaluate, learner, live, loop, model, modes])
+def test_examples_run(module):
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_one_step_of_gradient_descent_takes_the_oracles_gradient(layers):
+    sizes = Sizes(features=64, classes=10, layers=layers, width=32)
+    descent = learner_of(optax.sgd(1.0), sizes)
+    before, rows = descent.init(), made_up_rows(32)
+    after, loss = jax.jit(descent.update)(before, rows)
+    expected_loss, expected = loss_and_gradient(weights_of(before.parameters), rows)
+    assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
+    for old, new, slopes in zip(*map(weights_of, (before.parameters, after.parameters)), expected, strict=True):
+        for a, b, slope in zip(old, new, slopes, strict=True):
+            np.testing.assert_allclose(a - b, slope, rtol=1e-4, atol=1e-6)
+
+
+def test_adam_follows_the_oracle():
+    trained = learner_of(optax.adam(3e-3))
+    batches = [made_up_rows(32, seed=k) for k in range(8)]
+    state, seen = trained.init(), []
+    expected_weights, expected_losses = adam(weights_of(state.parameters), batches, 3e-3)
+    for batch in batches:
+        state, loss = jax.jit(trained.update)(state, batch)
+        seen.append(float(loss))
+    np.testing.assert_allclose(seen, expected_losses, rtol=1e-5)
+    for found, expected in zip(weights_of(state.parameters), expected_weights, strict=True):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-5)
+
+
+def test_rows_that_are_not_valid_change_nothing():
+    descent, rows = learner_of(optax.sgd(1.0)), made_up_rows(32)
+    valid = np.arange(32) % 3 > 0
+    few = {name: leaf[valid] for name, leaf in rows.items()}
+    masked, masked_loss = jax.jit(descent.update)(descent.init(), {**rows, "valid": valid})
+    expected, expected_loss = jax.jit(descent.update)(descent.init(), few)
+    assert float(masked_loss) == pytest.approx(float(expected_loss), rel=1e-6)
+    for a, b in zip(weights_of(masked.parameters), weights_of(expected.parameters), strict=True):
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_without_a_valid_row_has_no_gradient():
+    descent = learner_of(optax.sgd(1.0))
+    before = descent.init()
+    after, loss = descent.update(before, {**made_up_rows(8), "valid": np.zeros(8, bool)})
+    assert float(loss) == 0
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), before.parameters, after.parameters))
+
+
+def test_sums_against_the_oracle():
+    tested = learner_of(optax.sgd(1.0))
+    parameters = tested.init().parameters
+    rows = {**made_up_rows(100), "valid": np.arange(100) < 77}
+    found = tested.sums(parameters, rows)
+    z, _ = scores(weights_of(parameters), rows["image"][:77])
+    assert int(found.rows) == 77
+    assert int(found.correct) == int((z.argmax(axis=1) == rows["label"][:77]).sum())
+    assert float(found.loss) == pytest.approx(losses(z, rows["label"][:77]).sum(), rel=1e-6)
+
+
+def test_the_seed_decides_the_first_weights():
+    first, again, other = (weights_of(learner_of(optax.sgd(1.0), seed=s).init().parameters) for s in (5, 5, 6))
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0][0], other[0][0])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float16", "float32"])
+def test_only_bytes_are_scaled(dtype):
+    image = np.array([[[0, 1], [1, 0]]]).astype(dtype)
+    expected = np.array([[0, 1, 1, 0]], np.float32) / (255 if dtype == "uint8" else 1)
+    found = as_signal(jnp.asarray(image))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
+
+
+IMAGE, LABEL = np.zeros((4, 64), np.uint8), np.zeros(4, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        ((IMAGE, LABEL), r'dict with "image" and "label", got tuple'),
+        ({"x": IMAGE, "label": LABEL}, r"got \['label', 'x'\]; rename"),
+        ({"image": IMAGE, "label": np.zeros((4, 10), np.int32)}, r"int \[B\], got int32\[4, 10\].*argmax"),
+        ({"image": IMAGE, "label": np.zeros(4, np.float32)}, r"int \[B\], got float32\[4\]"),
+        ({"image": IMAGE[:2], "label": LABEL}, r"B = 4 rows of label, got \[2, 64\]"),
+        ({"image": IMAGE[:, 0], "label": LABEL}, r"B = 4 rows of label, got \[4\]"),
+        ({"image": IMAGE, "label": LABEL, "valid": np.ones(4, np.int32)}, r"bool \[4\], got int32\[4\]"),
+        ({"image": IMAGE, "label": LABEL, "valid": np.ones(3, bool)}, r"bool \[4\], got bool\[3\]"),
+    ],
+)
+def test_refused_batches(batch, told):
+    refused = learner_of(optax.sgd(1.0))
+    with pytest.raises((TypeError, ValueError), match=told):
+        refused.update(refused.init(), batch)
+
+
+@pytest.mark.parametrize("field", ["features", "classes", "layers", "width"])
+def test_refused_sizes(field):
+    with pytest.raises(ValueError, match=rf"Sizes\.{field} must be at least 1, got 0"):
+        Sizes(**{"features": 64, "classes": 10, field: 0})
