@@ -50,7 +50,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
 
     Args:
       order: the seed, and whether to shuffle.
-      n: how many rows there are, at most 2⁶².
+      n: how many rows there are; to shuffle, at most 2⁶².
       epoch: below 2⁶⁴.
       positions: integers[k] in [0, n), in any order, with repeats.
 
@@ -67,11 +67,11 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       array([834908865689940, 211942988486214])
     """
     n, epoch = checked_integer("n", n, at_least=0), _checked_word("epoch", epoch)
-    if n > MAX_ROWS:
-        raise ValueError(f"n, the number of rows, must be at most 2^62, got {n}; split the source")
     _check_positions(positions, n)
     if not order.shuffle:
         return positions.astype(np.int64)
+    if n > MAX_ROWS:
+        raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
     if n <= FEW_ROWS:
         return _explicit(n, order.seed, epoch).take(positions)
     return feistel(n, words("order", order.seed, epoch), positions)

@@ -62,9 +62,18 @@ class Recipe:
         started = time.perf_counter()
         index = self.locate(places)
         buffers = self.form.read_into(out)
-        self._read(places, index, self.form.spec.tree(buffers))
-        read = time.perf_counter()
-        self.form.finish(buffers, out, places, index)
+        per_epoch = getattr(self.source, "per_epoch", False)
+        asked = places.epoch * self.schedule.rows + index if per_epoch else index
+        try:
+            self.source.read(asked, self.form.spec.tree(buffers))
+            read = time.perf_counter()
+            self.form.finish(buffers, out, places, index)
+        except RowError as error:
+            for i in np.flatnonzero(index == error.row)[:1]:
+                error.add_note(
+                    f"feedline: that row stands at epoch {places.epoch[i]}, position {places.position[i]}"
+                )
+            raise
         return read - started, time.perf_counter() - read
 
     def fill_by_leaf(self, start: Cursor) -> list[Array]:
@@ -85,17 +94,6 @@ class Recipe:
         if self.form.mask is None:
             return leaves
         return self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid)
-
-    def _read(self, places: Places, index: Indices, out: Any) -> None:
-        per_epoch = getattr(self.source, "per_epoch", False)
-        try:
-            self.source.read(places.epoch * self.schedule.rows + index if per_epoch else index, out)
-        except RowError as error:
-            for i in np.flatnonzero(index == error.row)[:1]:
-                error.add_note(
-                    f"feedline: that row stands at epoch {places.epoch[i]}, position {places.position[i]}"
-                )
-            raise
 
 
 class LocalBatches(grain.MapDataset[Element]):

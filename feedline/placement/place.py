@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from feedline.placement.plan import LeafPlan, batch_axis_sharding, plan_leaf, shards_of
+from feedline.placement.plan import LeafPlan, batch_axis_sharding, check_divides, plan_leaf, shards_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +59,13 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
       TypeError: a leaf of `sharding` is no sharding.
       ValueError: `sharding` is no prefix of the tree.
     """
-    return jax.tree.map(
-        lambda row, place: jax.ShapeDtypeStruct((batch_size, *row.shape), row.dtype, sharding=place),
-        rows,
-        broadcast(sharding, rows),
-    )
+
+    def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        shape = (batch_size, *row.shape)
+        check_divides(place, shape, _name(path))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, rows, broadcast(sharding, rows))
 
 
 def sharded_like(local: Any, sharding: Any) -> Any:
@@ -71,11 +73,12 @@ def sharded_like(local: Any, sharding: Any) -> Any:
 
     Along each axis the global size is the local one × shards ÷ shards on this process's devices.
     """
-    return jax.tree.map(
-        lambda part, place: jax.ShapeDtypeStruct(_global_shape(part.shape, place), part.dtype, sharding=place),
-        local,
-        broadcast(sharding, local),
-    )
+
+    def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        shape = _global_shape(part.shape, place, _name(path))
+        return jax.ShapeDtypeStruct(shape, part.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, local, broadcast(sharding, local))
 
 
 def broadcast(sharding: Any, batch: Any) -> Any:
@@ -103,9 +106,10 @@ def check_shardings(sharding: Any) -> None:
         raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
 
 
-def _global_shape(local: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+def _global_shape(local: tuple[int, ...], sharding: Sharding, name: str) -> tuple[int, ...]:
     shards = shards_of(sharding, len(local))
-    mine = plan_leaf(sharding, shards, sharding.addressable_devices, "batch").local_shape
+    mine = plan_leaf(sharding, shards, sharding.addressable_devices, name).local_shape
+    check_divides(sharding, tuple(size * whole for size, whole in zip(local, shards, strict=True)), name)
     return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
 
 

@@ -1,0 +1,162 @@
+"""Threads and worker processes: the same batches, and nothing left behind."""
+
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading, RowError
+from feedline.loader.reading import check_workers
+from feedline.order import keys_at, rows_at
+
+
+def _noisy(batch, rows):
+    """A transform that draws from the rows' keys, and says which process ran it."""
+    shape = (len(rows.key), 1)
+    return {
+        "x": batch["x"] + (rows.key % np.uint64(1000)).astype(np.float32)[:, None],
+        "pid": np.full(shape, os.getpid(), np.int32),
+        "index": rows.index.astype(np.int32),
+        "platform_is_cpu": np.full(shape, _platform() == "cpu"),
+    }
+
+
+def _platform():
+    import jax
+
+    return jax.default_backend()
+
+
+@pytest.fixture
+def path(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(600, dtype=np.float32).reshape(200, 3))
+    return tmp_path / "x.npy"
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [Reading(threads=0), Reading(threads=1), Reading(threads=7, buffer=2), Reading(threads=2, buffer=5)],
+)
+def test_batches_do_not_depend_on_threads_or_buffers(sharding, delivered, path, reading):
+    batches = delivered(Feed({"x": path}, 24, sharding, epochs=2, reading=reading, transform=_noisy))
+    x = np.load(path)
+    for k, batch in enumerate(batches):
+        epoch, step = divmod(k, 200 // 24)
+        positions = np.arange(step * 24, step * 24 + 24)
+        index = rows_at(Order(), 200, epoch, positions)
+        keys = keys_at(0, epoch, positions)
+        np.testing.assert_array_equal(batch["index"], index)
+        np.testing.assert_array_equal(batch["x"], x[index] + (keys % np.uint64(1000)).astype(np.float32)[:, None])
+    assert len(batches) == 16
+
+
+def test_workers_give_the_same_batches_and_leave_nothing(sharding, delivered, path):
+    with Feed({"x": path}, 24, sharding, epochs=1, transform=_noisy) as feed:
+        expected = delivered(feed)
+    with Feed({"x": path}, 24, sharding, epochs=1, transform=_noisy, reading=Reading(workers=2)) as feed:
+        batches = delivered(feed)
+        assert feed.statistics().workers == 2
+    pids = {int(batch["pid"][0, 0]) for batch in batches}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    for one, other in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(one["x"], other["x"])
+        np.testing.assert_array_equal(one["index"], other["index"])
+        assert one["platform_is_cpu"].all()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not multiprocessing.active_children()
+
+
+def test_workers_resume_where_the_state_says(sharding, path):
+    def run(reading, state, count):
+        with Feed({"x": path}, 16, sharding, epochs=1, reading=reading) as feed:
+            feed.set_state(state) if state else None
+            rows = [np.asarray(batch["x"])[:, 0] for _, batch in zip(range(count), feed, strict=False)]
+            return rows, feed.get_state()
+
+    whole, _ = run(Reading(), None, 12)
+    head, state = run(Reading(workers=1), None, 5)
+    tail, _ = run(Reading(workers=2), state, 7)
+    np.testing.assert_array_equal(head + tail, whole)
+
+
+def _explode(batch, rows):
+    if (rows.index == 0).any() and len(rows.index) > 1:
+        raise ZeroDivisionError("row zero")
+    return batch
+
+
+@pytest.mark.parametrize("reading", [Reading(threads=2), Reading(workers=1)])
+def test_what_a_transform_raises_arrives_as_it_is_after_the_batches_before_it(sharding, path, reading):
+    at = int(np.flatnonzero(rows_at(Order(), 200, 0, np.arange(200)) == 0)[0]) // 8
+    with Feed({"x": path}, 8, sharding, epochs=1, transform=_explode, reading=reading) as feed:
+        for _ in range(at):
+            next(feed)
+        with pytest.raises(ZeroDivisionError, match="row zero"):
+            next(feed)
+        assert feed.get_state()["step"] == at
+
+
+def test_arrays_in_memory_refuse_workers(sharding):
+    with pytest.raises(ValueError, match=r"this one holds arrays in memory; use .* or write a \.npy"):
+        Feed(np.zeros((16, 2)), 8, sharding, reading=Reading(workers=1))
+
+
+def test_an_integer_that_does_not_fit_names_its_row_epoch_and_position(sharding):
+    values = np.arange(64, dtype=np.int64)
+    values[37] = 2**31 + 5
+    feed = Feed({"x": values}, 8, sharding, order=Order(shuffle=False), epochs=1)
+    with feed:
+        with pytest.raises(
+            RowError, match=r"batch\['x'\]: JAX holds int64 as int32 .* 2147483653 does not fit"
+        ) as caught:
+            list(feed)
+        assert feed.get_state()["step"] == 4
+    assert caught.value.row == 37
+    assert "feedline: that row stands at epoch 0, position 37" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("transform", "error", "match"),
+    [
+        (lambda b, r: {"x": b["x"][:1]}, ValueError, r"must map row i to row i.*batch\['x'\] came back as"),
+        (
+            lambda b, r: {"x": b["x"].sum()},
+            ValueError,
+            r"must return NumPy arrays with one row for each row it got",
+        ),
+        (lambda b, r: {"x": list(b["x"])}, ValueError, r"must return NumPy arrays"),
+        (lambda b, r: {"x": b["x"].astype(str)}, TypeError, r"holds numbers and booleans"),
+        (
+            lambda b, r: {"x": b["x"].astype(f"f{4 + 4 * (len(b['x']) > 1)}")},
+            ValueError,
+            r"float64\[8, 3\], expected",
+        ),
+        (lambda b, r: b if len(r.key) == 1 else b["x"], ValueError, r"must return one tree"),
+    ],
+)
+def test_a_transform_that_does_not_keep_rows_is_refused(sharding, path, transform, error, match):
+    with pytest.raises(error, match=match), Feed({"x": path}, 8, sharding, transform=transform) as feed:
+        next(feed)
+
+
+def test_no_reading_thread_outlives_the_feed(sharding, path):
+    before = set(threading.enumerate())
+    feed = Feed({"x": path}, 8, sharding, reading=Reading(threads=4, buffer=4))
+    next(feed)
+    mine = set(threading.enumerate()) - before
+    assert {thread.name.split("_")[0] for thread in mine} == {"feedline-place", "grain-prefetch"}
+    assert all(thread.daemon for thread in mine)
+    feed.close()
+    for thread in mine:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_feed_is_not_built_in_a_process_that_is_still_importing(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match=r'put the code .* under `if __name__ == "__main__":`'):
+        check_workers(None)

@@ -1,0 +1,126 @@
+"""Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
+
+import grain
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading, RowError
+from feedline.loader.records import RecordSource
+
+
+def _dataset(n=40):
+    return grain.MapDataset.range(n).map(lambda i: {"x": np.full(3, i, np.float32), "y": i})
+
+
+class Records:
+    """Any object with `__len__` and `__getitem__`; `at` gives other values for some rows."""
+
+    def __init__(self, n=40, at=None):
+        self.n, self.at = n, at or {}
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        value = self.at.get(i, {"x": np.full(3, i, np.float32)})
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def test_a_grain_dataset_keeps_its_own_order_unless_given_another(sharding, delivered):
+    own = delivered(Feed(_dataset(), 8, sharding, epochs=1))
+    assert np.concatenate([b["y"] for b in own]).tolist() == list(range(40))
+    shuffled = delivered(Feed(_dataset(), 8, sharding, epochs=1, order=Order(seed=3)))
+    rows = np.concatenate([b["y"] for b in shuffled])
+    assert rows.tolist() != list(range(40))
+    assert sorted(rows) == list(range(40))
+
+
+def test_another_object_is_shuffled_as_rows_are(sharding, delivered):
+    rows = np.concatenate([b["x"][:, 0] for b in delivered(Feed(Records(), 8, sharding, epochs=1))])
+    expected = np.concatenate(delivered(Feed(np.arange(40), 8, sharding, epochs=1)))
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_grains_random_maps_differ_between_epochs_and_repeat_with_the_run(sharding, delivered):
+    noisy = grain.MapDataset.range(16).seed(7).random_map(lambda i, rng: {"x": rng.integers(1 << 30), "i": i})
+    first, second = (delivered(Feed(noisy, 16, sharding, epochs=2)) for _ in range(2))
+    assert not np.array_equal(first[0]["x"], first[1]["x"])
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+    # Grain's own second epoch is what repeat() gives
+    repeated = [noisy.repeat()[i]["x"] for i in range(16, 32)]
+    np.testing.assert_array_equal(first[1]["x"], repeated)
+
+
+def test_a_dataset_after_repeat_is_one_endless_epoch_and_refuses_an_order(sharding):
+    with Feed(_dataset(5).repeat(), 8, sharding) as feed:
+        batches = [np.asarray(batch["y"]) for _, batch in zip(range(3), feed, strict=False)]
+        assert feed.epoch == 0
+        assert feed.position == 24
+    np.testing.assert_array_equal(np.concatenate(batches), np.arange(24) % 5)
+    with pytest.raises(ValueError, match="one endless epoch, which no Order can shuffle"):
+        Feed(_dataset(5).repeat(), 8, sharding, order=Order())
+
+
+def test_a_filter_is_named_and_pointed_to_streams(sharding):
+    filtered = _dataset().filter(lambda r: r["y"] % 2 == 0)
+    with pytest.raises(RowError, match=r"Filter.* left None here; .*to_iter_dataset\(\).*row 39") as caught:
+        Feed(filtered, 8, sharding)
+    assert caught.value.row == 39
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"x": np.zeros(4, np.float32)}, r"batch\['x'\] is float32\[4\], the first record's float32\[3\]"),
+        ({"x": np.zeros(3, np.float64)}, r"batch\['x'\] is float64\[3\], the first record's float32\[3\]"),
+        ({"y": np.zeros(3, np.float32)}, "its tree is"),
+        (OSError("disk on fire"), "the dataset failed on this row with OSError: disk on fire"),
+        (None, "left None here"),
+    ],
+)
+def test_a_record_that_differs_names_its_row_epoch_and_position(sharding, record, match):
+    feed = Feed(Records(at={13: record}), 8, sharding, order=Order(shuffle=False), epochs=1)
+    with feed:
+        assert [np.asarray(next(feed)["x"])[0, 0]] == [0.0]
+        with pytest.raises(RowError, match=match) as caught:
+            next(feed)
+    assert caught.value.row == 13
+    assert caught.value.stage == "read"
+    assert "feedline: that row stands at epoch 0, position 13" in caught.value.__notes__
+
+
+def test_python_numbers_take_the_first_records_dtype():
+    source = RecordSource(grain.MapDataset.source([{"x": 1, "f": 0.5}, {"x": 2, "f": 1.5}]))
+    out = {"x": np.empty(2, np.int64), "f": np.empty(2, np.float64)}
+    source.read(np.array([1, 0]), out)
+    assert out["x"].tolist() == [2, 1]
+    assert out["f"].tolist() == [1.5, 0.5]
+
+
+def test_a_float_where_the_first_record_has_an_integer_is_refused():
+    source = RecordSource(grain.MapDataset.source([{"x": 1}, {"x": 2.5}]))
+    with pytest.raises(RowError, match=r"batch\['x'\] is float64\[\], the first record's int64\[\]"):
+        source.read(np.array([1]), {"x": np.empty(1, np.int64)})
+
+
+@pytest.mark.parametrize("first", [{"x": "text"}, {"x": b"bytes"}, {"x": np.array(["a"])}, {}])
+def test_records_that_hold_no_numbers_are_refused(sharding, first):
+    with pytest.raises(TypeError, match=r"leaf|holds numbers"):
+        Feed(Records(at={0: first}), 8, sharding)
+
+
+def test_an_empty_dataset_is_refused(sharding):
+    with pytest.raises(ValueError, match="at least one row, got a MapDataset of length 0"):
+        Feed(grain.MapDataset.source([]), 8, sharding)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 5])
+def test_threads_write_one_batch_together(sharding, delivered, threads):
+    reading = Reading(threads=threads, buffer=1)
+    batches = delivered(Feed(_dataset(50), 16, sharding, epochs=2, remainder="wrap", reading=reading))
+    rows = np.concatenate([b["y"] for b in batches])
+    np.testing.assert_array_equal(rows, np.arange(96) % 50)
+    np.testing.assert_array_equal(np.concatenate([b["x"][:, 2] for b in batches]), rows)

@@ -1,0 +1,148 @@
+"""Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
+
+import json
+
+import grain
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline import Feed, FeedError, Order, Reading
+
+
+def _stream(n, keep=lambda record: True):
+    return grain.MapDataset.range(n).map(lambda i: {"x": np.int32(i)}).to_iter_dataset().filter(keep)
+
+
+def _expected(items, epochs, size, remainder):
+    """Batches of (value, valid), from the definition of each remainder."""
+    if remainder == "wrap":
+        run = items * epochs
+        return [[(x, True) for x in run[i : i + size]] for i in range(0, len(run) - size + 1, size)]
+    batches = []
+    for _ in range(epochs):
+        for i in range(0, len(items), size):
+            part = items[i : i + size]
+            if len(part) == size or remainder == "pad":
+                batches.append([(part[j % len(part)], j < len(part)) for j in range(size)])
+    return batches
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(8, 40),
+    st.sampled_from([8, 16]),
+    st.integers(1, 3),
+    st.sampled_from(["drop", "pad", "wrap"]),
+    st.data(),
+)
+def test_batches_and_a_resume_with_another_batch_size(sharding, n, size, epochs, remainder, data):
+    def keep(record):
+        return record["x"] % 3 != 0
+
+    items = [i for i in range(n) if i % 3]
+    if (remainder == "drop" and len(items) < 16) or len(items) * epochs < 16:
+        return
+    expected = _expected(items, epochs, size, remainder)
+    cut = data.draw(st.integers(0, len(expected)))
+    seen = []
+    with Feed(_stream(n, keep), size, sharding, epochs=epochs, remainder=remainder) as feed:
+        for _, batch in zip(range(cut), feed, strict=False):
+            valid = np.asarray(batch["valid"]) if remainder == "pad" else np.ones(size, bool)
+            seen.append(list(zip(np.asarray(batch["x"]).tolist(), valid.tolist(), strict=True)))
+        state = json.loads(json.dumps(feed.get_state()))
+    assert seen == expected[:cut]
+    assert state["step"] == cut
+    with Feed(_stream(n, keep), 8, sharding, epochs=epochs, remainder="wrap") as feed:
+        feed.set_state(state)
+        rest = [x for batch in feed for x in np.asarray(batch["x"]).tolist()]
+    delivered = sum(v for batch in seen for _, v in batch)
+    if remainder == "drop":  # items that were dropped before the cut came once an epoch
+        delivered = sum(1 for batch in seen for _ in batch) + (len(items) % size) * (
+            max(0, (cut - 1) // (len(items) // size)) if cut else 0
+        )
+    run = (items * epochs)[delivered:]
+    assert rest == run[: len(run) // 8 * 8]
+
+
+def test_a_second_pass_begins_the_stream_again(sharding):
+    with Feed(_stream(20), 8, sharding, epochs=1) as feed:
+        passes = [[int(batch["x"][0]) for batch in feed] for _ in range(3)]
+        assert passes == [[0, 8]] * 3
+        assert feed.epoch == 2
+        assert feed.statistics().dropped_rows == 12
+
+
+def test_nothing_is_read_twice_at_the_start(sharding):
+    asked = []
+    stream = grain.MapDataset.range(16).map(lambda i: asked.append(i) or {"x": np.int32(i)})
+    with Feed(stream.to_iter_dataset(grain.ReadOptions(0, 0)), 8, sharding, epochs=1) as feed:
+        assert len(list(feed)) == 2
+    assert asked == list(range(16))
+
+
+def test_packing_restores_exactly(sharding):
+    tokens = grain.MapDataset.range(200).map(lambda i: {"t": np.full(1 + i % 5, i, np.int32)}).to_iter_dataset()
+    packed = grain.experimental.FirstFitPackIterDataset(tokens, length_struct={"t": 8}, num_packing_bins=4)
+    packed = packed.map(lambda r: {"t": r["t"] if isinstance(r, dict) else r[0]["t"]})
+    with Feed(packed, 8, sharding, epochs=1) as feed:
+        whole = [np.asarray(batch["t"]) for batch in feed]
+    with Feed(packed, 8, sharding, epochs=1) as feed:
+        for _ in range(3):
+            next(feed)
+        state = json.loads(json.dumps(feed.get_state()))
+    with Feed(packed, 8, sharding, epochs=1) as feed:
+        feed.set_state(state)
+        rest = [np.asarray(batch["t"]) for batch in feed]
+    assert len(whole) > 4
+    jax.tree.map(np.testing.assert_array_equal, rest, whole[3:])
+
+
+def test_a_transform_sees_epoch_and_position(sharding):
+    def transform(batch, rows):
+        return {"x": batch["x"], "at": np.stack([rows.epoch, rows.position], 1).astype(np.int32)}
+
+    with Feed(_stream(12), 8, sharding, epochs=2, remainder="wrap", transform=transform) as feed:
+        at = np.concatenate([np.asarray(batch["at"]) for batch in feed])
+    np.testing.assert_array_equal(at[:, 0] * 12 + at[:, 1], np.arange(24))
+
+
+def test_what_a_stream_cannot_do_is_an_error(sharding):
+    with pytest.raises(ValueError, match="a stream has no other order than its own"):
+        Feed(_stream(20), 8, sharding, order=Order())
+    with pytest.raises(ValueError, match="a stream brings its own workers"):
+        Feed(_stream(20), 8, sharding, reading=Reading(workers=1))
+    with pytest.raises(ValueError, match="at least one row, got an IterDataset without an item"):
+        Feed(_stream(20, lambda record: False), 8, sharding)
+    with Feed(_stream(20), 8, sharding, epochs=1) as feed:
+        with pytest.raises(TypeError, match="does not know its length"):
+            len(feed)
+        with pytest.raises(TypeError, match="does not know its length"):
+            _ = feed.steps_per_epoch
+        with pytest.raises(TypeError, match="no row indices"):
+            feed.rows_of(feed.get_state())
+        with pytest.raises(ValueError, match="can seek to the start of an epoch only, got position 3"):
+            feed.seek(0, 3)
+        feed.seek(1)
+        assert int(next(feed)["x"][0]) == 0
+        assert feed.epoch == 1
+
+
+def test_fewer_items_than_a_batch_is_an_error_and_no_endless_search(sharding):
+    with (
+        Feed(_stream(5), 8, sharding) as feed,
+        pytest.raises(
+            FeedError, match='has only 5 items for batches of 8; use a smaller batch, or remainder="pad"'
+        ),
+    ):
+        next(feed)
+
+
+def test_an_item_of_another_shape_names_where_it_stands(sharding):
+    ragged = grain.MapDataset.range(20).map(lambda i: {"x": np.zeros(3 if i == 11 else 2)}).to_iter_dataset()
+    with Feed(ragged, 8, sharding, epochs=1) as feed:
+        next(feed)
+        with pytest.raises(FeedError, match=r"is float64\[3\], the first record's float64\[2\].*row 11"):
+            next(feed)

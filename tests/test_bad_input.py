@@ -1,0 +1,169 @@
+"""What a user can get wrong: each gets an error that names rule, finding and fix, and leaves no thread."""
+
+import threading
+
+import grain
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline import Feed, Order, Reading, prefetch_to_mesh
+
+P = PartitionSpec
+MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+SHARDING = NamedSharding(MESH, P("data"))
+X = np.zeros((64, 6), np.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)  # Grain's threads end by themselves once their feed is closed
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": -8}, ValueError, "batch_size must be at least 1, got -8"),
+        ({"batch_size": 8.0}, TypeError, "batch_size must be an integer, got 8.0"),
+        ({"batch_size": True}, TypeError, "batch_size must be an integer, got True"),
+        (
+            {"batch_size": 10},
+            ValueError,
+            r"batch: the batch size must be a multiple of the 4 shards .* 8 or 12 would",
+        ),
+        ({"batch_size": 3}, ValueError, "got 3; 4 would work"),
+        (
+            {"batch_size": 128},
+            ValueError,
+            '64 rows do not fill one of 128; use a batch size of at most 64, or rem.*"pad"',
+        ),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, TypeError, "epochs must be an integer, got 1.5"),
+        ({"prefetch": -1}, ValueError, "prefetch must be at least 0, got -1"),
+        (
+            {"remainder": "truncate"},
+            ValueError,
+            r"remainder must be one of \('drop', 'pad', 'wrap'\), got 'truncate'",
+        ),
+        ({"remainder": "pad"}, ValueError, "the batch must be a dict without that key: it is a ShapeDtypeStruct"),
+        ({"source": {"valid": X}, "remainder": "pad"}, ValueError, "it already has 'valid'"),
+        ({"order": 7}, TypeError, "order must be a feedline.Order or None, got 7"),
+        ({"reading": {"threads": 2}}, TypeError, "reading must be a feedline.Reading"),
+        ({"transform": "crop"}, TypeError, r"transform must be a function \(batch, rows\) -> batch, got 'crop'"),
+        (
+            {"sharding": None},
+            TypeError,
+            r"sharding must be a jax.sharding.Sharding, got None; for example NamedSharding",
+        ),
+        ({"sharding": P("data")}, TypeError, "must be a jax.sharding.Sharding"),
+        ({"sharding": {}}, TypeError, "got an empty tree"),
+        ({"sharding": {"x": SHARDING}}, ValueError, "a tree that is a prefix of the batch"),
+        ({"source": {"x": X}, "sharding": {"y": SHARDING}}, ValueError, "a tree that is a prefix of the batch"),
+        (
+            {"source": {"x": X, "y": X}, "sharding": {"x": SHARDING}},
+            ValueError,
+            "a tree that is a prefix of the batch",
+        ),
+        (
+            {"sharding": NamedSharding(MESH, P("data", None, "model"))},
+            ValueError,
+            "names 3 axes, but the leaf has 2",
+        ),
+        (
+            {"source": np.zeros((64, 5)), "sharding": NamedSharding(MESH, P("data", "model"))},
+            ValueError,
+            "size of axis 1",
+        ),
+        ({"source": {"x": X, "y": X[:-1]}}, ValueError, "same number of rows, but .*has 64, .*has 63"),
+        ({"source": X[:0]}, ValueError, "at least one row"),
+        ({"source": {}}, ValueError, "at least one array"),
+        ({"source": 7}, TypeError, "a source is a tree of arrays and .npy paths, a path or glob, .* got int"),
+        ({"source": iter([X])}, TypeError, "feed an iterator of batches with feedline.prefetch_to_mesh"),
+        ({"source": np.array([{}, {}], object)}, TypeError, "got dtype object"),
+        ({"source": "gone.npy"}, FileNotFoundError, "there is no file gone.npy"),
+        ({"source": "gone-*.npy"}, FileNotFoundError, r"no file matches gone-\*.npy"),
+        ({"source": grain.MapDataset.source([])}, ValueError, "at least one row"),
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        Feed(**{"source": X, "batch_size": 8, "sharding": SHARDING, **arguments})
+
+
+@pytest.mark.parametrize("remainder", ["drop", "wrap"])
+def test_one_row_and_a_batch_larger_than_the_data(remainder):
+    with pytest.raises(ValueError, match="1 rows do not fill one of 8"):
+        Feed({"x": X[:1]}, 8, SHARDING, epochs=1, remainder=remainder)
+
+
+def test_one_row_padded_and_wrapped():
+    with Feed({"x": X[:1]}, 8, SHARDING, epochs=1, remainder="pad") as feed:
+        assert [np.asarray(batch["valid"]).sum() for batch in feed] == [1]
+    with Feed({"x": X[:1]}, 8, SHARDING, epochs=20, remainder="wrap") as feed:
+        assert len(list(feed)) == len(feed) == 2
+
+
+def test_a_state_from_other_data():
+    with Feed({"x": X}, 8, SHARDING) as feed:
+        next(feed)
+        state = feed.get_state()
+    other = X.copy()
+    other[0, 0] = 1
+    cases = {
+        "data": Feed({"x": other}, 8, SHARDING),
+        "rows": Feed({"x": X[:32]}, 8, SHARDING),
+        "spec": Feed({"z": X}, 8, SHARDING),
+        "order": Feed({"x": X}, 8, SHARDING, order=Order(seed=1)),
+        "format": Feed(grain.MapDataset.source([{"x": row} for row in X]), 8, SHARDING),
+    }
+    for field, feed in cases.items():
+        with feed:
+            others = tuple({"rows", "spec", "data", "order", "format"} - {field})
+            with pytest.raises(ValueError, match=f"its '{field}' is"):
+                feed.set_state(state, allow=others)
+            feed.set_state(state, allow=(*others, field))
+
+
+def test_use_after_close():
+    feed = Feed(X, 8, SHARDING)
+    next(feed)
+    feed.close()
+    feed.close()
+    for use in (next, iter, lambda f: f.seek(0), lambda f: f.set_state(f.get_state())):
+        with pytest.raises(ValueError, match="the feed is closed; build a new one"):
+            use(feed)
+
+
+@pytest.mark.parametrize("epoch_position", [(-1, 0), (0, -1)])
+def test_negative_places(epoch_position):
+    with Feed(X, 8, SHARDING) as feed, pytest.raises(ValueError, match="must be at least 0, got -1"):
+        feed.seek(*epoch_position)
+
+
+@pytest.mark.parametrize(
+    ("batch", "match"),
+    [
+        ({"x": np.zeros(6)}, "the batch size must be a multiple of the 4 shards .* got 6; 4 or 8 would work"),
+        ({"x": np.array(["a"])}, "an accelerator holds numbers and booleans"),
+        ({"x": np.array([2**40] * 8)}, "1099511627776 does not fit"),
+        (np.float32(1), "names 1 axes, but the leaf has 0"),
+    ],
+)
+def test_batches_that_do_not_fit_the_mesh(batch, match):
+    with (
+        prefetch_to_mesh(iter([batch]), SHARDING) as batches,
+        pytest.raises((ValueError, TypeError, RuntimeError), match=match),
+    ):
+        next(batches)
+
+
+@pytest.mark.parametrize("field", ["threads", "workers", "buffer"])
+def test_negative_sizes_of_reading(field):
+    with pytest.raises(ValueError, match=f"Reading.{field} must be at least"):
+        Reading(**{field: -1})
