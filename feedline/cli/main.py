@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import tyro
 
 import feedline
+from feedline.cli.launch import Launch
 from feedline.cli.train import Train
 from feedline.errors import FeedError
 
-_USAGE_ERROR = 2
+_READING_FAILED = 1
+_WRONG_ARGUMENT = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+_Train = Annotated[Train, tyro.conf.subcommand("train")]
+_Launch = Annotated[Launch, tyro.conf.subcommand("launch")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: after --help, and where the command line cannot be understood.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = _ran(sys.argv[1:] if argv is None else list(argv))
+    if argv is None and code:
+        _leave(code)
+    return code
+
+
+def _ran(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(f"feedline {feedline.__version__}")
         return 0
@@ -34,30 +50,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed("interrupted", _INTERRUPTED)
     except FeedError as error:
-        return _failed(str(error), 1)
+        return _failed(str(error), _READING_FAILED)
     except (ValueError, TypeError, OSError) as error:
-        return _failed(str(error), _USAGE_ERROR)
+        return _failed(str(error), _WRONG_ARGUMENT)
 
 
 def _parsed(arguments: list[str]) -> Train | Launch:
-    """The subcommand with its options. What follows the first -- is the command that `launch` starts."""
-    import tyro
-
-    own, _, command = _split(arguments)
-    commands = Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Launch, tyro.conf.subcommand("launch")]
-    chosen = tyro.cli(
-        commands, 
+    """The subcommand with its options. What follows the first -- of `launch` is its command, untouched."""
+    border = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
+    parsed: Train | Launch = tyro.cli(
+        _Train | _Launch,
         prog="feedline",
-        description="feedline keeps sharded accelerators fed. --version prints its version.",
-        args=own,
+        description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
+        args=arguments[:border],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+    if isinstance(parsed, Launch) and border < len(arguments):
+        return dataclasses.replace(parsed, command=tuple(arguments[border + 1 :]))
+    return parsed
 
 
 def _failed(message: str, code: int) -> int:
-    """Tell why, in one line, and give back the exit code."""
+    """Say why, in one line, and give back the exit code."""
     print("feedline:", *message.split(), file=sys.stderr, flush=True)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process, without what a normal exit would wait for.
+
+    That is a thread that is stuck in a read and, at jax's shutdown barrier, all other processes of the
+    run, which in their turn wait for this one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

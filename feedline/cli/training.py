@@ -78,9 +78,7 @@ def _closing(feed: Feed) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _training_feed(
-    options: Train, data: Labelled, program: Compiled
-) -> contextlib.AbstractContextManager[Feed]:
+def _training_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.AbstractContextManager[Feed]:
     feed = Feed(
         data.train,
         options.batch_size,
@@ -129,11 +127,17 @@ def _result(
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
     """The result for a person, in three lines."""
     loss = "no finite number" if result["final_loss"] is None else f"{result['final_loss']:.4f}"
+    where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
     return (
-        f"tested   {tested.accuracy:.2%} right ({tested.correct:,} of {tested.rows:,} rows), "
+        f"test accuracy {tested.accuracy:.2%} ({tested.correct:,} of {_counted(tested.rows, 'rows')}), "
         f"mean loss {tested.loss:.4f}\n"
-        f"trained  {result['steps']:,} steps, {result['epochs']:.4g} epochs of {rows:,} rows, "
+        f"trained {_counted(result['steps'], 'steps')}, {result['epochs']:.4g} epochs of {rows:,} rows, "
         f"last loss {loss}\n"
-        f"speed    {result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input; "
-        f"{result['mode']} on {result['devices']} devices of {result['processes']} processes"
+        f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input "
+        f"({result['mode']}, {where})"
     )
+
+
+def _counted(count: int, things: str) -> str:
+    """Example: "1 process" for 1 and "processes"."""
+    return f"{count:,} {things if count != 1 else things.removesuffix('es' if things == 'processes' else 's')}"

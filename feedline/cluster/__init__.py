@@ -10,8 +10,10 @@ A map::
       found        what each of them finds
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
+      run          from the first start to the last end
       group        no process outlives the launcher
       lines        their output, line by line
+      signals      signals as something to wait for
 
 Importing it imports no jax.
 """

@@ -46,17 +46,19 @@ def initialize(*, timeout_s: float = 300.0) -> None:
     import jax
 
     if not jax.distributed.is_initialized():
-        _initialize(timeout_s)
+        found = _look()
+        if found is not None:
+            _join(found, time.monotonic() + timeout_s)
 
 
 @functools.cache
-def _initialize(timeout_s: float) -> None:
+def _look() -> Found | None:
+    """Finds what started this process and says so, once."""
     found = find(os.environ)
     # One write a line: the processes share a terminal.
     sys.stderr.write(f"feedline: {found or why_alone(os.environ)}\n")
     sys.stderr.flush()
-    if found is not None:
-        _join(found, time.monotonic() + timeout_s)
+    return found
 
 
 def _join(found: Found, deadline: float) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.data.holdout import TEST_EVERY, Holdout
-from feedline.loader.sources import RowSource, as_source
+from feedline.loader.arrays import ArraySource
+from feedline.loader.sources import RowSource, open_source
 from feedline.options import checked_integer
 
 DIGITS = Path(__file__).parent / "digits"
@@ -88,7 +89,7 @@ def synthetic(rows: int, features: int, classes: int) -> Labelled:
         for start in range(0, count, _BLOCK_ROWS):  # in blocks: centres[label] is as large as all images
             block = slice(start, start + _BLOCK_ROWS)
             image[block] += centres[label[block]]
-        return as_source({"image": image, "label": label})
+        return ArraySource([{"image": image, "label": label}])
 
     return Labelled(made(rows), made(-(-rows // TEST_EVERY)), classes)
 
@@ -101,13 +102,14 @@ def _opened(path: Path) -> RowSource:
             f"data is a .npz file with arrays image and label, or a directory with image.npy and label.npy, "
             f"got {path}; numpy.savez('{path.stem}.npz', image=..., label=...) writes one"
         )
-    rows: Any = as_source({name: path / f"{name}.npy" for name in _LEAVES} if path.is_dir() else path)
+    files = {name: path / f"{name}.npy" for name in _LEAVES}
+    rows = ArraySource([files]) if path.is_dir() else open_source(path)
     if sorted(rows.spec) != sorted(_LEAVES):
         raise ValueError(
             f"the arrays must be named image and label, {path} has {', '.join(sorted(rows.spec))}; "
             f"numpy.savez('{path.stem}.npz', image=..., label=...) writes such a file"
         )
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def _classes(path: Path) -> int:

@@ -1,6 +1,6 @@
 """Three ways to run the same learner: on one device, on a mesh with jit, on all devices with pmap.
 
-All three take the same batches and hold the same replicated state, so a run may change its mode.
+All three take the same batches, and the state is replicated in all of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Compiled(NamedTuple):
 
     Attributes:
       sharding: what every leaf of a batch must have: rows split over the devices.
-      init: () → the state before the first step, replicated, the same bits in every process.
-      step: (state, batch) → (state, mean loss); the state that goes in is given up (donated).
+      init: () → the state before the first step, the same bits on every device of every process.
+      step: (state, batch) → (state, mean loss []); the state that goes in is given up (donated).
       sums: (parameters, batch) → `Sums` of a batch, for `evaluate`.
     """
 
@@ -70,46 +70,42 @@ def compiled(learner: Learner, mode: Mode) -> Compiled:
       1.1
     """
     mesh = mesh_for(mode)
-    everywhere = _everywhere(mesh)
+    return _pmapped(learner, mesh) if mode == "pmap" else _jitted(learner, mesh)
+
+
+def _jitted(learner: Learner, mesh: Mesh) -> Compiled:
+    """One program over the mesh: the compiler splits it by the batch's sharding and adds the collectives."""
+    everywhere = NamedSharding(mesh, P())
     return Compiled(
-        sharding=_by_rows(mesh),
+        sharding=NamedSharding(mesh, P(AXIS)),
         init=jax.jit(learner.init, out_shardings=everywhere),
-        step=_pmap_step(learner, mesh) if mode == "pmap" else _jit_step(learner, mesh),
+        step=jax.jit(learner.update, donate_argnums=0, out_shardings=everywhere),
         sums=jax.jit(learner.sums, out_shardings=everywhere),
     )
 
 
-def _everywhere(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P())  # type: ignore[no-untyped-call]
-
-
-def _by_rows(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P(AXIS))  # type: ignore[no-untyped-call]
-
-
-def _jit_step(learner: Learner, mesh: Mesh) -> Step:
-    """One program over the mesh: the compiler splits it by the batch's sharding and adds the collectives."""
-    return jax.jit(learner.update, donate_argnums=0, out_shardings=_everywhere(mesh))
-
-
-def _pmap_step(learner: Learner, mesh: Mesh) -> Step:
+def _pmapped(learner: Learner, mesh: Mesh) -> Compiled:
     """One program a device, with its collective written out.
 
-    The state goes in and comes out unmapped, so it is replicated as in the other modes. The batch gets
-    the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...], each row staying where it is.
+    The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...], each row
+    staying where it is. The state goes in and comes out unmapped; with several processes its arrays are
+    then replicated over the devices of this process, not over the mesh.
     """
+    sharding = NamedSharding(mesh, P(AXIS))
     total = functools.partial(jax.lax.psum, axis_name=AXIS)
-    update = jax.pmap(
-        lambda state, rows: learner.update(state, rows, total),
-        axis_name=AXIS,
-        in_axes=(None, 0),
-        out_axes=None,
-        devices=list(mesh.devices.flat),
-        donate_argnums=0,
+    pmap = functools.partial(
+        jax.pmap, axis_name=AXIS, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat)
     )
+    update = pmap(lambda state, part: learner.update(state, part, total), donate_argnums=0)
+    sums = pmap(lambda parameters, part: total(learner.sums(parameters, part)))
 
-    @functools.partial(jax.jit, out_shardings=_by_rows(mesh))
+    @functools.partial(jax.jit, out_shardings=sharding)
     def by_device(batch: Batch) -> Batch:
         return {name: leaf.reshape(mesh.size, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
 
-    return lambda state, batch: update(state, by_device(batch))
+    return Compiled(
+        sharding=sharding,
+        init=jax.jit(learner.init, out_shardings=NamedSharding(mesh.local_mesh, P())),
+        step=lambda state, batch: update(state, by_device(batch)),
+        sums=lambda parameters, batch: sums(parameters, by_device(batch)),
+    )

@@ -85,14 +85,6 @@ def test_a_step_moves_nothing_between_host_and_devices(mode):
     assert np.isfinite(loss)
 
 
-def test_a_run_may_change_its_mode():
-    program = program_of("jit_multi")
-    state, _ = program.step(program.init(), jax.device_put(BATCHES[0], program.sharding))
-    mapped = program_of("pmap")
-    _, loss = mapped.step(state, jax.device_put(BATCHES[1], mapped.sharding))
-    assert float(loss) == pytest.approx(losses_of("jit_multi", BATCHES[:2])[0][1], rel=1e-6)
-
-
 def test_meshes_have_auto_axes():
     assert [mesh_for(mode).size for mode in MODES] == [1, 8, 8]
     assert all(kind == jax.sharding.AxisType.Auto for mode in MODES for kind in mesh_for(mode).axis_types)

@@ -1,0 +1,280 @@
+"""`detect.find` on the variables that real launchers set, whole and in part.
+
+The Slurm and Open MPI dictionaries were taken from Slurm 22.05 and Open MPI 4.1.4 and 5.0.11, and
+shortened to what concerns processes.
+"""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import feedline.cluster
+from feedline.cluster.detect import find, why_alone
+from feedline.cluster.slurm import first_host, tasks_on
+
+BY_HAND = {"FEEDLINE_COORDINATOR": "node1:1234", "FEEDLINE_PROCESSES": "4", "FEEDLINE_PROCESS": "1"}
+BY_HAND_FOR_JAX = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}
+BATCH = {
+    "SLURM_JOB_ID": "2",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+TASK = BATCH | {
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+LONE_TASK = TASK | {
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
+MPI = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+}
+MPI_4 = MPI | {
+    "OMPI_MCA_orte_hnp_uri": "2074279936.0;tcp://10.0.0.1,10.1.0.1:36691;tcp6://[fd00::2]:36813",
+    "PMIX_NAMESPACE": "2074279937",
+    "PMIX_RANK": "3",
+}
+MPI_5 = MPI | {"PMIX_NAMESPACE": "prterun-dgx-01-6053@1", "PMIX_RANK": "3", "PRTE_LAUNCHED": "1"}
+POD = {
+    "FEEDLINE_COORDINATOR": "train-workers-0-0.train:55527",
+    "FEEDLINE_PROCESSES": "4",
+    "JOB_COMPLETION_INDEX": "2",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+}
+
+
+def place(environ):
+    found = find(environ)
+    return found.process, found.processes, found.coordinator.rpartition(":")[0]
+
+
+def without(environ, *names):
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "expected"),
+    [
+        (BY_HAND, "environment variables", (1, 4, "node1")),
+        (BY_HAND_FOR_JAX, "environment variables", (1, 4, "node1")),
+        (TASK, "Slurm", (3, 4, "node1")),
+        (MPI_4, "Open MPI", (3, 4, "10.0.0.1")),
+        (MPI_5, "Open MPI", (3, 4, "dgx-01")),
+        (POD, "Kubernetes", (2, 4, "train-workers-0-0.train")),
+    ],
+)
+def test_each_launcher_is_found(environ, launcher, expected):
+    assert find(environ | {"HOME": "/root"}).launcher == launcher
+    assert place(environ) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"FEEDLINE_PROCESSES": "1"},
+        {"FEEDLINE_PROCESSES": "1", "JOB_COMPLETION_INDEX": "7"},
+        {"FEEDLINE_COORDINATOR": "", "FEEDLINE_PROCESSES": "", "FEEDLINE_PROCESS": ""},
+        {"KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+        BATCH,
+        without(BATCH, "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"),  # A shell under salloc.
+        LONE_TASK,
+        LONE_TASK | {"SLURM_STEP_ID": "4294967290"},  # A shell under salloc that is a step.
+        LONE_TASK | {"FEEDLINE_COORDINATOR": "node1:1234"},
+        TASK | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},  # A job submitted from within a step.
+        MPI_4 | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+    ],
+)
+def test_a_process_on_its_own(environ):
+    assert find(environ) is None
+
+
+def test_a_job_of_several_tasks_without_srun_is_told():
+    assert why_alone(BATCH) == (
+        "process 0 of 1, Slurm job 2 has 4 tasks, but srun did not start this one: put srun before python"
+    )
+    assert why_alone(LONE_TASK) == "process 0 of 1, found no other"
+
+
+def test_what_a_hand_set_goes_before_mpirun_and_mpirun_before_srun():
+    assert find(BY_HAND | BY_HAND_FOR_JAX | MPI_4 | TASK | POD).evidence == "FEEDLINE_PROCESS=1"
+    assert find(BY_HAND_FOR_JAX | MPI_4 | TASK).evidence == "JAX_PROCESS_ID=1"
+    # Under Slurm mpirun starts one daemon a node by srun: its step's tasks are not ours.
+    assert find(MPI_4 | TASK | {"SLURM_STEP_NUM_TASKS": "2"}).evidence == "OMPI_COMM_WORLD_RANK=3"
+
+
+@pytest.mark.parametrize("name", ["FEEDLINE_COORDINATOR", "JAX_COORDINATOR_ADDRESS"])
+@pytest.mark.parametrize("environ", [TASK, MPI_4, MPI_5, without(MPI_5, "PMIX_NAMESPACE")])
+def test_a_coordinator_set_by_hand_replaces_the_launchers(environ, name):
+    assert find(environ | {name: "head:1234"}).coordinator == "head:1234"
+
+
+@pytest.mark.parametrize("family", [BY_HAND, BY_HAND_FOR_JAX])
+@pytest.mark.parametrize("kept", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
+def test_a_family_set_in_part_names_what_is_missing(family, kept):
+    names = list(family)
+    environ = {names[i]: family[names[i]] for i in kept}
+    with pytest.raises(ValueError, match="go together") as error:
+        find(environ)
+    wanted = " and ".join(names[i] for i in range(3) if i not in kept)
+    assert f"set {wanted} too, or unset all of them" in str(error.value)
+    assert all(f"{name}={value}" in str(error.value) for name, value in environ.items())
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        (TASK, "SLURM_STEP_NUM_TASKS"),
+        (TASK, "SLURM_PROCID"),
+        (TASK, "SLURM_JOB_ID"),
+        (TASK, "SLURM_STEP_ID"),
+        (TASK, "SLURM_STEP_NODELIST"),
+        (TASK, "SLURM_LOCALID"),
+        (TASK, "SLURM_NODEID"),
+        (TASK, "SLURM_STEP_TASKS_PER_NODE"),
+        (MPI_4, "OMPI_COMM_WORLD_SIZE"),
+        (MPI_4, "OMPI_COMM_WORLD_RANK"),
+        (MPI_4, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        (MPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        (MPI_5, "PMIX_NAMESPACE"),
+        (POD, "FEEDLINE_COORDINATOR"),
+    ],
+)
+def test_a_launcher_that_is_passed_on_in_part_names_what_is_missing(environ, name):
+    with pytest.raises(ValueError, match=name) as error:
+        find(without(environ, name))
+    assert "FEEDLINE_COORDINATOR" in str(error.value)
+
+
+def test_a_job_index_alone_asks_for_the_manifest():
+    with pytest.raises(ValueError, match="manifest must set FEEDLINE_COORDINATOR .* and FEEDLINE_PROCESSES"):
+        find({"JOB_COMPLETION_INDEX": "2"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"FEEDLINE_PROCESS": "4"}, "numbered from 0 to their count less one, found process 4 of 4"),
+        ({"FEEDLINE_PROCESS": "-1"}, "FEEDLINE_PROCESS is an integer of at least 0, found '-1'"),
+        ({"FEEDLINE_PROCESS": "one"}, "FEEDLINE_PROCESS is an integer of at least 0, found 'one'"),
+        ({"FEEDLINE_PROCESSES": "0"}, "FEEDLINE_PROCESSES is an integer of at least 1, found '0'"),
+        ({"FEEDLINE_COORDINATOR": "node1"}, "host:port, with a port below 65536, found 'node1'"),
+        ({"FEEDLINE_COORDINATOR": ":1234"}, "found ':1234'"),
+        ({"FEEDLINE_COORDINATOR": "node1:65536"}, "found 'node1:65536'"),
+        ({"FEEDLINE_COORDINATOR": "node1:"}, "found 'node1:'"),
+    ],
+)
+def test_wrong_values(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        find(BY_HAND | wrong)
+
+
+def test_an_ipv6_coordinator():
+    found = find(BY_HAND | {"FEEDLINE_COORDINATOR": "[fd00::2]:1234"})
+    assert (found.host, found.port) == ("fd00::2", 1234)
+    only_ipv6 = MPI_4 | {"OMPI_MCA_orte_hnp_uri": "1.0;tcp6://[fd00::2,fd00::3]:36813"}
+    assert find(only_ipv6).host == "fd00::2"
+
+
+@pytest.mark.parametrize("environ", [MPI_4, MPI_5])
+def test_processes_on_one_host_meet_on_its_loopback(environ):
+    assert find(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "changed"), [(TASK, "SLURM_JOB_ID"), (TASK, "SLURM_STEP_ID"), (MPI_4, "PMIX_NAMESPACE")]
+)
+def test_every_process_names_the_same_port_and_another_job_another(environ, changed):
+    port = find(environ).port
+    assert 61440 <= port < 65536
+    others = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "OMPI_COMM_WORLD_RANK": "0"}
+    assert find(environ | others).port == port
+    assert find(environ | {changed: "77"}).port != port
+    assert find(environ | {"JAX_COORDINATOR_PORT": "4321"}).port == 4321
+
+
+@pytest.mark.parametrize("environ", [TASK, MPI_4])
+@pytest.mark.parametrize(
+    ("gpus", "own"),
+    [
+        ({}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, (4, 5, 6, 7)),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe,GPU-a01c"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, None),  # Bound by the launcher.
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, (2, 3)),
+        ({"JAX_LOCAL_DEVICE_IDS": "5"}, None),  # jax reads it.
+    ],
+)
+def test_the_second_of_two_processes_on_a_host_gets_its_own_gpus(environ, gpus, own):
+    assert find(environ | gpus).local_devices == own
+
+
+@pytest.mark.parametrize("gpus", [{}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}])
+def test_the_only_process_on_a_host_gets_all_gpus(gpus):
+    task = TASK | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3,1"}
+    assert find(task | gpus).local_devices is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "local device 1"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "local devices 2, 3"),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, "all local devices"),
+    ],
+)
+def test_what_is_told(gpus, told):
+    found = find(TASK | gpus)
+    assert (
+        str(found) == f"process 3 of 4, found Slurm (SLURM_PROCID=3), coordinator {found.coordinator}, {told}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("node001", "node001"),
+        ("node001,host2", "node001"),
+        ("node[001-015],host2", "node001"),
+        ("node[001,007-015],host2", "node001"),
+        ("node[7],host2", "node7"),
+        ("dgx-a[1-2]-ib", "dgx-a1-ib"),
+        ("rack[2,4-5]-node[007-015],login", "rack2-node007"),
+    ],
+)
+def test_the_first_host_of_a_node_list(node_list, host):
+    assert first_host(node_list) == host
+
+
+def test_the_tasks_of_each_node():
+    assert [tasks_on("2(x3),1,4(x2)", node) for node in range(6)] == [2, 2, 2, 1, 4, 4]
+    with pytest.raises(ValueError, match=r"an entry for each node, found '2\(x3\)' on node 3"):
+        tasks_on("2(x3)", 3)
+
+
+@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(feedline.cluster.__path__)])
+def test_the_examples_in_the_docstrings(module):
+    assert doctest.testmod(importlib.import_module(f"feedline.cluster.{module}")).failed == 0

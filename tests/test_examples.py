@@ -1,0 +1,33 @@
+"""Every example runs as the README says, in a process of its own, and prints what it is about."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PRINTED = {
+    "smallest.py": "60 steps on 8 devices, loss 0.000000",
+    "existing_iterator.py": "mean 4, state {'given': 5}",
+    "grain_dataset.py": "resumed at epoch 0, position 352",
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_example(name):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == PRINTED[name]
+
+
+def test_no_example_is_left_out():
+    tested_elsewhere = {"two_processes.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *tested_elsewhere}
