@@ -43,9 +43,7 @@ def main() -> None:
     with feedline.Feed(dataset, batch_size=64, sharding=sharding, order=order, epochs=2) as feed:
         for _, batch in zip(range(5), feed, strict=False):
             labels = batch["label"]
-        print(
-            f"5 of {len(feed)} batches: {batch['image'].shape} {batch['image'].dtype}, {labels.shape} {labels.dtype}"
-        )
+        print(f"5 of {len(feed)} batches: {batch['image'].shape} {batch['image'].dtype}, labels {labels.shape}")
         state = json.dumps(feed.get_state())  # goes into a checkpoint
 
     with feedline.Feed(dataset, batch_size=32, sharding=sharding, order=order, epochs=2) as feed:

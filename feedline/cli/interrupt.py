@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-T = TypeVar("T")
+_AGAIN_S = 0.01
 
 
-class Interrupts:
-    """Keeps an interrupt that lands in a finalizer, until the loop can act on it.
+@contextlib.contextmanager
+def interrupts_get_through() -> Iterator[None]:
+    """While this is entered, an interrupt that Python would print and forget is raised again.
 
-    Python raises KeyboardInterrupt wherever the main thread stands. In a finalizer or a weakref
-    callback it can go nowhere: Python prints it and goes on. A training loop runs such callbacks with
-    every batch it lets go of. While this context is entered, one of those is remembered instead.
+    Python raises KeyboardInterrupt wherever the main thread stands. In a finalizer, or in the callback
+    that JAX has run at every garbage collection, it can go nowhere: it ends in `sys.unraisablehook`, and
+    the program goes on. Raising it from that hook would end there too, so an alarm brings it back when
+    the callback is over. Takes SIGALRM; for the main thread of a program, not for a library.
 
     Example:
-      >>> with Interrupts() as interrupts:
-      ...     list(interrupts.watch([1, 2]))
-      [1, 2]
+      >>> with interrupts_get_through():
+      ...     pass
     """
 
-    def __init__(self) -> None:
-        self._lost = False
-
-    def watch(self, items: Iterable[T]) -> Iterator[T]:
-        """`items`, until there was an interrupt.
-
-        Raises:
-          KeyboardInterrupt: one was lost since this context was entered.
-        """
-        for item in items:
-            if self._lost:
-                raise KeyboardInterrupt
-            yield item
-
-    def __enter__(self) -> Interrupts:
-        self._usual_hook = sys.unraisablehook
-        sys.unraisablehook = self._hook
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        sys.unraisablehook = self._usual_hook
-
-    def _hook(self, unraisable: UnraisableHookArgs) -> None:
+    def again(unraisable: UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            self._lost = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
         else:
-            self._usual_hook(unraisable)
+            usual_hook(unraisable)
+
+    usual_hook = sys.unraisablehook
+    usual_handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual_hook
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual_handler)

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import tyro
 
 import feedline
+from feedline.cli.interrupt import interrupts_get_through
 from feedline.cli.launch import Launch
 from feedline.cli.train import Train
 from feedline.errors import FeedError
@@ -35,8 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
       SystemExit: after --help, and where the command line cannot be understood.
     """
-    code = _ran(sys.argv[1:] if argv is None else list(argv))
-    if argv is None and code:
+    if argv is not None:
+        return _ran(list(argv))
+    with interrupts_get_through():
+        code = _ran(sys.argv[1:])
+    if code:
         _leave(code)
     return code
 

@@ -14,7 +14,6 @@ import jax
 import optax
 from flax import nnx
 
-from feedline.cli.interrupt import Interrupts
 from feedline.cli.train import Train
 from feedline.data import labelled
 from feedline.data.labelled import Labelled
@@ -35,14 +34,13 @@ def train_and_test(options: Train) -> int:
     data = _data(options)
     program = compiled(_learner(options, data), options.mode)
     first = jax.process_index() == 0
-    with Interrupts() as interrupts, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         feed = stack.enter_context(_training_feed(options, data, program))
         test_feed = stack.enter_context(_test_feed(options, data, program))
         steps = options.steps or len(feed)
         live = stack.enter_context(LiveLine(steps)) if first else None
-        batches = interrupts.watch(itertools.islice(feed, steps))
-        state, progress = train(program.step, program.init(), batches, report=live)
-        tested = evaluate(program.sums, state.parameters, interrupts.watch(test_feed))
+        state, progress = train(program.step, program.init(), itertools.islice(feed, steps), report=live)
+        tested = evaluate(program.sums, state.parameters, test_feed)
         result = _result(options, program, feed, progress, tested)
     if first:
         print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)

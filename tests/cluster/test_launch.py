@@ -1,0 +1,344 @@
+"""`feedline launch` with real processes: output, failures, signals, and that none is left.
+
+A process says that it is ready by a line of output. That one has ended is seen on a file descriptor
+of its own (pidfd), which the kernel makes readable at its end. So nothing here waits for a time.
+"""
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from feedline.cluster.launch import launch
+
+DEADLINE_S = 30
+LAUNCHER = (
+    "import json, sys\nfrom feedline.cluster.launch import launch\nsys.exit(launch(**json.loads(sys.argv[1])))"
+)
+FEEDLINE = [sys.executable, "-m", "feedline.cli.main"]
+
+
+def started(command, *, before=(), **options):
+    """A launcher, in a process of its own."""
+    options = {"command": command, "processes": 2, **options}
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", LAUNCHER, json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(command, **options):
+    """What a launcher wrote, and its exit code."""
+    with started(command, **options) as launcher:
+        out, err = launcher.communicate(timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(command, launcher.returncode, out, err)
+
+
+def sh(script):
+    return ["sh", "-c", script]
+
+
+def lines_until(launcher, count, pattern):
+    """The first `count` lines of output, which all match."""
+    lines = [launcher.stdout.readline() for _ in range(count)]
+    assert all(re.fullmatch(pattern, line) for line in lines), lines + [launcher.stderr.read()]
+    return lines
+
+
+@contextlib.contextmanager
+def watched(pids):
+    """Yields a function that returns those which have not ended by the deadline."""
+    files = {os.pidfd_open(pid): pid for pid in pids}
+
+    def left():
+        end, alive = time.monotonic() + DEADLINE_S, dict(files)
+        while alive and (wait_s := end - time.monotonic()) > 0:
+            for file in select.select(list(alive), [], [], wait_s)[0]:
+                del alive[file]
+        return list(alive.values())
+
+    try:
+        yield left
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def test_each_line_comes_whole_from_its_process_on_its_own_stream():
+    done = finished(sh("echo out $FEEDLINE_PROCESS of $FEEDLINE_PROCESSES; echo err >&2"), processes=3)
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[{p}] out {p} of 3" for p in range(3)]
+    assert sorted(done.stderr.splitlines()) == [f"[{p}] err" for p in range(3)]
+
+
+def test_a_last_line_without_an_end_is_shown():
+    assert finished(sh("printf end"), processes=1).stdout == "[0] end\n"
+
+
+def test_lines_written_in_pieces_are_not_mixed():
+    program = (
+        "import os\n"
+        "for i in range(500):\n"
+        "    for piece in (b'line ', b'%d ' % i, b'x' * (i % 97), b'\\n'):\n"
+        "        os.write(1 + i % 2, piece)"
+    )
+    done = finished([sys.executable, "-c", program], processes=4)
+    for stream, odd in ((done.stdout, 0), (done.stderr, 1)):
+        of_each = {f"[{p}]": [] for p in range(4)}
+        for line in stream.splitlines():
+            of_each[line[:3]].append(line[4:])
+        expected = [f"line {i} {'x' * (i % 97)}" for i in range(odd, 500, 2)]
+        assert all(lines == expected for lines in of_each.values())
+
+
+def test_the_processes_have_no_input():
+    assert finished(sh("cat; readlink /proc/self/fd/0"), processes=1).stdout == "[0] /dev/null\n"
+
+
+def test_the_first_failure_ends_the_others_and_is_told():
+    """The others wait in a process of their own, which must be told too."""
+    script = (
+        "trap 'echo asked to end; exit' TERM\n"
+        "echo ready\n"
+        "if [ $FEEDLINE_PROCESS = 1 ]; then echo the cause >&2; exit 3; fi\n"
+        "sleep 1000 & wait"
+    )
+    done = finished(sh(script), processes=3, grace_s=1000)
+    assert done.returncode == 3
+    assert "[1] asked to end" not in done.stdout
+    told = "feedline launch: process 1 of 3 exited with code 3; the others were stopped. Its last lines:\n"
+    _, heading, last = done.stderr.partition(told)
+    assert heading
+    assert sorted(last.splitlines()) == ["[1] ready", "[1] the cause"]
+
+
+def test_who_does_not_end_when_asked_is_killed():
+    script = "if [ $FEEDLINE_PROCESS = 1 ]; then exit 3; fi; trap '' TERM HUP INT; sleep 1000; echo late"
+    done = finished(sh(script), grace_s=0.1)
+    assert (done.returncode, done.stdout) == (3, "")
+
+
+def test_a_process_that_a_signal_killed():
+    done = finished(sh("kill -KILL $$"), processes=1)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr == (
+        "feedline launch: process 0 of 1 was killed by signal 9 (Killed; the kernel sends it when memory "
+        "runs out)\n"
+    )
+    assert finished(sh("kill -SEGV $$"), processes=1).returncode == 128 + signal.SIGSEGV
+
+
+def test_a_process_that_succeeds_early_does_not_end_the_others():
+    script = "[ $FEEDLINE_PROCESS = 0 ] || { read -r line <%s; echo $line; }"
+    reading, writing = os.pipe()
+    with started(sh("echo ready; " + script % f"/proc/{os.getpid()}/fd/{reading}")) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        os.write(writing, b"goes on\n")
+        assert launcher.stdout.readline() == "[1] goes on\n"
+        assert launcher.wait(DEADLINE_S) == 0
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT", "TERM"])
+def test_signals_are_passed_on(name):
+    """To children and grandchildren, and once; those that end well end the launcher well."""
+    inner = f"trap 'echo {name}; exit' {name}; echo ready; while :; do read -r never <>$FIFO; done"
+    script = f"FIFO=$(mktemp -u); export FIFO; mkfifo $FIFO; sh -c '{inner.replace(chr(39), chr(34))}' & {inner}"
+    with started(sh(script)) as launcher:
+        lines_until(launcher, 4, r"\[\d\] ready\n")
+        launcher.send_signal(getattr(signal, f"SIG{name}"))
+        out, err = launcher.communicate(timeout=DEADLINE_S)
+        assert (launcher.returncode, err) == (0, "")
+        assert sorted(out.splitlines()) == [f"[{p}] {name}" for p in (0, 0, 1, 1)]
+
+
+def test_a_signal_that_ends_the_processes_is_told():
+    with started(sh("echo ready; exec sleep 1000")) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGTERM)
+        _, err = launcher.communicate(timeout=DEADLINE_S)
+        assert launcher.returncode == 128 + signal.SIGTERM
+        assert re.fullmatch(
+            r"feedline launch: process \d of 2 was killed by signal 15 \(Terminated\), "
+            r"after SIGTERM had been passed on\n",
+            err,
+        )
+
+
+def test_a_second_interrupt_kills_at_once():
+    script = "trap 'echo again' INT; trap '' TERM; echo ready; while :; do sleep 1000; done"
+    with started(sh(script), grace_s=1000) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGINT)
+        lines_until(launcher, 2, r"\[\d\] again\n")
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(DEADLINE_S) == 128 + signal.SIGKILL
+
+
+def test_a_signal_that_nohup_ignores_is_not_passed_on():
+    with started(sh("echo ready; exec sleep 1000"), before=["nohup"]) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGHUP)
+        launcher.send_signal(signal.SIGTERM)
+        _, err = launcher.communicate(timeout=DEADLINE_S)
+        assert "after SIGTERM had been passed on" in err
+        assert launcher.returncode == 128 + signal.SIGTERM
+
+
+# A process with a child of its own; both say their pid, and neither ends when asked.
+FAMILY = "trap '' HUP INT TERM; sh -c 'echo $$; exec sleep 1000' & echo $$; wait"
+
+
+def pids_of_families(launcher, processes):
+    lines = lines_until(launcher, 2 * processes, r"\[\d\] \d+\n")
+    pids = [int(line.split()[1]) for line in lines]
+    group = os.getpgid(pids[0])  # Its number is the guard's pid.
+    assert group not in (os.getpgid(0), *pids)
+    return [group, *pids]
+
+
+def test_no_process_outlives_a_killed_launcher():
+    with started(sh(FAMILY), processes=3) as launcher:
+        pids = pids_of_families(launcher, 3)
+        with watched(pids) as left:
+            launcher.kill()
+            assert left() == []
+
+
+def test_no_process_outlives_the_end_of_whoever_reads():
+    with started(sh(FAMILY + "; while :; do echo more; done"), processes=2) as launcher:
+        pids = pids_of_families(launcher, 2)
+        with watched(pids) as left:
+            os.kill(pids[-1], signal.SIGKILL)
+            os.kill(pids[-2], signal.SIGKILL)
+            launcher.stdout.close()
+            launcher.stderr.close()
+            assert launcher.wait(DEADLINE_S) == 128 + signal.SIGPIPE
+            assert left() == []
+
+
+def test_what_a_finished_process_left_behind_is_ended():
+    with started(sh("sh -c 'echo $$; exec sleep 1000' & echo $$; read -r go")) as launcher:
+        out, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 1  # `read` found no input.
+    for line in out.splitlines():
+        with contextlib.suppress(ProcessLookupError), watched([int(line.split()[1])]) as left:
+            assert left() == []
+
+
+def test_a_process_in_a_group_of_its_own_is_signalled_too():
+    with started(["setsid", "sh", "-c", "echo $$; exec sleep 1000"], processes=2) as launcher:
+        pids = [int(line.split()[1]) for line in lines_until(launcher, 2, r"\[\d\] \d+\n")]
+        with watched(pids) as left:
+            launcher.send_signal(signal.SIGTERM)
+            assert left() == []
+            assert launcher.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
+def test_a_daemon_that_holds_the_output_does_not_hold_the_launcher():
+    with started(sh("setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 0.1"), processes=1) as launcher:
+        (line,) = lines_until(launcher, 1, r"\[0\] \d+\n")
+        try:
+            assert launcher.wait(DEADLINE_S) == 0
+        finally:
+            os.kill(int(line.split()[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("no-such-program", 127, "cannot run no-such-program: No such file or directory; correct it"),
+        ("/etc/passwd", 126, "cannot run /etc/passwd: Permission denied; make it executable"),
+    ],
+)
+def test_a_command_that_cannot_be_run(command, code, message, capfd):
+    assert launch([command], processes=2) == code
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"command": []}, r'sequence of words, the program first, found \[\]; for example \["python"'),
+        ({"command": "python train.py"}, "sequence of words"),
+        ({"processes": 0}, "processes must be at least 1, got 0"),
+        ({"devices_per_process": 0}, "devices_per_process must be at least 1, got 0"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        launch(**{"command": ["true"], "processes": 1, **options})
+
+
+def test_the_caller_gets_its_signals_back():
+    numbers = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    assert launch(["true"], processes=1) == 0
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def run_feedline(*arguments, environ=None):
+    return subprocess.run(
+        [*FEEDLINE, *arguments],
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.multiprocess
+def test_two_processes_join_and_compute_together():
+    program = (
+        "import feedline\n"
+        "feedline.cluster.initialize()\n"
+        "feedline.cluster.initialize()\n"
+        "import jax, numpy\n"
+        "from jax.experimental import multihost_utils\n"
+        "total = multihost_utils.process_allgather(numpy.array(jax.process_index() + 1)).sum()\n"
+        "print(jax.process_count(), jax.local_device_count(), jax.device_count(), total)\n"
+    )
+    options = ["--processes", "2", "--cpu", "--devices-per-process", "2"]
+    done = run_feedline("launch", *options, "--", sys.executable, "-c", program)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 2 2 4 3", "[1] 2 2 4 3"]), done
+    for process in range(2):
+        line = (
+            rf"\[{process}\] feedline: process {process} of 2, found environment variables "
+            rf"\(FEEDLINE_PROCESS={process}\), coordinator 127.0.0.1:\d+, all local devices"
+        )
+        assert len(re.findall(line, done.stderr)) == 1
+
+
+def test_options_of_the_command_are_its_own():
+    done = run_feedline("launch", "--processes", "1", "--", "echo", "--processes", "7", "--", "--help")
+    assert (done.returncode, done.stdout) == (0, "[0] --processes 7 -- --help\n")
+
+
+def test_launch_without_a_command_says_how():
+    done = run_feedline("launch", "--processes", "1")
+    assert done.returncode == 2
+    assert '["python", "train.py"]' in done.stderr
+
+
+@pytest.mark.multiprocess
+def test_training_on_two_processes():
+    train = [*FEEDLINE, "train", "--steps", "5", "--batch-size", "64", "--json"]
+    done = run_feedline("launch", "--processes", "2", "--cpu", "--", *train)
+    assert done.returncode == 0, done.stderr
+    printed = [line.split(" ", 1) for line in done.stdout.splitlines() if '"processes"' in line]
+    assert [process for process, _ in printed] == ["[0]"]
+    result = json.loads(printed[0][1])
+    assert result["processes"] == 2
+    assert isinstance(result["final_loss"], float)

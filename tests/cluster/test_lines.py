@@ -1,0 +1,32 @@
+"""`Lines`: whatever the chunks, whole lines after their process."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.cluster.lines import Lines
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda chunk: chunk.replace(b"a", b"\n"))))
+def test_the_lines_do_not_depend_on_the_chunks(chunks):
+    lines = Lines(3)
+    written = b"".join([lines.add(chunk) for chunk in chunks] + [lines.end()])
+    whole = b"".join(chunks)
+    ended = whole if whole.endswith(b"\n") or not whole else whole + b"\n"
+    assert written == b"".join(b"[3] " + line + b"\n" for line in ended.split(b"\n")[:-1])
+
+
+def test_an_endless_line_is_cut():
+    lines = Lines(0)
+    piece = b"x" * (1 << 16)
+    assert lines.add(piece) == b""
+    assert lines.add(piece + b"y") == 2 * (b"[0] " + piece + b"\n")
+    assert lines.end() == b"[0] y\n"
+    assert lines.end() == b""
+
+
+def test_the_newest_lines_are_remembered_over_both_streams():
+    out = Lines(1)
+    err = Lines(1, out.last)
+    out.add(b"".join(b"%d\n" % number for number in range(100)))
+    err.add(b"Error\n")
+    assert list(out.last) == [b"[1] %d\n" % number for number in range(81, 100)] + [b"[1] Error\n"]

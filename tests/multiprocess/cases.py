@@ -1,0 +1,56 @@
+"""Cases: functions that run in every process of every topology, and in one process alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """Where a case runs.
+
+    Attributes:
+      devices: of all processes.
+      folder: an empty one, for files of this process and case.
+      before: gives what the same case gave in the topology before this one; None in the first.
+    """
+
+    devices: list[jax.Device]
+    folder: Path
+    before: Callable[[], Any]
+
+
+Case = Callable[..., Any]
+CASES: dict[str, Callable[[Here], Any]] = {}
+"""By name, in the order in which every process runs them."""
+
+
+def case(*choices: Iterable[str]) -> Callable[[Case], Case]:
+    """Register `function(here, *chosen)` as one case for each combination of the choices.
+
+    What it returns is a tree. Global arrays in it are put together from all processes; anything
+    else must be equal on all of them, unless it is wrapped as `values.Own`.
+    """
+
+    def register(function: Case) -> Case:
+        for chosen in itertools.product(*choices):
+            CASES[name_of(function, *chosen)] = functools.partial(_run, function, chosen)
+        return function
+
+    return register
+
+
+def name_of(function: Case, *chosen: str) -> str:
+    """The name under which `case` registered it, which can be a file's."""
+    return "-".join([function.__name__, *chosen])
+
+
+def _run(function: Case, chosen: tuple[str, ...], here: Here) -> Any:
+    return function(here, *chosen)

@@ -1,0 +1,91 @@
+"""The topologies, and how the processes of one are started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .values import Failed
+
+PATIENCE_S = 60.0
+"""How long one case, or the start, may take before the process writes its stacks and ends."""
+
+
+class Topology(NamedTuple):
+    """So many processes with so many CPU devices each."""
+
+    processes: int
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.processes}x{self.devices}"
+
+
+TOPOLOGIES = (Topology(2, 2), Topology(4, 1), Topology(2, 4))
+ALONE = Topology(1, 8)
+"""The process that runs the tests."""
+
+
+def launch(
+    topology: Topology, modules: Sequence[str], folder: Path, before: Path | None, patience_s: float = PATIENCE_S
+) -> None:
+    """Run every case of `modules` in every process of `topology`, and wait until they are done.
+
+    Args:
+      modules: names of the modules that register the cases.
+      folder: for what they give, see `gave`, and for each process's output.
+      before: the folder of the launch before this one.
+      patience_s: per case.
+    """
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={topology.devices}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with contextlib.ExitStack() as stack:
+        address = f"localhost:{stack.enter_context(_reserved_port())}"
+        processes = []
+        for i in range(topology.processes):
+            output = stack.enter_context(_output(folder, i).open("wb"))
+            settings = [address, str(topology.processes), str(i), str(folder), str(before or ""), str(patience_s)]
+            command = [sys.executable, "-W", "error", "-m", f"{__package__}.process", *settings, *modules]
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            process.wait()
+
+
+def gave(folder: Path, name: str, process: int) -> Any:
+    """What a case gave in one process of the launch that wrote to `folder`."""
+    try:
+        return pickle.loads(result_file(folder, name, process).read_bytes())
+    except FileNotFoundError:
+        output = _output(folder, process).read_text(errors="replace")
+        return Failed(f"it ended before it had done {name}. The end of what it wrote:\n{output[-4000:]}")
+
+
+def result_file(folder: Path, name: str, process: int) -> Path:
+    """Where a process writes what a case gave."""
+    return folder / f"{name}.{process}.pickle"
+
+
+def _output(folder: Path, process: int) -> Path:
+    return folder / f"process-{process}.txt"
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A free port of which nobody gets hold before jax's coordinator, which shares it, listens on it."""
+    with socket.socket() as port:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("localhost", 0))
+        yield port.getsockname()[1]

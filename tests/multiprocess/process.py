@@ -1,0 +1,46 @@
+"""One process of a launch: joins the others, runs every case, and writes what each gave.
+
+A process that is stuck writes the stacks of all its threads and ends, whatever it is stuck in.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib
+import pickle
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+_START_S = 60.0
+"""How long the start may take: importing jax, and meeting the other processes."""
+
+
+def main(
+    address: str, processes: str, process: str, folder: str, before: str, patience_s: str, *modules: str
+) -> None:
+    faulthandler.dump_traceback_later(_START_S, exit=True)
+    import jax
+
+    from .cases import CASES, Here
+    from .launch import gave, result_file
+    from .values import Failed, held
+
+    jax.distributed.initialize(address, int(processes), int(process))
+    for module in modules:
+        importlib.import_module(module)
+    for name, function in CASES.items():
+        faulthandler.dump_traceback_later(float(patience_s), exit=True)
+        with tempfile.TemporaryDirectory() as own:
+            earlier = functools.partial(gave, Path(before), name, 0) if before else lambda: None
+            try:
+                value = held(function(Here(jax.devices(), Path(own), earlier)))
+            except Exception:  # noqa: BLE001  the test that asks for it fails with this traceback
+                value = Failed(traceback.format_exc())
+        result_file(Path(folder), name, int(process)).write_bytes(pickle.dumps(value))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""What a case gives in several processes, put together to one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """What one process holds of a global array: each of its devices' shards, and where that lies."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parts: list[tuple[tuple[slice, ...], Array]]
+
+    @classmethod
+    def of(cls, array: jax.Array) -> Shards:
+        parts = [(shard.index, np.array(shard.data)) for shard in array.addressable_shards]
+        return cls(array.shape, np.dtype(array.dtype), parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A value that may differ between the processes. Put together, it is the list of all of them."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The traceback of a case that raised."""
+
+    traceback: str
+
+
+def held(value: Any) -> Any:
+    """The value with each global array as the `Shards` of this process."""
+    return jax.tree.map(lambda leaf: Shards.of(leaf) if isinstance(leaf, jax.Array) else leaf, value)
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """One value out of those of all processes, in the order of the processes.
+
+    Raises:
+      AssertionError: a process failed, they disagree, or a part of a global array is missing.
+    """
+    failures = [f"process {i}: {value.traceback}" for i, value in enumerate(values) if isinstance(value, Failed)]
+    assert not failures, "\n".join(failures)
+    structures = [jax.tree.structure(value) for value in values]
+    assert structures == structures[:1] * len(values), f"the processes gave different trees: {structures}"
+    return jax.tree.map(_join, *values)
+
+
+def _join(*leaves: Any) -> Any:
+    if isinstance(leaves[0], Own):
+        return [leaf.value for leaf in leaves]
+    if isinstance(leaves[0], Shards):
+        return whole(leaves)
+    for leaf in leaves:
+        np.testing.assert_equal(leaf, leaves[0], "the processes disagree")
+    return leaves[0]
+
+
+def whole(shards: Sequence[Shards]) -> Array:
+    """The global array. Its replicas must agree bit by bit, and no part of it may be missing."""
+    array = np.zeros(shards[0].shape, shards[0].dtype)
+    known = np.zeros(array.shape, bool)
+    for one in shards:
+        assert (one.shape, one.dtype) == (array.shape, array.dtype)
+        for index, values in one.parts:
+            np.testing.assert_array_equal(np.where(known[index], array[index], values), values, "replicas differ")
+            array[index] = values
+            known[index] = True
+    assert known.all(), f"no process holds the values at {np.argwhere(~known).tolist()}"
+    return array
