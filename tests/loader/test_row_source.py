@@ -1,0 +1,113 @@
+"""A `RowSource` of the user's own: a format that feedline does not know, and more rows than any disk holds."""
+
+import jax
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading, RowSource
+from feedline.order import rows_at
+
+
+class Squares:
+    """Row i holds i and i² mod 1009. Nothing is stored, so there may be any number of rows."""
+
+    def __init__(self, count, fails_at=None):
+        self.spec = {
+            "row": jax.ShapeDtypeStruct((2,), np.uint32),
+            "square": jax.ShapeDtypeStruct((), np.int16),
+        }
+        self.identity = {"kind": "squares", "count": count}
+        self.count = count
+        self.fails_at = fails_at
+        self.read_rows = 0
+        self.closed = 0
+
+    def __len__(self):
+        return self.count
+
+    def read(self, rows, out):
+        if self.fails_at is not None and (rows == self.fails_at).any():
+            raise OSError("the disk is gone")
+        self.read_rows += len(rows)
+        out["row"][:, 0], out["row"][:, 1] = rows >> 32, rows & 0xFFFFFFFF
+        out["square"][:] = (rows % 1009) ** 2 % 1009
+
+    def close(self):
+        self.closed += 1
+
+
+def _index(batch):
+    row = np.asarray(batch["row"]).astype(np.int64)
+    return (row[:, 0] << 32) + row[:, 1]
+
+
+@pytest.mark.parametrize("count", [100, 10**12 + 1, 2**40 + 1])
+def test_any_number_of_rows_is_read_from_any_place(sharding, count):
+    source = Squares(count)
+    assert isinstance(source, RowSource)
+    start = count - 50
+    with Feed(source, 16, sharding, order=Order(seed=9), epochs=2, reading=Reading(threads=1, buffer=1)) as feed:
+        feed.seek(1, start)
+        batches = [
+            batch for _, batch in zip(range(4), feed, strict=False)
+        ]  # list() would make room for a whole pass
+        assert len(batches) == 3
+        for k, batch in enumerate(batches):
+            index = rows_at(Order(seed=9), count, 1, np.arange(start + 16 * k, start + 16 * k + 16))
+            np.testing.assert_array_equal(_index(batch), index)
+            np.testing.assert_array_equal(np.asarray(batch["square"]), (index % 1009) ** 2 % 1009)
+    assert source.read_rows == 48
+
+
+def test_restoring_reads_nothing_again(sharding):
+    source = Squares(10**12)
+    with Feed(source, 16, sharding) as feed:
+        next(feed)
+        state = feed.get_state()
+        state["position"] = 10**12 - 160
+    source.read_rows = 0
+    with Feed(source, 16, sharding, epochs=1) as feed:
+        feed.set_state(state)
+        assert source.read_rows == 0
+        assert sum(1 for _ in feed) == 10
+    assert source.read_rows == 160
+
+
+def test_a_source_that_was_given_is_not_closed(sharding):
+    source = Squares(64)
+    for _ in range(2):
+        with Feed(source, 16, sharding, epochs=1) as feed:
+            assert len(list(feed)) == 4
+    assert source.closed == 0
+
+
+def test_what_a_source_raises_arrives_as_it_is(sharding):
+    with Feed(Squares(64, fails_at=33), 16, sharding, order=Order(shuffle=False)) as feed:
+        next(feed), next(feed)
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(feed)
+        assert feed.position == 32
+
+
+def test_columns_and_rows_of_a_source_without_read_leaf_are_cut(sharding):
+    mesh = sharding.mesh
+    shardings = {
+        "row": jax.sharding.NamedSharding(
+            jax.sharding.Mesh(mesh.devices.reshape(4, 2), ("d", "m")), jax.P("d", "m")
+        ),
+        "square": sharding,
+    }
+    with Feed(Squares(64), 16, shardings, order=Order(shuffle=False), epochs=1) as feed:
+        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in feed]), np.arange(64))
+
+
+def test_an_object_dtype_in_a_spec_is_refused(sharding):
+    source = Squares(64)
+    source.spec = {"row": jax.ShapeDtypeStruct((2,), np.dtype("S4"))}
+    with pytest.raises(TypeError, match=r"batch\['row'\]: an accelerator holds numbers and booleans"):
+        Feed(source, 16, sharding)
+
+
+def test_an_empty_source_is_refused(sharding):
+    with pytest.raises(ValueError, match="a source must have at least one row, Squares has 0"):
+        Feed(Squares(0), 16, sharding)
