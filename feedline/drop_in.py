@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy as copies
 import dataclasses
+import logging
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +20,9 @@ from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
+
+_log = logging.getLogger("feedline")
+_CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
 
 
 def prefetch_to_mesh(
@@ -66,7 +71,7 @@ class MeshIterator:
     """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
-        source = _Source(iterable, copy)
+        source = self._source = _Source(iterable, copy)
         place = _Place(sharding)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
         self._run = (
@@ -76,6 +81,8 @@ class MeshIterator:
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False
         self._over = False
+        self._closed = False
+        weakref.finalize(self, self._run.close).atexit = False
 
     def __iter__(self) -> MeshIterator:
         return self
@@ -84,6 +91,8 @@ class MeshIterator:
         """The next batch. StopIteration at the end; what the iterator raised, after the batches before it."""
         if self._over:
             raise StopIteration
+        if self._closed:
+            raise ValueError(_CLOSED)
         if not self._started:
             self._started = True
             close_at_exit(self._run)
@@ -91,9 +100,11 @@ class MeshIterator:
         try:
             batch, self._state = self._run.take()
         except Closed:
-            raise ValueError("this iterator is closed; call prefetch_to_mesh again") from None
-        except BaseException:
-            self._over = True
+            raise ValueError(_CLOSED) from None
+        except BaseException as error:
+            # after an interrupt, which loses what was placed, a StopIteration would pass for the end
+            self._over = isinstance(error, Exception)
+            self._closed = True
             self._run.close()
             raise
         return batch
@@ -105,21 +116,24 @@ class MeshIterator:
         return self._state
 
     def close(self, timeout_s: float = 30) -> None:
-        """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent."""
+        """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent.
+
+        Args:
+          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator a warning
+            says so, and it ends with the process at the latest.
+        """
+        self._closed = True
         self._run.close()
-        if self._started:
-            self._run.join(timeout_s)
+        if not self._started:
+            self._source.close()  # no thread will
+        elif stuck := self._run.join(timeout_s):
+            _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
 
     def __enter__(self) -> MeshIterator:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        run = getattr(self, "_run", None)
-        if run is not None:
-            run.close()
 
 
 class _Source:
@@ -128,10 +142,16 @@ class _Source:
     def __init__(self, iterable: Iterable[Any], copy: bool) -> None:
         self.iterator: Any = iter(iterable)
         self._copy = copy
+        self._closed = False
 
     def __next__(self) -> _Given:
         batch = next(self.iterator)
         spec = RowSpec.of(jax.tree.map(np.asarray, batch))
+        for leaf in spec.leaves:
+            if not leaf.shape:
+                raise ValueError(
+                    f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
+                )
         leaves = [
             self._own(np.asarray(x), leaf) for x, leaf in zip(jax.tree.leaves(batch), spec.leaves, strict=True)
         ]
@@ -140,15 +160,15 @@ class _Source:
 
     def close(self) -> None:
         close = getattr(self.iterator, "close", None)
-        if close is not None:
+        if close is not None and not self._closed:
+            self._closed = True
             close()
 
     def _own(self, values: Any, leaf: Any) -> Any:
         if not self._copy and leaf.dtype == leaf.placed:
             return values
         mine = aligned_empty(values.shape, leaf.placed)
-        rows = np.arange(len(values) if values.ndim else 0)
-        cast_into(mine, values, dataclasses.replace(leaf, shape=leaf.shape[1:]), rows)
+        cast_into(mine, values, dataclasses.replace(leaf, shape=leaf.shape[1:]), np.arange(len(values)))
         return mine
 
 

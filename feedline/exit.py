@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import threading
 import time
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 _PATIENCE_S = 1.0
 
@@ -28,19 +29,26 @@ def close_at_exit(run: _Closable) -> None:
 @functools.cache
 def _register() -> None:
     # atexit runs after the threads of executors were joined, which a stuck read never lets happen;
-    # threading's own hook, that concurrent.futures uses too, runs before, and the newest first.
-    import concurrent.futures.thread  # noqa: F401  it must register before us
-
+    # threading's own hook, that concurrent.futures (imported above) uses too, runs before, the newest first
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 def _close_all() -> None:
-    from feedline.loader.reading import forget_stuck_threads
-
     runs = list(_runs)
     for run in runs:
         run.close()
     deadline = time.monotonic() + _PATIENCE_S
     for run in runs:
         run.join(max(0.0, deadline - time.monotonic()))
-    forget_stuck_threads()
+    _forget_stuck_threads()
+
+
+def _forget_stuck_threads() -> None:
+    """Let the interpreter go while one of Grain's threads is stuck in a read.
+
+    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not.
+    """
+    joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
+    for thread in threading.enumerate():
+        if thread.daemon and thread.name.startswith("grain-prefetch"):
+            joined.pop(thread, None)

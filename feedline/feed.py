@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -111,8 +110,10 @@ class Feed:
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
         self._closed = False
-        self._turn = threading.Lock()  # held by the one thread that is inside next, seek or set_state
-        self._runs: list[Run] = []  # the run that reads ahead, if any; shared with the finalizer
+        self._released = False  # the pipeline was closed
+        self._turn: dict[str, object] = {}  # "holder": a token of the one that is inside next, seek or set_state
+        self._run: Run | None = None  # the run that reads ahead
+        self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
         self._counted = Statistics(threads=self._pipeline.reading.threads or 0, workers=reading.workers)
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
@@ -120,10 +121,9 @@ class Feed:
         """Itself. After exhaustion the next pass begins."""
         self._check_open()
         if self._exhausted:
-            self._exhausted = False
-            self._delivered = self._delivered._replace(
-                cursor=self._pipeline.way.next_pass(self._delivered.cursor), lanes=None
-            )
+            cursor = self._pipeline.way.next_pass(self._delivered.cursor)
+            delivered = self._delivered._replace(cursor=cursor, lanes=None)
+            self._delivered, self._exhausted = delivered, False
         return self
 
     def __next__(self) -> Any:
@@ -137,12 +137,20 @@ class Feed:
         with self._my_turn():
             if self._exhausted:
                 raise StopIteration
-            began = time.perf_counter()
-            placed = self._take()
-            account = placed.account
-            self._delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
-            self._count(placed, time.perf_counter() - began)
-            return placed.batch
+            try:
+                began = time.perf_counter()
+                placed = self._take()
+                account = placed.account
+                delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
+                counted = self._counted_with(placed, time.perf_counter() - began)
+                # last, and at once: an interrupt comes before both or counts as one after `next`
+                self._counted, self._delivered = counted, delivered
+                return placed.batch
+            except BaseException as error:
+                # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
+                hurry = isinstance(error, StallError) or not isinstance(error, Exception)
+                self._stop(0 if hurry else _MOMENT_S)
+                raise
 
     def __len__(self) -> int:
         """Batches of one pass. TypeError if the feed is endless, or a stream."""
@@ -219,8 +227,7 @@ class Feed:
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
-        runs = self._runs
-        return dataclasses.replace(self._counted, ready=sum(run.waiting for run in runs))
+        return dataclasses.replace(self._counted, ready=sum(run.waiting for run in self._runs))
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -230,12 +237,11 @@ class Feed:
             warning, and ends with the process at the latest.
         """
         self._closed = True
-        stuck = self._stop_run(timeout_s)
+        stuck = self._stop(timeout_s)
         if stuck:
-            _log.warning(
-                "after %g s %s is still busy with a read or a transfer and was left behind", timeout_s, stuck
-            )
-        else:
+            _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
+        elif not self._released:
+            self._released = True
             self._pipeline.close()
 
     def __enter__(self) -> Feed:
@@ -245,65 +251,66 @@ class Feed:
         self.close()
 
     def _take(self) -> Placed:
-        """The next item of the run. After any failure the run is given up: the next one starts anew."""
-        if not self._runs:
-            run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
-            close_at_exit(run)
-            self._runs.append(run)
-            if self._closed:  # closed by another thread in the meantime
-                run.close()
-        run = self._runs[0]
+        """The next item of the run. If there is none, a new one begins after the last batch delivered."""
         try:
-            return run.take()
+            return (self._run or self._start()).take()
         except StopIteration as end:
-            self._exhausted = True
             dropped = self._counted.dropped_rows + end.value
-            self._counted = dataclasses.replace(self._counted, dropped_rows=dropped)
-            self._stop_run(_MOMENT_S)
+            self._counted, self._exhausted = dataclasses.replace(self._counted, dropped_rows=dropped), True
             raise StopIteration from None
         except Closed:
             raise ValueError(_CLOSED) from None
-        except Exception as error:
-            self._stop_run(0 if isinstance(error, StallError) else _MOMENT_S)
-            raise
-        except BaseException:  # an interrupt, perhaps after the item was taken out and before it was delivered
-            self._stop_run(0)
-            raise
 
-    def _stop_run(self, timeout_s: float) -> str | None:
-        """Close the run, if there is one, and wait for its thread; the name of a thread that is stuck."""
-        while self._runs:
-            run = self._runs.pop()
+    def _start(self) -> Run:
+        run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
+        close_at_exit(run)
+        self._runs.append(run)
+        self._run = run
+        self._check_open()  # another thread may have closed the feed in the meantime
+        return run
+
+    def _stop(self, timeout_s: float) -> str | None:
+        """Give up the run and wait for its thread; the name of a thread that is stuck, of this or an older run."""
+        self._run = None
+        deadline = time.monotonic() + timeout_s
+        stuck = None
+        for run in tuple(self._runs):
             run.close()
-            return run.join(timeout_s)
-        return None
+            left = run.join(max(0.0, deadline - time.monotonic()))
+            stuck = stuck or left
+            if not left:
+                with contextlib.suppress(ValueError):  # another thread may be doing the same
+                    self._runs.remove(run)
+        return stuck
 
     def _go_to(self, delivered: _Delivered) -> None:
         with self._my_turn():
-            self._stop_run(_MOMENT_S)
-            self._delivered = delivered
-            self._exhausted = False
+            self._stop(_MOMENT_S)
+            self._delivered, self._exhausted = delivered, False
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
         self._check_open()
-        if not self._turn.acquire(blocking=False):
-            raise ValueError(
-                "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
-                "its own, or guard it by a lock"
-            )
+        mine = object()
         try:
+            # atomic, and inside `try`: after lock.acquire() an interrupt could leave the lock held for ever
+            if self._turn.setdefault("holder", mine) is not mine:
+                raise ValueError(
+                    "a feed is for one thread at a time, and another thread is inside it; give each thread a "
+                    "feed of its own, or guard it by a lock"
+                )
             yield
         finally:
-            self._turn.release()
+            if self._turn.get("holder") is mine:
+                del self._turn["holder"]
 
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(_CLOSED)
 
-    def _count(self, placed: Placed, wait_s: float) -> None:
+    def _counted_with(self, placed: Placed, wait_s: float) -> Statistics:
         was, account = self._counted, placed.account
-        self._counted = dataclasses.replace(
+        return dataclasses.replace(
             was,
             batches=was.batches + 1,
             rows=was.rows + account.rows,

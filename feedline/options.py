@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import operator
 
 _SEED_BITS = 64
+_LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Reading:
       bad_rows: "raise": a row that cannot be read or cast ends the feed with a `RowError`.
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
         while no stage advanced.
-      stall_error_s: raise a `StallError` after this long.
+      stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
     """
 
     threads: int | None = None
@@ -64,9 +66,7 @@ class Reading:
         if self.bad_rows != "raise":
             raise ValueError(f'Reading.bad_rows must be "raise", got {self.bad_rows!r}')
         for name in ("stall_warning_s", "stall_error_s"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"Reading.{name} must be a positive number of seconds, got {value!r}")
+            object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
 
 
 def checked_integer(name: str, value: object, *, at_least: int) -> int:
@@ -80,3 +80,12 @@ def checked_integer(name: str, value: object, *, at_least: int) -> int:
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
     return number
+
+
+def _checked_seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    seconds = float(value)
+    if not 0 < seconds <= _LONGEST_S:
+        raise ValueError(f"{name} must be above 0 and at most {_LONGEST_S:g} seconds, got {seconds:g}")
+    return seconds

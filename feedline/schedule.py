@@ -1,8 +1,9 @@
 """Which positions the batches of a run hold: batch size, remainder and epochs as arithmetic. Pure.
 
 A *cursor* is (epoch, position): where the next row comes from. It is what a checkpoint stores, and it
-is not normalised: after the last batch of an epoch its position may be the epoch's length or more,
-and the next batch decides, with its own batch size, whether that epoch is over.
+is not normalised: after the last batch of an epoch its position may be the epoch's length or more
+(what lies beyond was padding), and the next batch decides, with its own batch size, whether that
+epoch is over.
 
 A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is
 one pass without an end.
@@ -90,8 +91,8 @@ class Schedule:
             return ENDLESS if self.remainder == "wrap" or self.steps_per_epoch else 0
         last_epoch = (self.pass_of(cursor) + 1) * self.epochs
         if self.remainder == "wrap":
-            left = (last_epoch - cursor.epoch) * self.rows - cursor.position
-            return max(0, left // self.batch_size)
+            left = (last_epoch - cursor.epoch) * self.rows - min(cursor.position, self.rows)
+            return left // self.batch_size
         return self._left_in_epoch(cursor) + (last_epoch - 1 - cursor.epoch) * self.steps_per_epoch
 
     def pass_of(self, cursor: Cursor) -> int:
@@ -105,7 +106,7 @@ class Schedule:
     def batch_at(self, origin: Cursor, k: int) -> Cursor:
         """Where batch k after `origin` starts, normalised: the position is below n."""
         if self.remainder == "wrap":
-            beyond, position = divmod(origin.position + k * self.batch_size, self.rows)
+            beyond, position = divmod(min(origin.position, self.rows) + k * self.batch_size, self.rows)
             return Cursor(origin.epoch + beyond, position)
         here = self._left_in_epoch(origin)
         if k < here:
@@ -123,12 +124,13 @@ class Schedule:
 
     def places(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> Places:
         """Where the rows `offsets` of the batch that starts at `start` stand in the run."""
-        position = offsets + start.position
-        beyond = position // self.rows
+        # no sum of two positions: with n near 2^63 it would not fit
+        beyond = (offsets - (self.rows - start.position)) // self.rows + 1
+        position = offsets + (start.position - beyond * self.rows)
         wraps = self.remainder == "wrap"
         epoch = start.epoch + beyond if wraps else np.full_like(position, start.epoch)
         valid = np.ones_like(position, bool) if wraps else beyond == 0
-        return Places(epoch, position - beyond * self.rows, valid)
+        return Places(epoch, position, valid)
 
     def real_rows(self, start: Cursor) -> int:
         """Rows of the batch at `start` that are not padding."""

@@ -8,6 +8,7 @@ in it, so those may change between a save and a restore.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -24,15 +25,15 @@ the order they are drawn in, and how the source is read (columns, records, a str
 def make(
     step: int, cursor: Cursor, fingerprint: Mapping[str, Any], lanes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The state after `step` delivered batches, the next row coming from `cursor`."""
+    """The state after `step` delivered batches, the next row coming from `cursor`. It shares nothing."""
     state = {
         "version": VERSION,
         "step": step,
         "epoch": cursor.epoch,
         "position": cursor.position,
-        "fingerprint": dict(fingerprint),
+        "fingerprint": copy.deepcopy(dict(fingerprint)),
     }
-    return state if lanes is None else {**state, "lanes": dict(lanes)}
+    return state if lanes is None else {**state, "lanes": copy.deepcopy(dict(lanes))}
 
 
 def check(

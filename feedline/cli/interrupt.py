@@ -1,4 +1,4 @@
-"""Ctrl-C that is never lost."""
+"""Ctrl-C that is neither lost nor fatal."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ def interrupts_get_through() -> Iterator[None]:
         sys.unraisablehook = usual_hook
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, usual_handler)
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """While this is entered, an interrupt of this thread waits; then it is raised.
+
+    For imports: one that hits the initialisation of a C++ library turns into an ImportError there, or
+    crashes the process.
+
+    Example:
+      >>> with interrupts_wait():
+      ...     import json
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -6,22 +6,22 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
-
-import tyro
+from typing import Annotated, NoReturn, Protocol
 
 import feedline
 from feedline.cli.interrupt import interrupts_get_through
-from feedline.cli.launch import Launch
-from feedline.cli.train import Train
 from feedline.errors import FeedError
 
 _READING_FAILED = 1
 _WRONG_ARGUMENT = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
-_Train = Annotated[Train, tyro.conf.subcommand("train")]
-_Launch = Annotated[Launch, tyro.conf.subcommand("launch")]
+
+class Command(Protocol):
+    """A subcommand with its options."""
+
+    def run(self) -> int:
+        """Do it, and give back the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,11 +59,16 @@ def _ran(arguments: list[str]) -> int:
         return _failed(str(error), _WRONG_ARGUMENT)
 
 
-def _parsed(arguments: list[str]) -> Train | Launch:
+def _parsed(arguments: list[str]) -> Command:
     """The subcommand with its options. What follows the first -- of `launch` is its command, untouched."""
+    import tyro  # here, and not above, so that Ctrl-C meanwhile is met by `_ran`
+
+    from feedline.cli.launch import Launch
+    from feedline.cli.train import Train
+
     border = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
     parsed: Train | Launch = tyro.cli(
-        _Train | _Launch,
+        Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Launch, tyro.conf.subcommand("launch")],
         prog="feedline",
         description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:border],

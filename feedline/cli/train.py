@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from feedline.cli.interrupt import interrupts_wait
 from feedline.options import checked_integer
 
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
@@ -75,11 +76,11 @@ class Train:
         self.check()
         if self.cpu_devices is not None:
             use_cpu_devices(self.cpu_devices)
-        from feedline import cluster
+        with interrupts_wait():
+            from feedline import cluster
+            from feedline.cli.training import train_and_test
 
         cluster.initialize()
-        from feedline.cli.training import train_and_test
-
         return train_and_test(self)
 
     def check(self) -> None:

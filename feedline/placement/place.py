@@ -10,7 +10,15 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from feedline.placement.plan import LeafPlan, batch_axis_sharding, check_divides, plan_leaf, shards_of
+from feedline.placement.plan import (
+    LeafPlan,
+    batch_axis_sharding,
+    check_divides,
+    check_multiples,
+    check_rank,
+    plan_leaf,
+    shards_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +54,11 @@ class Placement:
         """
         structs, treedef = jax.tree_util.tree_flatten(self.spec)
         with jax.transfer_guard("allow"):
-            return treedef.unflatten(
+            arrays = [
                 jax.make_array_from_process_local_data(struct.sharding, values, struct.shape)
                 for struct, values in zip(structs, leaves, strict=True)
-            )
+            ]
+        return jax.tree_util.tree_unflatten(treedef, arrays)
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
@@ -57,7 +66,7 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
 
     Raises:
       TypeError: a leaf of `sharding` is no sharding.
-      ValueError: `sharding` is no prefix of the tree.
+      ValueError: `sharding` is no prefix of the tree, or one of its shardings cannot divide its leaf.
     """
 
     def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
@@ -72,6 +81,10 @@ def sharded_like(local: Any, sharding: Any) -> Any:
     """The spec of the global batch of which every process supplies its part, each of the form `local`.
 
     Along each axis the global size is the local one × shards ÷ shards on this process's devices.
+
+    Raises:
+      TypeError: a leaf of `sharding` is no sharding.
+      ValueError: `sharding` is no prefix of the tree, or this process's devices cannot divide a leaf.
     """
 
     def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
@@ -107,9 +120,10 @@ def check_shardings(sharding: Any) -> None:
 
 
 def _global_shape(local: tuple[int, ...], sharding: Sharding, name: str) -> tuple[int, ...]:
+    check_rank(sharding, local, name)
     shards = shards_of(sharding, len(local))
     mine = plan_leaf(sharding, shards, sharding.addressable_devices, name).local_shape
-    check_divides(sharding, tuple(size * whole for size, whole in zip(local, shards, strict=True)), name)
+    check_multiples(local, mine, "on this process's devices", name)
     return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
 
 

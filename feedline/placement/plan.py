@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from feedline.options import checked_integer
 
 if TYPE_CHECKING:
     import jax
@@ -97,7 +99,8 @@ def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> 
     ranges = [range(size) for size in global_shape]
     groups: dict[frozenset[Any], list[int]] = {}
     parts: dict[int, set[Any]] = {}
-    for device, index in sharding.devices_indices_map(global_shape).items():
+    indices: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map(global_shape)
+    for device, index in indices.items():
         bounds = tuple((r[i].start, r[i].stop) for r, i in zip(ranges, index, strict=True))
         parts.setdefault(device.process_index, set()).add(bounds)
     for process in sorted(parts):
@@ -110,25 +113,26 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Rows:
 
     Args:
       sharding: of the batch; only its first axis counts.
-      batch_size: rows in the global batch.
+      batch_size: rows in the global batch, at least 1.
 
     Returns:
       int64[k], ascending. On a permuted mesh they need not be adjacent, and processes that are
       replicas of each other get the same ones.
 
     Raises:
+      TypeError: it is another kind of sharding than a `NamedSharding` or a `SingleDeviceSharding`.
       ValueError: the sharding cannot divide `batch_size` rows, or this process owns no device of it.
 
     Example:
       >>> import jax, numpy as np
       >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
       >>> mesh = Mesh(np.array(jax.devices()), ("data",))
-      >>> len(local_rows(NamedSharding(mesh, PartitionSpec("data")), 8 * jax.device_count()))
-      ... # with one process: all of them
-      64
+      >>> local_rows(NamedSharding(mesh, PartitionSpec("data")), 8)  # in the only process: all of them
+      array([0, 1, 2, 3, 4, 5, 6, 7])
     """
+    size = checked_integer("batch_size", batch_size, at_least=1)
     first = batch_axis_sharding(sharding)
-    return plan_leaf(first, (batch_size,), first.addressable_devices, "batch").rows
+    return plan_leaf(first, (size,), first.addressable_devices, "batch").rows
 
 
 def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
@@ -154,24 +158,38 @@ def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
 
 def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
     """Refuse a shape that the sharding cannot cut into equal shards, and say which size it could."""
-    spec: Any = getattr(sharding, "spec", ())
-    if len(spec) > len(global_shape):
-        raise ValueError(
-            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has "
-            f"{len(global_shape)} (shape {global_shape}); shorten the spec, or give this leaf its own sharding"
-        )
-    for axis, (size, shards) in enumerate(zip(global_shape, shards_of(sharding, len(global_shape)), strict=True)):
-        if size % shards:
-            below, above = size // shards * shards, -(-size // shards) * shards
-            raise ValueError(
-                f"{name}: the {'batch size' if axis == 0 else f'size of axis {axis}'} must be a multiple of the "
-                f"{shards} shards that its mesh axes make, got {size}; {f'{below} or ' if below else ''}{above} "
-                "would work"
-            )
+    check_rank(sharding, global_shape, name)
+    check_multiples(global_shape, shards_of(sharding, len(global_shape)), "that its mesh axes make", name)
     try:
         sharding.shard_shape(global_shape)
     except ValueError as error:
         raise ValueError(f"{name}: the sharding cannot divide shape {global_shape}: {error}") from error
+
+
+def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a leaf with fewer axes than the sharding names, or without any."""
+    spec: Any = getattr(sharding, "spec", ())
+    if len(spec) > len(shape):
+        raise ValueError(
+            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has {len(shape)} (shape {shape}); "
+            "shorten the spec, or give this leaf its own sharding"
+        )
+    if not shape:
+        raise ValueError(
+            f"{name}: the first axis of a leaf is the batch, and this leaf is a scalar; give it one value a row, "
+            "or keep it out of the batch"
+        )
+
+
+def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
+    """Refuse a shape with a size that its axis's `shards` do not divide. `which` says what makes them."""
+    for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
+        if size % count:
+            below, above = size // count * count, -(-size // count) * count
+            raise ValueError(
+                f"{name}: the {'batch size' if axis == 0 else f'size of axis {axis}'} must be a multiple of the "
+                f"{count} shards {which}, got {size}; {f'{below} or ' if below else ''}{above} would work"
+            )
 
 
 def _axes(names: Any) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -11,6 +12,7 @@ from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
 T = TypeVar("T")
+_log = logging.getLogger("feedline")
 H_co = TypeVar("H_co", covariant=True)
 
 
@@ -74,7 +76,10 @@ class Prefetcher(Generic[H, T]):
                 self._watch.complain(self.waiting)
                 continue
             if isinstance(item, _Last):
-                raise item.error
+                try:
+                    raise item.error
+                finally:
+                    del item  # else the error, its traceback and this frame would keep each other, and the batch
             return item
 
     def close(self) -> None:
@@ -82,7 +87,10 @@ class Prefetcher(Generic[H, T]):
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the placement thread. Returns its name if it is still busy, stuck in a read or a transfer."""
+        """Wait for the placement thread. Returns its name if it is still busy, stuck in a read or a transfer.
+
+        It does not wait for the thread that calls it.
+        """
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
@@ -97,8 +105,14 @@ class Prefetcher(Generic[H, T]):
         try:
             self._source.close()
         except BaseException as error:  # noqa: BLE001
-            last = error if isinstance(last, StopIteration) else last
+            if isinstance(last, StopIteration):
+                last = error
+            elif isinstance(last, Closed):
+                _log.warning("closing the source failed", exc_info=error)  # nobody takes it any more
+            else:
+                last.add_note(f"feedline: closing the source failed, too: {error!r}")
         self._handover.finish(_Last(last))
+        del last  # its traceback holds this frame
 
     def _produce(self) -> None:
         """Read and place until the source is exhausted (its StopIteration passes) or the owner stops."""
@@ -109,5 +123,13 @@ class Prefetcher(Generic[H, T]):
             if not self._handover.reserve():
                 return
             self._watch.advanced("place")
-            self._handover.put(self._place(host))
+            self._handover.put(placed(self._place, host))
             del host  # else this frame would keep the host buffers of one batch more
+
+
+def placed(place: Callable[[H], T], host: H) -> T:
+    """The placed `host`. A StopIteration from `place` is an error: it must not pass for the source's end."""
+    try:
+        return place(host)
+    except StopIteration as error:
+        raise RuntimeError("placing a batch raised StopIteration") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from feedline.prefetch.handover import Closed
-from feedline.prefetch.prefetcher import HostIterator
+from feedline.prefetch.prefetcher import HostIterator, placed
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Synchronous(Generic[H, T]):
     """For debugging: `take` reads and places on the caller's thread, so that a debugger can follow it.
 
-    The consumer calls `take`; the owner `start` and `close`. An error closes the source.
+    The consumer calls `take`; the owner `start` once and `close` as often as it likes.
     """
 
     waiting = 0
@@ -38,7 +38,7 @@ class Synchronous(Generic[H, T]):
         """
         if self._closed:
             raise Closed
-        return self._place(next(self._source))
+        return placed(self._place, next(self._source))
 
     def close(self) -> None:
         """Close the source. Idempotent."""

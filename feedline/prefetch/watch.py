@@ -38,12 +38,10 @@ class Watch:
 
     def patience_s(self) -> float:
         """Seconds until the next warning or error is due, from now; 0 once it is."""
-        limit = self._reading.stall_error_s if self._warned else self._reading.stall_warning_s
-        due = max(self._waiting_since, self._last[1]) + min(limit, self._reading.stall_error_s)
-        return max(0.0, due - time.monotonic())
+        return max(0.0, self._limit_s() - self._still_s(self._last[1]))
 
     def complain(self, waiting: int) -> None:
-        """Warn or raise: nothing has advanced for as long as `patience_s` allowed.
+        """Warn or raise, if that is due: a stage may have advanced since `patience_s` was asked.
 
         Args:
           waiting: items that lie ready in the hand-over, for the message.
@@ -52,7 +50,9 @@ class Watch:
           StallError: after `Reading.stall_error_s`.
         """
         stage, at = self._last
-        still_s = time.monotonic() - max(self._waiting_since, at)
+        still_s = self._still_s(at)
+        if still_s < self._limit_s():
+            return
         found = (
             f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
             f"{waiting} placed batches are ready"
@@ -65,6 +65,15 @@ class Watch:
             )
         self._warned = True
         _log.warning("%s. Stacks of all threads:\n%s", found, stacks())
+
+    def _still_s(self, advanced_at: float) -> float:
+        """Seconds in which the consumer waited and nothing advanced."""
+        return time.monotonic() - max(self._waiting_since, advanced_at)
+
+    def _limit_s(self) -> float:
+        """How many of them are allowed before the next warning or error."""
+        error_s = self._reading.stall_error_s
+        return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
 def stacks() -> str:

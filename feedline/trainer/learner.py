@@ -54,7 +54,7 @@ class Learner:
       >>> sizes = Sizes(features=4, classes=3)
       >>> learner = Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optax.adam(1e-3))
       >>> batch = {"image": jnp.ones((2, 4)), "label": jnp.array([0, 2])}
-      >>> state, loss = learner.update(learner.init(), batch)
+      >>> state, loss = jax.jit(learner.update)(learner.init(), batch)
       >>> loss.shape
       ()
     """

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from feedline.trainer.loop import Progress
 
@@ -47,7 +48,7 @@ class LiveLine:
     def __call__(self, progress: Progress) -> None:
         text = described(progress, self._steps)
         if self._console.is_terminal:
-            self._line.update(text, refresh=True)
+            self._line.update(Text(text, no_wrap=True), refresh=True)
         elif time.monotonic() >= self._plain_at_s:
             self._console.print(text, highlight=False, soft_wrap=True)
             self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S

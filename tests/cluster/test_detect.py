@@ -167,7 +167,7 @@ def test_a_launcher_that_is_passed_on_in_part_names_what_is_missing(environ, nam
 
 
 def test_a_job_index_alone_asks_for_the_manifest():
-    with pytest.raises(ValueError, match="manifest must set FEEDLINE_COORDINATOR .* and FEEDLINE_PROCESSES"):
+    with pytest.raises(ValueError, match=r"manifest must set FEEDLINE_COORDINATOR .* and FEEDLINE_PROCESSES"):
         find({"JOB_COMPLETION_INDEX": "2"})
 
 

@@ -1,13 +1,13 @@
-"""Rows for a case to read, and what NumPy says the run over them is.
+"""Rows for a case to read, and what NumPy says of the run over them.
 
-A row is x int32[8], y int32 [] and z float32[2]. The oracle of a source is each epoch of it, whole
-and in order; `batches` cuts global batches out of such epochs.
+A row is x int32[8], y int32[] and z float32[2]. The oracle of a source is each epoch of it, whole
+and in order; `batches` cuts the global batches out of epochs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ Batch = dict[str, np.ndarray[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a feed is told to read, and what it must deliver.
+    """What a feed is told to read, and what it then must deliver.
 
     Attributes:
-      arguments: those of `Feed` that say it; a folder to write files to is given.
+      arguments: of `Feed`, given a folder to write files to.
       epoch: the rows of an epoch, whole and in order.
-      streams: whether it is a stream, which pads a batch with that batch's own rows.
+      streams: whether it has no random access: it then pads a batch with rows of that batch.
     """
 
     arguments: Callable[[Path], dict[str, Any]]
@@ -43,23 +43,97 @@ class Source:
     streams: bool = False
 
 
+def _in_memory(folder: Path) -> dict[str, Any]:
+    return {"source": ROWS, "order": ORDER}
+
+
+def _npy(folder: Path) -> dict[str, Any]:
+    for name, leaf in ROWS.items():
+        np.save(folder / f"{name}.npy", leaf)
+    return {"source": {name: folder / f"{name}.npy" for name in ROWS}, "order": ORDER}
+
+
+def _shuffled(epoch: int) -> Batch:
+    order = rows_at(ORDER, N, epoch, np.arange(N))
+    return {name: leaf[order] for name, leaf in ROWS.items()}
+
+
+def _transformed(folder: Path) -> dict[str, Any]:
+    return {**_npy(folder), "transform": _augment}
+
+
+def _augment(batch: Batch, rows: feedline.Rows) -> Batch:
+    """Rotates each row of x by its key, and tells all that it was told of the rows."""
+    columns = (np.arange(8, dtype=np.uint64) + rows.key[:, None]) % 8
+    return {
+        "x": np.take_along_axis(batch["x"], columns.astype(np.int64), axis=1),
+        "y": rows.index.astype(np.int32),
+        "z": np.stack([rows.epoch, rows.position], axis=1).astype(np.float32),
+    }
+
+
+def _augmented(epoch: int) -> Batch:
+    keys = keys_at(ORDER.seed, epoch, np.arange(N)).tolist()
+    rows = _shuffled(epoch)
+    return {
+        "x": np.stack([np.roll(x, -(key % 8)) for x, key in zip(rows["x"], keys, strict=True)]),
+        "y": rows["y"],
+        "z": np.array([(epoch, position) for position in range(N)], np.float32),
+    }
+
+
+def _dataset() -> grain.MapDataset[Batch]:
+    """Each row with random numbers for z: Grain's own, which differ between epochs."""
+    rows = grain.MapDataset.range(N).map(lambda i: {name: leaf[i] for name, leaf in ROWS.items()})
+    return rows.seed(3).random_map(lambda row, generator: {**row, "z": generator.random(2, np.float32)})
+
+
+def _records(folder: Path) -> dict[str, Any]:
+    return {"source": _dataset(), "order": ORDER}
+
+
+def _recorded(epoch: int) -> Batch:
+    order = rows_at(ORDER, N, epoch, np.arange(N))
+    return _stacked([_dataset()[epoch * N + row] for row in order.tolist()])
+
+
+def _stream() -> grain.IterDataset[Batch]:
+    """Some of those rows: how many, only reading them tells."""
+    return _dataset().to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["y"] % 7 != 0)
+
+
+def _stacked(rows: list[Batch]) -> Batch:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+SOURCES = {
+    "memory": Source(_in_memory, _shuffled),
+    "npy": Source(_npy, _shuffled),
+    "transform": Source(_transformed, _augmented),
+    "records": Source(_records, _recorded),
+    "stream": Source(lambda folder: {"source": _stream()}, lambda epoch: _stacked(list(_stream())), streams=True),
+}
+
+
 def batches(source: Source, epochs: int, size: int, remainder: str) -> list[Batch]:
-    """The global batches of the first epochs."""
+    """The global batches of the first epochs, the last one "drop"s, "pad"s or "wrap"s."""
     parts = [source.epoch(epoch) for epoch in range(epochs)]
     if remainder == "wrap":
         parts = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)]
-    return [batch for part in parts for batch in _cut(part, size, remainder, source.streams)]
+    return [
+        _padded(rows, start, size, source.streams) if remainder == "pad" else _slice(rows, start, size)
+        for rows in parts
+        for start in range(0, len(rows["y"]), size)
+        if remainder == "pad" or start + size <= len(rows["y"])
+    ]
 
 
-def _cut(rows: Batch, size: int, remainder: str, streams: bool) -> list[Batch]:
+def _slice(rows: Batch, start: int, size: int) -> Batch:
+    return {name: leaf[start : start + size] for name, leaf in rows.items()}
+
+
+def _padded(rows: Batch, start: int, size: int, streams: bool) -> Batch:
     n = len(rows["y"])
-    ends = range(n, n + size) if remainder == "pad" else [n]
-    found = []
-    for start in range(0, n, size):
-        at = np.arange(start, start + size)
-        first = start if streams else 0  # of the rows that padding repeats
-        real = np.where(at < n, at, first + (at - n) % (n - first))
-        batch = {name: leaf[real] for name, leaf in rows.items() if at[-1] < ends[-1]}
-        if batch:
-            found.append({**batch, "valid": at < n} if remainder == "pad" else batch)
-    return found
+    again = np.arange(start if streams else 0, n)  # what fills the batch up, as often as needed
+    at = np.concatenate([np.arange(start, min(start + size, n)), np.resize(again, max(0, start + size - n))])
+    return {**{name: leaf[at] for name, leaf in rows.items()}, "valid": np.arange(start, start + size) < n}

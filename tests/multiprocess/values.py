@@ -80,3 +80,11 @@ def whole(shards: Sequence[Shards]) -> Array:
             known[index] = True
     assert known.all(), f"no process holds the values at {np.argwhere(~known).tolist()}"
     return array
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Two trees are equal, to the last bit and dtype."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for (path, one), other in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+        np.testing.assert_array_equal(one, other, jax.tree_util.keystr(path))

@@ -1,5 +1,6 @@
 """The three modes: same batches, same losses, same state, and nothing that passes through the host."""
 
+import functools
 import json
 import socket
 import subprocess
@@ -23,6 +24,7 @@ MODES = get_args(Mode)
 BATCHES = [made_up_rows(64, seed=k) for k in range(6)]
 
 
+@functools.cache
 def program_of(mode):
     return compiled(Learner(lambda: MLP(SIZES, rngs=nnx.Rngs(0)), optax.adam(3e-3)), mode)
 

@@ -1,0 +1,36 @@
+"""Threads in tests: run a function on one, and see that none is left behind."""
+
+import threading
+import time
+from concurrent.futures import Future
+
+PATIENCE_S = 30
+"""How long a test waits for what comes at once unless something is broken."""
+
+
+def spawn(function):
+    """A future of what `function` returns or raises on a thread that never holds up a failed test."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  raised by the future
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def arrived(event):
+    """Wait for an event that must come."""
+    assert event.wait(PATIENCE_S)
+
+
+def left_behind(before):
+    """Names of the threads that were not there `before` and do not end."""
+    deadline = time.monotonic() + PATIENCE_S
+    new = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in new:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in new if thread.is_alive()]

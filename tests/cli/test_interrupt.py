@@ -1,0 +1,85 @@
+"""Ctrl-C: it gets through, it waits where it must, and it ends a training run cleanly."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from feedline.cli.interrupt import interrupts_get_through, interrupts_wait
+
+BETWEEN_STEPS_S = 60
+
+
+class InterruptedInItsFinalizer:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+class BrokenInItsFinalizer:
+    def __del__(self):
+        raise ZeroDivisionError
+
+
+def test_an_interrupt_in_a_finalizer_gets_through():
+    never = threading.Event()
+    with pytest.raises(KeyboardInterrupt), interrupts_get_through():
+        InterruptedInItsFinalizer()
+        never.wait(BETWEEN_STEPS_S)
+        pytest.fail("the interrupt was lost")
+
+
+def test_one_interrupt_is_raised_once():
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), interrupts_get_through():
+            signal.raise_signal(signal.SIGINT)
+    with interrupts_get_through():
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_was_there_is_restored_and_other_errors_go_their_way(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
+    hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
+    with interrupts_get_through():
+        BrokenInItsFinalizer()
+    assert seen == [ZeroDivisionError]
+    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM)) == (hook, handler)
+
+
+def test_an_interrupt_waits():
+    reached = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  the point is where it is raised
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the block")
+        reached.append("beyond it")
+    assert reached == ["the end of the block"]
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_ctrl_c_ends_training_with_a_line(mode):
+    endless = ["train", "--cpu-devices", "2", "--mode", mode, "--steps", "1000000000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "feedline", *endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
+        training.send_signal(signal.SIGINT)
+        out, err = training.communicate(timeout=30)
+    assert (training.returncode, out, err) == (130, "", "feedline: interrupted\n")
+
+
+def test_ctrl_c_while_jax_is_imported_is_as_clean():
+    with subprocess.Popen(
+        [sys.executable, "-v", "-m", "feedline", "train", "--steps", "1000000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as training:
+        assert any(line.startswith("import 'jaxlib'") for line in training.stderr)
+        training.send_signal(signal.SIGINT)
+        err = training.communicate(timeout=60)[1]
+    assert training.returncode == 130
+    assert "feedline: interrupted\n" in err
+    assert "Traceback" not in err

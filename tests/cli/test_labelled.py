@@ -1,0 +1,118 @@
+"""What `feedline train` can learn: the shipped digits, own files, and a test part that shares no row."""
+
+import doctest
+import importlib.util
+
+import numpy as np
+import pytest
+
+from feedline.data import holdout, labelled
+from feedline.data.holdout import Holdout
+from feedline.data.labelled import DIGITS, digits, from_files, synthetic
+from feedline.loader.arrays import ArraySource
+
+
+def contents(source):
+    """All rows of a source."""
+    out = {k: np.empty((len(source), *leaf.shape), leaf.dtype) for k, leaf in source.spec.items()}
+    source.read(np.arange(len(source)), out)
+    return out
+
+
+@pytest.mark.parametrize("module", [holdout, labelled])
+def test_examples_run(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_digits_are_whole_small_and_attributed():
+    parts = [contents(digits().train), contents(digits().test)]
+    assert [part["image"].shape for part in parts] == [(1437, 64), (360, 64)]
+    for part in parts:
+        assert (part["image"].dtype, part["label"].dtype) == (np.uint8, np.int32)
+        assert set(np.unique(part["image"])) == set(range(0, 241, 15))
+        assert np.bincount(part["label"]).min() > 0.08 * len(part["label"])
+        assert np.bincount(part["label"]).shape == (10,)
+    assert sum(file.stat().st_size for file in DIGITS.rglob("*.npy")) < 200_000
+    assert "CC BY 4.0" in (DIGITS / "README.md").read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn's copy of the data")
+def test_the_digits_are_what_the_script_makes(tmp_path):
+    from feedline.data import make_digits
+
+    make_digits.write(tmp_path)
+    for made in tmp_path.rglob("*.npy"):
+        assert made.read_bytes() == (DIGITS / made.relative_to(tmp_path)).read_bytes()
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 6, 9, 10, 11, 1003])
+def test_every_row_is_in_one_part_and_in_order(count):
+    whole = ArraySource([{"x": np.arange(count)}])
+    train, test = (contents(Holdout(whole, part))["x"].tolist() for part in ("train", "test"))
+    assert test == [r for r in range(count) if r % 5 == 0]
+    assert train == [r for r in range(count) if r % 5]
+
+
+def test_the_parts_have_identities_of_their_own():
+    whole = ArraySource([{"x": np.arange(20)}])
+    train, test = Holdout(whole, "train"), Holdout(whole, "test")
+    assert train.identity != test.identity
+    assert train.identity == Holdout(whole, "train").identity
+
+
+def test_made_up_rows_are_the_same_in_every_process():
+    first, again = synthetic(100, 7, 3), synthetic(100, 7, 3)
+    assert [len(first.train), len(first.test), first.classes] == [100, 20, 3]
+    for part in ("train", "test"):
+        one, other = contents(getattr(first, part)), contents(getattr(again, part))
+        assert all(np.array_equal(one[name], other[name]) for name in ("image", "label"))
+        assert one["image"].shape[1:] == (7,)
+        assert set(np.unique(one["label"])) <= {0, 1, 2}
+
+
+def save(path, image, label):
+    np.savez(path, image=image, label=label)
+    return path
+
+
+def test_classes_cover_both_parts(tmp_path):
+    train = save(tmp_path / "train.npz", np.zeros((8, 2)), np.arange(8) % 3)
+    test = save(tmp_path / "test.npz", np.zeros((8, 2)), np.arange(8) % 5)
+    assert from_files(train).classes == 3
+    assert from_files(train, test).classes == 5
+
+
+IMAGE = np.zeros((10, 4))
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        (np.eye(10), r"int \[n\], .*rows.npz has float64\[10, 10\]; turn one-hot .* argmax"),
+        (np.zeros(10), r"int \[n\], .*rows.npz has float64\[10\]"),
+        (np.arange(10) - 1, "class numbers 0, 1, 2, …, .*rows.npz has -1 to 8 in 10 rows; numpy.unique"),
+        (np.arange(10) * 1000, "has 0 to 9000 in 10 rows"),
+        (np.arange(9), "same number of rows"),
+    ],
+)
+def test_refused_labels(label, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        from_files(save(tmp_path / "rows.npz", IMAGE, label))
+
+
+def test_refused_files(tmp_path):
+    rows = save(tmp_path / "rows.npz", IMAGE, np.arange(10))
+    with pytest.raises(FileNotFoundError, match="no file or directory .*none"):
+        from_files(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="image.npy"):
+        from_files(tmp_path)
+    (tmp_path / "rows.csv").write_text("1,2")
+    with pytest.raises(ValueError, match=r"image.npy and label.npy, got .*rows.csv; numpy.savez\('rows.npz'"):
+        from_files(tmp_path / "rows.csv")
+    np.savez(tmp_path / "xy.npz", x=IMAGE, y=np.arange(10))
+    with pytest.raises(ValueError, match="named image and label, .*xy.npz has x, y"):
+        from_files(tmp_path / "xy.npz")
+    with pytest.raises(ValueError, match=r"shape of training images, \[4\] in .*wide.npz has \[5\]"):
+        from_files(rows, save(tmp_path / "wide.npz", np.zeros((10, 5)), np.arange(10)))
+    with pytest.raises(ValueError, match="one to hold out, .*one.npz has 1"):
+        from_files(save(tmp_path / "one.npz", IMAGE[:1], np.zeros(1, int)))

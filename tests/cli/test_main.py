@@ -1,0 +1,119 @@
+"""The command line as a whole: what it imports, where arguments go, how failures end."""
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+
+import feedline
+import feedline.cluster.launch
+from feedline.cli import interrupt
+from feedline.cli.main import main
+from feedline.cli.train import Train
+
+HEAVY = {"jax", "jaxlib", "numpy", "flax", "optax", "grain", "rich.live"}
+IMPORTED = """
+import sys
+from feedline.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(ended.code)
+print(*sys.modules)
+"""
+STUCK = """
+import sys, threading
+from feedline.cli.main import main
+threading.Thread(target=threading.Event().wait).start()
+sys.argv[1:] = ["train", "--steps", "0"]
+sys.exit(main())
+"""
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_examples_run():
+    assert doctest.testmod(interrupt).failed == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["launch", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments):
+    modules = set(run("-c", IMPORTED, *arguments).stdout.splitlines()[-1].split())
+    assert "feedline.cli.main" in modules
+    assert not HEAVY & modules
+
+
+def test_help_names_the_subcommands_and_their_options():
+    assert {"train", "launch"} <= set(run("-m", "feedline", "--help").stdout.split())
+    told = run("-m", "feedline.cli.main", "train", "--help").stdout
+    for option in ("--mode {jit_single,jit_multi,pmap}", "--batch-size", "--test-data", "--cpu-devices", "--json"):
+        assert option in told
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"feedline {feedline.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["train", "--bogus"], ["train", "--mode", "jit"]])
+def test_a_command_line_that_cannot_be_understood(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (feedline.FeedError("a row\n  could not be read", row=7), 1, "a row could not be read [row 7]"),
+        (ValueError("--steps must be at least 1"), 2, "--steps must be at least 1"),
+        (TypeError("a batch must be a dict"), 2, "a batch must be a dict"),
+        (FileNotFoundError("there is no file x.npy"), 2, "there is no file x.npy"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(error, code, told, monkeypatch, capsys):
+    def run(self):
+        raise error
+
+    monkeypatch.setattr(Train, "run", run)
+    assert main(["train"]) == code
+    assert capsys.readouterr() == ("", f"feedline: {told}\n")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    def run(self):
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(Train, "run", run)
+    with pytest.raises(AssertionError, match="a defect"):
+        main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--", "python", "train.py", "--cpu"], ("python", "train.py", "--cpu")),
+        (["--cpu", "--", "sh", "-c", "a -- b", "--", "c"], ("sh", "-c", "a -- b", "--", "c")),
+        (["--", "--processes", "9"], ("--processes", "9")),
+    ],
+)
+def test_launch_gets_its_command_untouched(arguments, command, monkeypatch):
+    seen = {}
+
+    def launch(given, **options):
+        seen.update(options, command=given)
+        return 7
+
+    monkeypatch.setattr(feedline.cluster.launch, "launch", launch)
+    assert main(["launch", "--processes", "2", *arguments]) == 7
+    assert (seen["command"], seen["processes"], seen["cpu"]) == (command, 2, "--cpu" in arguments[:1])
+
+
+def test_a_failed_program_does_not_wait_for_threads():
+    ended = run("-c", STUCK)
+    assert (ended.returncode, ended.stderr) == (2, "feedline: --steps must be at least 1, got 0\n")

@@ -1,0 +1,151 @@
+"""`feedline train`: the modes agree, the digits are learnt, and wrong arguments are told in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+
+import feedline
+from feedline.cli.main import main
+from feedline.cli.train import Train, use_cpu_devices
+from feedline.data.labelled import DIGITS
+from feedline.trainer.modes import Mode
+
+FIELDS = "mode devices processes steps rows epochs final_loss test_accuracy rows_per_s wait_share state".split()
+
+
+def train(*options):
+    command = [sys.executable, "-m", "feedline", "train", "--cpu-devices", "4", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """What the default run prints in each mode."""
+    return {mode: json.loads(train("--mode", mode, "--json").stdout) for mode in get_args(Mode)}
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_the_default_run_learns_the_digits(results, mode):
+    result = results[mode]
+    assert list(result) == FIELDS
+    assert (result["mode"], result["devices"], result["processes"]) == (mode, 1 if mode == "jit_single" else 4, 1)
+    assert (result["steps"], result["rows"], result["epochs"]) == (440, 440 * 128, 40)
+    assert result["test_accuracy"] >= 0.96
+    assert result["rows_per_s"] > 0
+    assert 0 <= result["wait_share"] <= 1
+
+
+def test_the_modes_reach_the_same_losses(results):
+    single = results["jit_single"]
+    for result in results.values():
+        assert result["final_loss"] == pytest.approx(single["final_loss"], rel=1e-3)
+        assert result["test_accuracy"] == pytest.approx(single["test_accuracy"], abs=1.5 / 360)
+        assert result["state"] == single["state"]
+
+
+def test_the_state_tells_where_the_feed_stands(results):
+    state = results["jit_multi"]["state"]
+    assert (state["step"], state["epoch"], state["position"]) == (440, 39, 11 * 128)
+    source = {name: DIGITS / "train" / f"{name}.npy" for name in ("image", "label")}
+    import jax
+
+    with feedline.Feed(source, 8, jax.sharding.SingleDeviceSharding(jax.devices()[0])) as feed:
+        feed.set_state(state)
+        assert (feed.epoch, feed.position) == (39, 1408)
+
+
+@pytest.mark.multiprocess
+def test_two_processes_reach_the_losses_of_one():
+    alone = json.loads(train("--epochs", "2", "--json").stdout)
+    launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2"]
+    own = [sys.executable, "-m", "feedline", "train", "--epochs", "2", "--json"]
+    command = [sys.executable, "-m", "feedline", *launch, "--", *own]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    printed = [line for line in told.stdout.splitlines() if "{" in line]
+    assert len(printed) == 1
+    together = json.loads(printed[0].removeprefix("[0] "))
+    assert (together["processes"], together["devices"]) == (2, 4)
+    assert together["final_loss"] == pytest.approx(alone["final_loss"], rel=1e-4)
+    assert together["test_accuracy"] == pytest.approx(alone["test_accuracy"], abs=1.5 / 360)
+    assert together["state"] == alone["state"]
+
+
+def test_the_summary_is_for_people(capsys):
+    assert main(["train", "--data", "synthetic", "--rows", "400", "--features", "6", "--steps", "4"]) == 0
+    told = capsys.readouterr()
+    first, second, third = told.out.splitlines()
+    assert first.startswith("test accuracy ")
+    assert "of 80 rows), mean loss " in first
+    assert second.startswith("trained 4 steps, 1.333 epochs of 400 rows, last loss ")
+    assert third.endswith("waiting for input (jit_multi, 8 devices, 1 process)")
+    assert "step 1 of 4 | loss " in told.err
+
+
+def test_json_stays_json_when_training_diverges(capsys):
+    options = ["--data", "synthetic", "--rows", "400", "--learning-rate", "1e38", "--steps", "5", "--json"]
+    assert main(["train", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["final_loss"] is None
+
+
+@pytest.mark.parametrize("form", ["npz", "directory"])
+def test_own_data(form, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    label = random.integers(3, size=200)
+    rows = {"image": (label[:, None, None] + random.random((200, 2, 2))).astype(np.float32), "label": label}
+    path = tmp_path / ("own.npz" if form == "npz" else "own")
+    if form == "npz":
+        np.savez(path, **rows)
+    else:
+        path.mkdir()
+        for name, leaf in rows.items():
+            np.save(path / f"{name}.npy", leaf)
+    assert main(["train", "--data", str(path), "--batch-size", "32", "--epochs", "30", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["state"]["fingerprint"]["rows"] == 160
+    assert result["test_accuracy"] > 0.8
+    assert (
+        main(["train", "--data", str(path), "--test-data", str(path), "--batch-size", "32", "--steps", "3"]) == 0
+    )
+    assert "of 200 rows)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--batch-size", "-8"], "--batch-size must be at least 1, got -8"),
+        (["--steps", "3", "--epochs", "2"], "got --steps 3 and --epochs 2; leave one out"),
+        (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
+        (["--learning-rate", "nan"], "--learning-rate must be a positive number, got nan"),
+        (["--test-data", "x.npz"], "--test-data goes with a path as --data, which is digits; leave it out"),
+        (["--data", "nowhere.npz"], "there is no file or directory nowhere.npz; check the path"),
+        (["--batch-size", "5000"], "training rows, 1437, got 5000; take --batch-size 1437 or less"),
+        (["--batch-size", "100"], "must be a multiple of the 8 shards"),
+        (["--prefetch", "-1"], "prefetch must be at least 0, got -1"),
+        (["--cpu-devices", "2"], "--cpu-devices must be set before jax is imported"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(options, told, capsys):
+    assert main(["train", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("feedline: ")
+
+
+def test_the_modes_are_the_trainers():
+    assert get_type_hints(Train)["mode"] == Mode
+
+
+def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    use_cpu_devices(3)
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_force_host_platform_device_count=3"
+    assert os.environ["JAX_PLATFORMS"] == "cpu"

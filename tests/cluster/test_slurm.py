@@ -1,0 +1,111 @@
+"""`initialize` and `feedline train` under a real Slurm of two nodes, node1 and node2, on this machine."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+SBATCH = ["sbatch", "--wait", "--nodes=2", "--output=/dev/null"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _slurm():
+    configuration = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
+    command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
+    try:
+        nodes = subprocess.run(
+            command,
+            env={**os.environ, "SLURM_CONF": configuration},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        ).stdout.split()
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        pytest.fail(f"These tests need a running Slurm, but sinfo fails ({error}); run .ci/cluster-up")
+    if sorted(nodes) != ["node1", "node2"]:
+        pytest.fail(f"These tests need node1 and node2, but Slurm has {nodes}; run .ci/cluster-up")
+
+
+def batch(launcher, tmp_path, script, *options):
+    """Runs a batch script to its end; what it wrote."""
+    (tmp_path / "script").write_text(f"#!/bin/sh\n{script}\n")
+    files = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
+    launcher.run(
+        *SBATCH, *options, f"--output={files['stdout']}", f"--error={files['stderr']}", tmp_path / "script"
+    )
+    return subprocess.CompletedProcess(script, 0, **{name: path.read_text() for name, path in files.items()})
+
+
+def words(command):
+    return " ".join(command)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_the_tasks_of_srun_compute_together(launcher, together, processes):
+    done = launcher.run("srun", "-N2", f"-n{processes}", *launcher.member)
+    assert launcher.members(done) == together(processes)
+    for process, line in enumerate(launcher.told(done)):
+        device = "all local devices" if processes == 2 else f"local device {process % 2}"
+        assert re.fullmatch(
+            rf"feedline: process {process} of {processes}, found Slurm \(SLURM_PROCID={process}\), "
+            rf"coordinator node1:\d+, {device}",
+            line,
+        )
+
+
+def test_a_single_task_is_on_its_own(launcher, together):
+    done = launcher.run("srun", "-n1", *launcher.member)
+    assert launcher.members(done) == together(1)
+    assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
+
+
+def test_a_program_in_a_shell_of_salloc_is_on_its_own(launcher, together):
+    done = launcher.run("salloc", "-N2", "-n2", *launcher.member)
+    assert launcher.members(done) == together(1)
+    assert re.search(r"Slurm job \d+ has 2 tasks, but srun did not start this one", done.stderr)
+    # Where the administrator has salloc start its shell as a step (LaunchParameters=use_interactive_step).
+    done = launcher.run("salloc", "-N2", "-n2", "srun", "--interactive", *launcher.member)
+    assert launcher.members(done) == together(1)
+
+
+def test_a_batch_script_is_on_its_own_and_its_srun_is_not(launcher, together, tmp_path):
+    member = words(launcher.member)
+    done = batch(launcher, tmp_path, f"{member}; srun {member}", "--ntasks=2")
+    assert sorted(launcher.printed(done), key=lambda seen: (seen["processes"], seen["process"])) == [
+        *together(1),
+        *together(2),
+    ]
+
+
+def test_two_steps_of_a_job_at_once_do_not_meet(launcher, together, tmp_path):
+    step = f"srun --overlap {words(launcher.member)} &"
+    done = batch(launcher, tmp_path, f"{step}\n{step}\nwait", "--ntasks=2")
+    assert launcher.members(done) == sorted(2 * together(2), key=lambda seen: seen["process"])
+
+
+def test_a_job_submitted_from_within_a_step_is_on_its_own(launcher, together, tmp_path):
+    out = tmp_path / "out"
+    inner = f"sbatch --wait --nodes=1 --ntasks=1 --output={out} --wrap='{words(launcher.member)}'"
+    launcher.run("srun", "-N2", "-n2", "sh", "-c", f'[ "$SLURM_PROCID" = 1 ] || {inner}')
+    done = subprocess.CompletedProcess(inner, 0, out.read_text())
+    assert launcher.members(done) == together(1)
+
+
+def test_mpirun_within_a_job(launcher, together, tmp_path):
+    """mpirun starts its daemons by srun, whose variables its processes see too."""
+    mpirun = f"mpirun --allow-run-as-root -n 2 {words(launcher.member)}"
+    done = batch(launcher, tmp_path, mpirun, "--ntasks=2", "--ntasks-per-node=1")
+    assert launcher.members(done) == together(2)
+    assert "found Open MPI" in done.stderr
+
+
+def test_training(launcher):
+    done = launcher.run("srun", "-N2", "-n2", *launcher.train)
+    (result,) = launcher.printed(done)
+    assert (result["processes"], result["devices"]) == (2, 4)
+    assert isinstance(result["final_loss"], float)

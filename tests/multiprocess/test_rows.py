@@ -1,0 +1,73 @@
+"""Same rows, anywhere: what a feed delivers does not depend on processes, devices or mesh."""
+
+import jax
+import numpy as np
+import pytest
+
+import feedline
+
+from .cases import case
+from .launch import ALONE, TOPOLOGIES
+from .layouts import LAYOUTS, sharding_of
+from .sources import SOURCES, batches
+from .values import assert_same
+
+pytestmark = pytest.mark.multiprocess
+
+SIZE, EPOCHS = 16, 2
+REMAINDERS = ["drop", "pad", "wrap"]
+
+
+def form_of(batch):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), batch)
+
+
+@case(LAYOUTS, SOURCES, REMAINDERS)
+def a_pass(here, layout, source, remainder):
+    """All batches of a pass, the states before and after each, and the rows that each state says come next."""
+    with feedline.Feed(
+        **SOURCES[source].arguments(here.folder),
+        batch_size=SIZE,
+        sharding=sharding_of(layout, here.devices),
+        epochs=EPOCHS,
+        remainder=remainder,
+    ) as feed:
+        delivered, states = [], [feed.get_state()]
+        for batch in feed:
+            assert form_of(batch) == form_of(feed.spec)
+            delivered.append(batch)
+            states.append(feed.get_state())
+        foretold = [] if SOURCES[source].streams else [feed.rows_of(state) for state in states[:-1]]
+    return {"batches": delivered, "states": states, "foretold": foretold}
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_global_batches_are_slices_of_whole_epochs(outcome, topology, layout, source, remainder):
+    found = outcome(topology, a_pass, layout, source, remainder)
+    assert_same(found["batches"], batches(SOURCES[source], EPOCHS, SIZE, remainder))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_every_process_stops_at_the_step_and_in_the_states_of_one_process(
+    outcome, topology, layout, source, remainder
+):
+    found, alone = (outcome(where, a_pass, layout, source, remainder) for where in (topology, ALONE))
+    assert_same(found["states"], alone["states"])
+    assert [state["step"] for state in found["states"]] == list(range(len(alone["batches"]) + 1))
+    assert_same(found["batches"], alone["batches"])
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+@pytest.mark.parametrize("source", ["memory", "npy", "transform", "records"])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_a_state_foretells_the_rows_of_the_next_batch(outcome, topology, source, remainder):
+    found = outcome(topology, a_pass, "permuted", source, remainder)
+    # in every source, y is the row's index
+    held = [np.where(batch.get("valid", True), batch["y"], -1) for batch in found["batches"]]
+    np.testing.assert_array_equal(found["foretold"], held)

@@ -1,0 +1,218 @@
+"""Placing: what comes back from the mesh is what was placed, leaf by leaf, and what does not fit is refused."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from partitions import (
+    DEVICES,
+    INTERLEAVED,
+    any_layout,
+    cut,
+    devices_of,
+    layouts,
+    mesh_of,
+    meshes,
+    numbered,
+    only,
+    processes,
+)
+
+from feedline.placement.place import Placement, broadcast, check_shardings, mask_spec, sharded_like, sharded_spec
+from feedline.placement.plan import plan_leaf
+
+BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
+BY_ROW_AND_COLUMN = NamedSharding(mesh_of((2, 4)), P("a", "b"))
+REPLICATED = NamedSharding(mesh_of((2, 4)), P())
+DTYPES = [np.uint8, np.int32, np.float32, np.bool_, jax.numpy.bfloat16]
+batches = meshes().flatmap(
+    lambda mesh: st.lists(
+        st.tuples(layouts(mesh, rows=2 * mesh.size), st.sampled_from(DTYPES)), min_size=1, max_size=3
+    )
+)
+
+
+def struct_of(layout, dtype):
+    return jax.ShapeDtypeStruct(layout.shape, dtype, sharding=layout.sharding)
+
+
+@given(leaves=batches)
+@settings(max_examples=100, deadline=None)
+def test_what_was_placed_is_gathered(leaves):
+    spec = {"x": [struct_of(*leaf) for leaf in leaves]}
+    values = [numbered(layout.shape).astype(dtype) for layout, dtype in leaves]
+    batch = Placement.of(spec).place(values)
+    assert jax.tree.structure(batch) == jax.tree.structure(spec)
+    for array, value, (layout, dtype) in zip(batch["x"], values, leaves, strict=True):
+        assert array.dtype == dtype
+        assert array.sharding == layout.sharding
+        assert array.committed
+        np.testing.assert_array_equal(np.asarray(array), value)
+        for shard in array.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), value[shard.index])
+
+
+class Pair(NamedTuple):
+    y: object
+    x: object
+
+
+def test_leaves_are_taken_in_the_order_in_which_jax_flattens_the_spec():
+    rows = {"b": Pair(jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((4,), np.int32)), "a": np.int32(0)}
+    sharding = {"b": Pair(BY_ROW, BY_ROW_AND_COLUMN), "a": REPLICATED}
+    placement = Placement.of(sharded_spec(rows, 8, sharding))
+    a, y, x = np.arange(8, dtype=np.int32), np.arange(8, 16, dtype=np.int32), numbered((8, 4))
+    batch = placement.place([a, y, x])
+    assert [plan.global_shape for plan in placement.plans] == [(8,), (8,), (8, 4)]
+    assert np.asarray(batch["a"]).tolist() == a.tolist()
+    assert np.asarray(batch["b"].y).tolist() == y.tolist()
+    assert np.asarray(batch["b"].x).tolist() == x.tolist()
+    assert [leaf.sharding for leaf in jax.tree.leaves(batch)] == [REPLICATED, BY_ROW, BY_ROW_AND_COLUMN]
+
+
+@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
+def test_the_users_transfer_guard_does_not_stop_a_placement(level):
+    placement = Placement.of(sharded_spec({"x": jax.ShapeDtypeStruct((), np.int32)}, 8, BY_ROW))
+    with jax.transfer_guard(level):
+        batch = placement.place([np.arange(8, dtype=np.int32)])
+    assert np.asarray(batch["x"]).tolist() == list(range(8))
+
+
+def test_a_missing_leaf_is_not_overlooked():
+    placement = Placement.of(sharded_spec([jax.ShapeDtypeStruct((), np.int32)] * 2, 8, BY_ROW))
+    with pytest.raises(ValueError, match="shorter than"):
+        placement.place([np.arange(8, dtype=np.int32)])
+
+
+@given(layout=any_layout, dealt=processes)
+@settings(max_examples=100, deadline=None)
+def test_the_plan_of_a_process_is_that_of_its_devices_and_its_part_tells_the_whole(layout, dealt):
+    spec = {"x": struct_of(layout, np.int32)}
+    for devices in devices_of(layout.sharding, dealt).values():
+        with only(devices):
+            (plan,) = Placement.of(spec).plans
+            local = cut(numbered(layout.shape), plan)
+            assert sharded_like({"x": local}, layout.sharding) == spec
+        expected = plan_leaf(layout.sharding, layout.shape, devices, "x")
+        assert plan.rows.tolist() == expected.rows.tolist()
+        assert plan.local_shape == expected.local_shape == local.shape
+
+
+def test_the_spec_of_a_global_batch():
+    rows = {"x": jax.ShapeDtypeStruct((4, 3), np.uint8), "y": {"z": jax.ShapeDtypeStruct((), np.float32)}}
+    spec = sharded_spec(rows, 16, {"x": BY_ROW_AND_COLUMN, "y": BY_ROW})
+    assert spec == {
+        "x": jax.ShapeDtypeStruct((16, 4, 3), np.uint8, sharding=BY_ROW_AND_COLUMN),
+        "y": {"z": jax.ShapeDtypeStruct((16,), np.float32, sharding=BY_ROW)},
+    }
+
+
+def test_a_part_that_the_devices_of_its_process_do_not_divide_is_refused():
+    one, two = (sorted(BY_ROW.device_set, key=lambda d: d.id)[part] for part in (slice(0, 5), slice(5, 8)))
+    with only(one):
+        assert sharded_like(np.zeros(10), BY_ROW).shape == (16,)
+        with pytest.raises(
+            ValueError,
+            match=r"^batch\['x'\]: the batch size must be a multiple of the 5 shards on this process's devices, "
+            r"got 12; 10 or 15 would work$",
+        ):
+            sharded_like({"x": np.zeros(12)}, BY_ROW)
+    with only(two):
+        assert sharded_like(np.zeros(6), BY_ROW).shape == (16,)
+        with pytest.raises(ValueError, match=r"multiple of the 3 shards .*, got 2; 3 would work$"):
+            sharded_like(np.zeros(2), BY_ROW)
+
+
+def test_a_column_cut_that_the_devices_of_a_process_do_not_divide_is_refused():
+    mine = devices_of(BY_ROW_AND_COLUMN, INTERLEAVED)[1]
+    with only(mine):
+        assert sharded_like(np.zeros((2, 6)), BY_ROW_AND_COLUMN).shape == (2, 12)
+        with pytest.raises(
+            ValueError, match=r"^batch: the size of axis 1 must .* the 2 shards .*got 5; 4 or 6 would"
+        ):
+            sharded_like(np.zeros((2, 5)), BY_ROW_AND_COLUMN)
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"),
+    [
+        ((8,), r"^batch\[0\]: the sharding .* names 2 axes, but the leaf has 1 \(shape \(8,\)\); shorten"),
+        ((), r"^batch\[0\]: the sharding .* names 2 axes, but the leaf has 0 \(shape \(\)\); shorten"),
+    ],
+)
+def test_a_part_with_fewer_axes_than_the_sharding_is_refused(shape, match):
+    with pytest.raises(ValueError, match=match):
+        sharded_like([np.zeros(shape)], BY_ROW_AND_COLUMN)
+
+
+def test_a_leaf_that_does_not_fit_is_named():
+    rows = {"x": [jax.ShapeDtypeStruct((4,), np.uint8), jax.ShapeDtypeStruct((6,), np.uint8)]}
+    with pytest.raises(
+        ValueError, match=r"^batch\['x'\]\[1\]: the size of axis 1 must .* got 6; 4 or 8 would work$"
+    ):
+        sharded_spec(rows, 8, BY_ROW_AND_COLUMN)
+    with pytest.raises(ValueError, match=r"^batch\['x'\]\[0\]: the batch size must .* got 7; 6 or 8 would work$"):
+        sharded_spec(rows, 7, BY_ROW_AND_COLUMN)
+    spec = {"x": [jax.ShapeDtypeStruct((8,), np.uint8, sharding=SingleDeviceSharding(DEVICES[0]))]}
+    with only(DEVICES[1:]), pytest.raises(ValueError, match=r"^batch\['x'\]\[0\]: this process owns no device"):
+        Placement.of(spec)
+
+
+class TestTreesOfShardings:
+    BATCH = {"x": 1, "y": {"z": 2, "w": [3, 4]}}  # noqa: RUF012
+
+    def test_one_for_all(self):
+        assert broadcast(BY_ROW, self.BATCH) == {"x": BY_ROW, "y": {"z": BY_ROW, "w": [BY_ROW, BY_ROW]}}
+
+    def test_one_for_each_subtree(self):
+        found = broadcast({"x": BY_ROW, "y": {"z": REPLICATED, "w": BY_ROW_AND_COLUMN}}, self.BATCH)
+        assert found == {"x": BY_ROW, "y": {"z": REPLICATED, "w": [BY_ROW_AND_COLUMN] * 2}}
+
+    @pytest.mark.parametrize(
+        "sharding",
+        [
+            {"x": BY_ROW},
+            {"x": BY_ROW, "z": BY_ROW},
+            {"x": BY_ROW, "y": BY_ROW, "z": BY_ROW},
+            {"x": {"v": BY_ROW}, "y": BY_ROW},
+            (BY_ROW, BY_ROW),
+        ],
+    )
+    def test_what_is_no_prefix_is_refused(self, sharding):
+        with pytest.raises(
+            ValueError, match=r"^sharding must be one sharding or a tree that is a prefix .*'w': \["
+        ) as e:
+            broadcast(sharding, self.BATCH)
+        assert str(jax.tree.structure(sharding)) in str(e.value)
+
+    @pytest.mark.parametrize(
+        ("sharding", "told"),
+        [
+            (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),
+            (P("a"), r"^sharding must be a jax\.sharding\.Sharding, got P.*; for example"),
+            (mesh_of((8,)), r"^sharding must be a jax\.sharding\.Sharding, got Mesh\("),
+            (DEVICES[0], r"^sharding must be a jax\.sharding\.Sharding, got "),
+            ({"x": BY_ROW, "y": {"z": None, "w": BY_ROW}}, r"^sharding\['y'\]\['z'\] must be .*, got None;"),
+            ([BY_ROW, P()], r"^sharding\[1\] must be .*, got P"),
+            ({}, r"^sharding must be .* or a tree of them, got an empty tree$"),
+        ],
+    )
+    @pytest.mark.parametrize("refuse", [check_shardings, lambda sharding: broadcast(sharding, {"x": 1, "y": 2})])
+    def test_what_is_no_sharding_is_refused(self, refuse, sharding, told):
+        with pytest.raises(TypeError, match=told):
+            refuse(sharding)
+
+
+def test_the_mask_lies_as_the_batch_axis_of_the_first_leaf():
+    spec = {"b": struct_of_rows(BY_ROW), "a": struct_of_rows(BY_ROW_AND_COLUMN)}
+    rows_only = NamedSharding(BY_ROW_AND_COLUMN.mesh, P("a"))
+    assert mask_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)
+
+
+def struct_of_rows(sharding):
+    return jax.ShapeDtypeStruct((8, 4), np.int32, sharding=sharding)

@@ -1,0 +1,367 @@
+"""The plan against brute force: every element of the array is numbered, and each process's are collected.
+
+Processes are made up: the devices are dealt out to them, evenly or not, adjacent or interleaved.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from partitions import (
+    BY_HALVES,
+    BY_PAIRS,
+    DEVICES,
+    EACH,
+    INTERLEAVED,
+    Layout,
+    any_layout,
+    cut,
+    devices_of,
+    layouts,
+    mesh_of,
+    meshes,
+    numbered,
+    only,
+    owned,
+    processes,
+)
+
+from feedline import local_rows
+from feedline.placement.plan import (
+    batch_axis_sharding,
+    check_divides,
+    plan_leaf,
+    replicas,
+    shards_of,
+    union_of_rows,
+)
+
+BACKWARDS = range(7, -1, -1)
+EVENS_FIRST = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def smallest_rectangle(mask):
+    """For each axis the indices at which anything is True."""
+    return [np.flatnonzero(mask.any(axis=tuple(set(range(mask.ndim)) - {axis}))) for axis in range(mask.ndim)]
+
+
+@given(layout=any_layout, dealt=processes)
+@settings(max_examples=300, deadline=None)
+def test_a_process_supplies_the_smallest_rectangle_of_what_its_devices_own(layout, dealt):
+    values = numbered(layout.shape)
+    for devices in devices_of(layout.sharding, dealt).values():
+        plan = plan_leaf(layout.sharding, layout.shape, devices, "x")
+        mine = owned(layout, devices)
+        axes = smallest_rectangle(mine)
+        local = cut(values, plan)
+        assert plan.rows.dtype == np.int64
+        assert plan.rows.tolist() == axes[0].tolist()
+        np.testing.assert_array_equal(local, values[np.ix_(*axes)])
+        assert set(values[mine].tolist()) <= set(local.ravel().tolist())
+        assert plan.local_shape == local.shape
+        assert plan.global_shape == layout.shape
+        assert plan.whole_columns == (local.shape[1:] == layout.shape[1:])
+
+
+def found_by_jax(local, layout, devices):
+    """{device: its shard}, by the lookup that `jax.make_array_from_process_local_data` documents."""
+    indices = {device: layout.sharding.devices_indices_map(layout.shape)[device] for device in devices}
+    where = {device: [] for device in devices}
+    for axis, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True)):
+        spans = {device: index[axis].indices(whole)[:2] for device, index in indices.items()}
+        starts = sorted({begin for begin, _ in spans.values()})
+        for device, (begin, end) in spans.items():
+            assert size in (whole, len(starts) * (end - begin))
+            at = begin if size == whole else starts.index(begin) * (end - begin)
+            where[device].append(slice(at, at + end - begin))
+    return {device: jax.device_put(local[tuple(part)], device) for device, part in where.items()}
+
+
+@given(layout=any_layout, dealt=processes)
+@settings(max_examples=200, deadline=None)
+def test_the_parts_of_all_processes_gather_to_the_whole(layout, dealt):
+    values = numbered(layout.shape)
+    shards = {}
+    for devices in devices_of(layout.sharding, dealt).values():
+        local = cut(values, plan_leaf(layout.sharding, layout.shape, devices, "x"))
+        shards |= found_by_jax(local, layout, devices)
+    in_order = [shards[device] for device in layout.sharding.devices_indices_map(layout.shape)]
+    placed = jax.make_array_from_single_device_arrays(layout.shape, layout.sharding, in_order)
+    for shard in placed.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), values[shard.index])
+    np.testing.assert_array_equal(np.asarray(placed), values)
+
+
+CASES: list[Any] = [
+    # sharding, shape, process of each device, for each process: rows and columns
+    (mesh_of((8,)), P("a"), (8,), BY_HALVES, [([0, 1, 2, 3],), ([4, 5, 6, 7],)]),
+    (mesh_of((8,)), P("a"), (16,), EACH, [([2 * i, 2 * i + 1],) for i in range(8)]),
+    (mesh_of((8,), BACKWARDS), P("a"), (8,), BY_HALVES, [([4, 5, 6, 7],), ([0, 1, 2, 3],)]),
+    (mesh_of((8,)), P("a"), (8,), INTERLEAVED, [([0, 2, 4, 6],), ([1, 3, 5, 7],)]),
+    (mesh_of((8,), EVENS_FIRST), P("a"), (8,), BY_HALVES, [([0, 1, 4, 5],), ([2, 3, 6, 7],)]),
+    (mesh_of((8,)), P(), (4, 3), BY_HALVES, [([0, 1, 2, 3], [0, 1, 2])] * 2),
+    (mesh_of((2, 4)), P("a"), (4,), BY_PAIRS, [([0, 1],), ([0, 1],), ([2, 3],), ([2, 3],)]),
+    (mesh_of((2, 4)), P("a", "b"), (2, 4), BY_PAIRS, [([0], [0, 1]), ([0], [2, 3]), ([1], [0, 1]), ([1], [2, 3])]),
+    (mesh_of((2, 4)), P("a", "b"), (2, 4), INTERLEAVED, [([0, 1], [0, 2]), ([0, 1], [1, 3])]),
+    (mesh_of((2, 4)), P(None, "b"), (3, 4), BY_HALVES, [([0, 1, 2], [0, 1, 2, 3])] * 2),
+    (mesh_of((4, 2)), P(None, "a"), (3, 4), BY_HALVES, [([0, 1, 2], [0, 1]), ([0, 1, 2], [2, 3])]),
+    (mesh_of((2, 4)), P(("a", "b")), (8,), BY_HALVES, [([0, 1, 2, 3],), ([4, 5, 6, 7],)]),
+    (mesh_of((2, 4)), P(("b", "a")), (8,), BY_HALVES, [([0, 2, 4, 6],), ([1, 3, 5, 7],)]),
+    (mesh_of((2, 2, 2)), P("a", "b", "c"), (2, 2, 2), BY_PAIRS, [([i // 2], [i % 2], [0, 1]) for i in range(4)]),
+    (mesh_of((2, 2, 2)), P(("a", "c"), None, "b"), (4, 5, 2), BY_PAIRS,
+     [([2 * (i // 2), 2 * (i // 2) + 1], [0, 1, 2, 3, 4], [i % 2]) for i in range(4)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mesh", "spec", "shape", "dealt", "expected"), CASES)
+def test_rows_and_columns_by_hand(mesh, spec, shape, dealt, expected):
+    sharding = NamedSharding(mesh, spec)
+    found = []
+    for _, devices in sorted(devices_of(sharding, dealt).items()):
+        plan = plan_leaf(sharding, shape, devices, "x")
+        columns = [np.arange(size)[column] for size, column in zip(shape[1:], plan.columns, strict=True)]
+        found.append(tuple(part.tolist() for part in (plan.rows, *columns)))
+    assert found == expected
+
+
+def test_devices_that_own_no_rectangle_get_the_smallest_around_them():
+    sharding = NamedSharding(mesh_of((2, 4)), P("a", "b"))
+    plan = plan_leaf(sharding, (2, 4), [DEVICES[0], DEVICES[7]], "x")  # (0, 0) and (1, 3)
+    assert cut(numbered((2, 4)), plan).tolist() == [[0, 3], [4, 7]]
+
+
+@pytest.mark.parametrize(
+    ("order", "column"),
+    [(range(8), slice(0, 4)), (BACKWARDS, slice(4, 8)), (EVENS_FIRST, [0, 1, 4, 5]), (None, slice(None))],
+)
+def test_adjacent_columns_are_a_slice_so_that_cutting_them_copies_nothing(order, column):
+    sharding = NamedSharding(mesh_of((8,), order or range(8)), P(None, "a"))
+    plan = plan_leaf(sharding, (3, 8), DEVICES[:4] if order else DEVICES, "x")
+    (found,) = plan.columns
+    assert found == column if isinstance(column, slice) else found.tolist() == column
+    assert plan.whole_columns == (order is None)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_an_axis_without_elements(size):
+    sharding = NamedSharding(mesh_of((8,)), P("a"))
+    plan = plan_leaf(sharding, (size, 0), DEVICES[:4], "x")
+    assert plan.local_shape == (size // 2, 0)
+    assert plan.whole_columns
+
+
+@pytest.mark.parametrize("device", [0, 5])
+def test_a_single_device_owns_everything(device):
+    sharding = SingleDeviceSharding(DEVICES[device])
+    plan = plan_leaf(sharding, (5, 3), [DEVICES[device]], "x")
+    assert plan.local_shape == (5, 3)
+    assert plan.whole_columns
+    assert shards_of(sharding, 2) == (1, 1)
+    with pytest.raises(ValueError, match=r"^x: this process owns no device .* so it can supply no rows\. Build"):
+        plan_leaf(sharding, (5, 3), [DEVICES[device - 1]], "x")
+
+
+def test_a_process_without_a_device_of_the_mesh_is_refused():
+    sharding = NamedSharding(mesh_of((4,)), P("a"))
+    with pytest.raises(ValueError, match=r"^images: this process owns no device of the sharding's mesh"):
+        plan_leaf(sharding, (4,), DEVICES[4:], "images")
+
+
+several_leaves = meshes().flatmap(
+    lambda mesh: st.integers(1, 2).flatmap(
+        lambda k: st.lists(layouts(mesh, rows=k * mesh.size), min_size=1, max_size=4)
+    )
+)
+
+
+@given(leaves=several_leaves, dealt=processes)
+@settings(max_examples=150, deadline=None)
+def test_the_union_of_rows_holds_each_row_of_which_a_leaf_needs_anything(leaves, dealt):
+    for devices in devices_of(leaves[0].sharding, dealt).values():
+        needed = np.zeros(leaves[0].shape[0], bool)
+        for layout in leaves:
+            needed |= owned(layout, devices).reshape(len(needed), -1).any(axis=1)
+        plans = [plan_leaf(layout.sharding, layout.shape, devices, "x") for layout in leaves]
+        union = union_of_rows(plans)
+        assert union.dtype == np.int64
+        assert union.tolist() == np.flatnonzero(needed).tolist()
+
+
+def test_the_union_of_a_sequence_sharded_and_a_row_sharded_leaf():
+    mesh = mesh_of((2, 4))
+    by_row, by_column = NamedSharding(mesh, P(("a", "b"))), NamedSharding(mesh, P("a", "b"))
+    plans = [plan_leaf(sharding, (8, 4), DEVICES[5:7], "x") for sharding in (by_row, by_column)]
+    assert plans[0].rows.tolist() == [5, 6]
+    assert plans[1].rows.tolist() == union_of_rows(plans).tolist() == [4, 5, 6, 7]
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeDevice:
+    id: int
+    process_index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeSharding:
+    """A sharding whose devices belong to several processes."""
+
+    real: Any
+    dealt: Any
+
+    def devices_indices_map(self, shape):
+        return {
+            FakeDevice(device.id, self.dealt[device.id]): index
+            for device, index in self.real.devices_indices_map(shape).items()
+        }
+
+
+@given(layout=any_layout, dealt=processes)
+@settings(max_examples=200, deadline=None)
+def test_replicas_are_the_processes_that_own_the_same_elements(layout, dealt):
+    values = numbered(layout.shape)
+    owners = devices_of(layout.sharding, dealt)
+    elements = {process: frozenset(values[owned(layout, devices)].tolist()) for process, devices in owners.items()}
+    groups = replicas(FakeSharding(layout.sharding, dealt), layout.shape)
+    assert sorted(process for group in groups for process in group) == sorted(owners)
+    for process, others in elements.items():
+        (group,) = (group for group in groups if process in group)
+        assert group == sorted(other for other in owners if elements[other] == others)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (P("a"), [[0, 1], [2, 3]]),
+        (P("b"), [[0, 2], [1, 3]]),
+        (P(), [[0, 1, 2, 3]]),
+        (P(("a", "b")), [[0], [1], [2], [3]]),
+        (P("a", "b"), [[0], [1], [2], [3]]),
+    ],
+)
+def test_replicas_of_four_processes_with_a_device_each(spec, expected):
+    sharding = FakeSharding(NamedSharding(mesh_of((2, 2)), spec), EACH)
+    assert replicas(sharding, (4, 4)) == expected
+
+
+@given(layout=any_layout, at=st.integers(0, 2), size=st.integers(1, 100))
+@settings(max_examples=300, deadline=None)
+def test_sizes_that_the_shards_do_not_divide_are_refused_and_the_nearest_that_would_work_named(layout, at, size):
+    sharding, shape = layout
+    axis = at % len(shape)
+    shards = shape[axis] // sharding.shard_shape(shape)[axis]
+
+    def with_size(other):
+        return (*shape[:axis], other, *shape[axis + 1 :])
+
+    if size % shards == 0:
+        check_divides(sharding, with_size(size), "x")
+        return
+    with pytest.raises(ValueError, match=r"^x: the ") as error:
+        plan_leaf(sharding, with_size(size), DEVICES, "x")
+    told = str(error.value)
+    what, found, numbers = re.fullmatch(
+        r"x: the (batch size|size of axis \d) must be a multiple of the (\d+) shards that its mesh axes make, "
+        rf"got {size}; (.+) would work",
+        told,
+    ).groups()
+    assert what == ("batch size" if axis == 0 else f"size of axis {axis}")
+    assert int(found) == shards
+    working = [other for other in range(1, 300) if other % shards == 0]
+    below, above = [n for n in working if n < size][-1:], [n for n in working if n > size][:1]
+    assert [int(n) for n in numbers.split(" or ")] == below + above
+    for number in below + above:
+        plan_leaf(sharding, with_size(number), DEVICES, "x")
+
+
+def test_a_spec_longer_than_the_leaf_is_refused():
+    sharding = NamedSharding(mesh_of((2, 4)), P("a", None, "b"))
+    with pytest.raises(
+        ValueError, match=r"^x: the sharding .* names 3 axes, but the leaf has 2 \(shape \(8, 4\)\); sho"
+    ):
+        plan_leaf(sharding, (8, 4), DEVICES, "x")
+    assert plan_leaf(sharding, (8, 4, 4), DEVICES, "x").local_shape == (8, 4, 4)
+
+
+@pytest.mark.parametrize("sharding", [NamedSharding(mesh_of((8,)), P()), SingleDeviceSharding(DEVICES[0])])
+def test_a_scalar_is_refused(sharding):
+    with pytest.raises(
+        ValueError, match=r"^x: the first axis of a leaf is the batch, and this leaf is a scalar; give"
+    ):
+        plan_leaf(sharding, (), DEVICES, "x")
+
+
+class Stubborn(FakeSharding):
+    """A sharding of another kind, which has no spec and divides nothing."""
+
+    def shard_shape(self, shape):
+        raise ValueError("not today")
+
+
+def test_what_another_kind_of_sharding_refuses_is_passed_on_with_the_name_of_the_leaf():
+    with pytest.raises(ValueError, match=r"^x: the sharding cannot divide shape \(8, 2\): not today$"):
+        plan_leaf(Stubborn(None, None), (8, 2), DEVICES, "x")
+
+
+@given(layout=any_layout)
+@settings(max_examples=100, deadline=None)
+def test_shards_of_each_axis(layout):
+    pairs = zip(layout.shape, layout.sharding.shard_shape(layout.shape), strict=True)
+    assert shards_of(layout.sharding, len(layout.shape)) == tuple(whole // part for whole, part in pairs)
+
+
+@given(layout=any_layout, dealt=processes)
+@settings(max_examples=100, deadline=None)
+def test_the_batch_axis_alone_lies_as_it_does_in_the_whole(layout, dealt):
+    alone = Layout(batch_axis_sharding(layout.sharding), layout.shape[:1])
+    for devices in devices_of(layout.sharding, dealt).values():
+        needed = owned(layout, devices).reshape(layout.shape[0], -1).any(axis=1)
+        np.testing.assert_array_equal(owned(alone, devices), needed)
+        with only(devices):
+            assert local_rows(layout.sharding, layout.shape[0]).tolist() == np.flatnonzero(needed).tolist()
+
+
+def test_local_rows_of_a_permuted_mesh_need_not_be_adjacent():
+    sharding = NamedSharding(mesh_of((8,), EVENS_FIRST), P("a"))
+    with only(DEVICES[:4]):
+        assert local_rows(sharding, np.int64(16)).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    with only(DEVICES[:4]), pytest.raises(ValueError, match="owns no device"):
+        local_rows(SingleDeviceSharding(DEVICES[4]), 16)
+    assert local_rows(SingleDeviceSharding(DEVICES[4]), 3).tolist() == [0, 1, 2]
+
+
+def test_the_batch_axis_stays_in_the_memory_where_the_batch_lies():
+    sharding = NamedSharding(mesh_of((2, 4)), P("a", "b"), memory_kind="pinned_host")
+    assert batch_axis_sharding(sharding) == NamedSharding(mesh_of((2, 4)), P("a"), memory_kind="pinned_host")
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "match"),
+    [
+        (
+            12,
+            ValueError,
+            r"^batch: the batch size must be a multiple of the 8 shards .* got 12; 8 or 16 would work$",
+        ),
+        (3, ValueError, r"got 3; 8 would work$"),
+        (0, ValueError, r"^batch_size must be at least 1, got 0$"),
+        (-8, ValueError, r"^batch_size must be at least 1, got -8$"),
+        (8.0, TypeError, r"^batch_size must be an integer, got 8\.0$"),
+        (True, TypeError, r"^batch_size must be an integer, got True$"),
+    ],
+)
+def test_batch_sizes_that_have_no_local_rows(size, error, match):
+    with pytest.raises(error, match=match):
+        local_rows(NamedSharding(mesh_of((8,)), P("a")), size)
+
+
+@pytest.mark.parametrize("sharding", [None, P("a"), mesh_of((8,))])
+def test_local_rows_of_what_is_no_sharding(sharding):
+    with pytest.raises(TypeError, match=r"^a NamedSharding or a SingleDeviceSharding is needed .* got "):
+        local_rows(sharding, 8)

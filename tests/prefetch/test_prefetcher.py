@@ -1,0 +1,392 @@
+"""The placement thread and its synchronous double: order, depth, errors, ends and every way to close."""
+
+import gc
+import logging
+import queue
+import sys
+import threading
+import traceback
+import weakref
+
+import pytest
+from background import PATIENCE_S, arrived, left_behind, spawn
+
+from feedline import Reading, StallError
+from feedline.prefetch.handover import Closed
+from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.synchronous import Synchronous
+from feedline.prefetch.watch import Watch
+
+
+class Steps:
+    """A watch that waits for ever, and lets the test follow the placement thread step by step."""
+
+    def __init__(self):
+        self._stages = queue.SimpleQueue()
+        self.consumer_waits = threading.Event()
+        self.asked = 0
+
+    def advanced(self, stage):
+        self._stages.put(stage)
+
+    def waits(self):
+        pass
+
+    def patience_s(self):
+        self.asked += 1
+        self.consumer_waits.set()
+
+    def expect(self, *stages):
+        """Wait until the placement thread has gone through exactly these."""
+        for stage in stages:
+            assert self._stages.get(timeout=PATIENCE_S) == stage
+
+
+class Source:
+    """Gives its items, and raises those that are exceptions; `gate` is waited for before the item `gated`."""
+
+    def __init__(self, *items, gated=None, on_close=None):
+        self._items = iter(items)
+        self._gated = gated
+        self._on_close = on_close
+        self.inside, self.gate = threading.Event(), threading.Event()
+        self.closed_by = []
+
+    def __next__(self):
+        item = next(self._items, StopIteration("rest"))
+        if item == self._gated:
+            self.inside.set()
+            arrived(self.gate)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self):
+        self.closed_by.append(threading.current_thread().name)
+        if self._on_close is not None:
+            raise self._on_close
+
+
+class Item:
+    """Something that can be seen to be let go of."""
+
+    def __init__(self, host):
+        self.host = host
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.enumerate()
+    yield
+    assert left_behind(before) == []
+
+
+def prefetcher(source, place=str, depth=2, watch=None):
+    run = Prefetcher(source, place, depth, watch or Steps())
+    run.start()
+    return run
+
+
+@pytest.fixture(params=[prefetcher, lambda source, place=str: Synchronous(source, place)], ids=["thread", "none"])
+def run_of(request):
+    """Both kinds: what they promise alike."""
+    return request.param
+
+
+def test_items_come_in_order_and_then_the_end_with_its_value(run_of):
+    source = Source(*range(20))
+    run = run_of(source)
+    assert [run.take() for _ in range(20)] == [str(i) for i in range(20)]
+    with pytest.raises(StopIteration) as end:
+        run.take()
+    assert end.value.value == "rest"
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    assert len(source.closed_by) == 1
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+def test_an_error_comes_after_the_good_items_with_its_traceback(run_of, stage):
+    def place_that_fails(host):
+        if host == "bad":
+            raise KeyError("of place")
+        return host
+
+    run = run_of(Source("a", "b", KeyError("of read") if stage == "read" else "bad"), place_that_fails)
+    assert [run.take(), run.take()] == ["a", "b"]
+    with pytest.raises(KeyError, match=f"of {stage}") as caught:
+        run.take()
+    told = "".join(traceback.format_exception(caught.value))
+    assert ("in __next__" if stage == "read" else "in place_that_fails") in told
+    run.close()
+
+
+def test_a_stop_iteration_of_place_does_not_pass_for_the_end(run_of):
+    run = run_of(Source("a"), lambda host: next(iter([])))
+    with pytest.raises(RuntimeError, match="placing a batch raised StopIteration"):
+        run.take()
+    run.close()
+
+
+def test_nothing_comes_after_close(run_of):
+    source = Source("a", "b", "c")
+    run = run_of(source)
+    assert run.take() == "a"
+    run.close()
+    run.close()
+    with pytest.raises(Closed):
+        run.take()
+    assert run.join(PATIENCE_S) is None
+    assert len(source.closed_by) == 1
+    assert run.waiting == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_exactly_depth_placed_items_wait(depth):
+    steps, placed, taken = Steps(), 0, 0
+
+    def place(host):
+        nonlocal placed
+        assert placed - taken < depth
+        placed += 1
+        return host
+
+    run = prefetcher(Source(*range(20)), place, depth, steps)
+    steps.expect(*["read", "wait", "place"] * depth, "read", "wait")
+    for item in range(20 - depth - 1):
+        assert (placed, run.waiting) == (item + depth, depth)
+        taken += 1  # before `take`, which lets the placement thread go on
+        assert run.take() == item
+        steps.expect("place", "read", "wait")
+    run.close()
+    assert run.join(PATIENCE_S) is None
+
+
+@pytest.mark.parametrize("end", [StopIteration(7), KeyError("bad row")])
+def test_the_end_needs_no_slot_and_waits_for_nobody(end):
+    run = prefetcher(Source("a", "b", end), depth=2)
+    assert run.join(PATIENCE_S) is None  # it is done, though both slots are taken
+    assert run.waiting == 2
+    assert [run.take(), run.take()] == ["a", "b"]
+    with pytest.raises(type(end)) as caught:
+        run.take()
+    assert caught.value is end
+
+
+def test_an_error_that_was_handled_keeps_nothing_alive():
+    class BadRow(Exception):
+        pass
+
+    run = prefetcher(Source(BadRow()))
+
+    def handled():
+        with pytest.raises(BadRow) as caught:
+            run.take()
+        return weakref.ref(caught.value)
+
+    gc.collect()
+    gc.disable()
+    try:
+        error = handled()
+        assert run.join(PATIENCE_S) is None
+        assert error() is None
+    finally:
+        gc.enable()
+
+
+def test_one_wait_is_one_sleep_however_long(monkeypatch):
+    steps = Steps()
+    source = Source("a", gated="a")
+    run = prefetcher(source, watch=steps)
+    takes = []
+    take = run._handover.take
+    monkeypatch.setattr(run._handover, "take", lambda timeout: takes.append(timeout) or take(timeout))
+    taken = spawn(run.take)
+    arrived(source.inside)
+    arrived(steps.consumer_waits)
+    source.gate.set()
+    assert taken.result(PATIENCE_S) == "a"
+    assert takes == [None]
+    run.close()
+
+
+def test_close_while_the_consumer_waits():
+    steps, source = Steps(), Source("a", gated="a")
+    run = prefetcher(source, watch=steps)
+    taken = spawn(run.take)
+    arrived(source.inside)
+    arrived(steps.consumer_waits)
+    run.close()
+    with pytest.raises(Closed):
+        taken.result(PATIENCE_S)
+    assert run.join(0) == "feedline-place"  # still inside the read
+    source.gate.set()
+    assert run.join(PATIENCE_S) is None
+    assert source.closed_by == ["feedline-place"]
+
+
+def test_close_while_the_producer_waits_for_a_slot():
+    steps, source = Steps(), Source(*range(20))
+    run = prefetcher(source, Item, 2, steps)
+    steps.expect(*["read", "wait", "place"] * 2, "read", "wait")
+    kept = weakref.ref(run._handover._items.get())
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    assert source.closed_by == ["feedline-place"]
+    assert kept() is None
+
+
+def test_close_while_the_producer_places():
+    inside, gate = threading.Event(), threading.Event()
+    items = []
+
+    def place(host):
+        inside.set()
+        arrived(gate)
+        item = Item(host)
+        items.append(weakref.ref(item))
+        return item
+
+    source = Source("a", "b")
+    run = prefetcher(source, place)
+    arrived(inside)
+    run.close()
+    assert run.join(0) == "feedline-place"
+    gate.set()
+    assert run.join(PATIENCE_S) is None
+    assert [item() for item in items] == [None]  # what came after close was let go of, and nothing followed
+    assert source.closed_by == ["feedline-place"]
+
+
+def test_many_threads_may_close_at_once():
+    run = prefetcher(Source(*range(20)))
+    start = threading.Barrier(8)
+    closing = [spawn(lambda: (start.wait(PATIENCE_S), run.close(), run.join(PATIENCE_S))[2]) for _ in range(8)]
+    assert [each.result(PATIENCE_S) for each in closing] == [None] * 8
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+def test_the_placement_thread_may_close_it(stage):
+    told = []
+
+    def close():
+        run.close()
+        told.append(run.join(PATIENCE_S))
+
+    class Closing(Source):
+        def __next__(self):
+            if stage == "read":
+                close()
+            return super().__next__()
+
+    source = Closing("a", "b")
+    run = Prefetcher(source, lambda host: close() if stage == "place" else host, 2, Steps())
+    run.start()
+    assert run.join(PATIENCE_S) is None
+    assert told == ["feedline-place"]  # it does not wait for itself
+    assert source.closed_by == ["feedline-place"]
+    with pytest.raises(Closed):
+        run.take()
+
+
+def test_close_before_start():
+    run = Prefetcher(Source("a"), str, 2, Steps())
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    with pytest.raises(Closed):
+        run.take()
+
+
+def test_an_error_in_closing_takes_the_place_of_the_end():
+    run = prefetcher(Source("a", on_close=OSError("disk")))
+    assert run.take() == "a"
+    with pytest.raises(OSError, match="disk"):
+        run.take()
+
+
+def test_an_error_in_closing_is_noted_on_the_error_before_it():
+    run = prefetcher(Source(KeyError("bad row"), on_close=OSError("disk")))
+    with pytest.raises(KeyError, match="bad row") as caught:
+        run.take()
+    assert caught.value.__notes__ == ["feedline: closing the source failed, too: OSError('disk')"]
+
+
+def test_an_error_in_closing_after_close_is_logged(caplog):
+    run = prefetcher(Source(*range(20), on_close=OSError("disk")))
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    (record,) = caplog.records
+    assert (record.name, record.levelno, record.getMessage()) == (
+        "feedline",
+        logging.WARNING,
+        "closing the source failed",
+    )
+    assert str(record.exc_info[1]) == "disk"
+
+
+def test_its_thread_is_named_and_never_holds_up_an_exit():
+    source = Source("a", gated="a")
+    run = prefetcher(source)
+    arrived(source.inside)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "feedline-place")
+    assert thread.daemon
+    source.gate.set()
+    run.close()
+
+
+def test_without_a_thread_all_happens_on_the_callers():
+    threads = set()
+    source = Source("a", "b")
+    run = Synchronous(source, lambda host: threads.add(threading.current_thread()) or host)
+    run.start()
+    assert (run.take(), run.waiting) == ("a", 0)
+    run.close()
+    assert threads == {threading.current_thread()}
+    assert source.closed_by == [threading.current_thread().name]
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+def test_a_stall_is_warned_of_once_and_then_raised(caplog, stage):
+    source = Source("a", "b", gated="a" if stage == "read" else None)
+    gate = source.gate
+
+    def place_that_hangs(host):
+        if stage == "place":
+            arrived(gate)
+        return host
+
+    watch = Watch(Reading(stall_warning_s=0.05, stall_error_s=0.2))
+    run = prefetcher(source, place_that_hangs, watch=watch)
+    with pytest.raises(StallError, match=f'the last was "{stage}", 0 placed batches are ready') as caught:
+        run.take()
+    assert caught.value.stage == stage
+    (record,) = caplog.records
+    assert "-- feedline-place\n" in record.getMessage()
+    assert ("in __next__" if stage == "read" else "in place_that_hangs") in record.getMessage()
+    gate.set()
+    assert run.take() == "a"  # what hung came in the end
+    run.close()
+
+
+def test_taking_what_is_ready_costs_the_same_few_calls_at_any_depth():
+    """Counted, not timed: the calls of Python and C functions in one `take`."""
+
+    def calls(depth):
+        steps = Steps()
+        run = prefetcher(Source(*range(50)), depth=depth, watch=steps)
+        steps.expect(*["read", "wait", "place"] * depth, "read", "wait")
+        count = 0
+
+        def profile(frame, event, _):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(profile)
+        try:
+            run.take()
+        finally:
+            sys.setprofile(None)
+        run.close()
+        return count
+
+    assert calls(1) == calls(2) == calls(20) < 15

@@ -1,0 +1,169 @@
+"""The watchdog on a clock that the test moves: what counts as waiting, and what is said when."""
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+from background import PATIENCE_S, arrived, spawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline import Reading, StallError
+from feedline.prefetch import watch as module
+from feedline.prefetch.handover import Empty
+from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.watch import Watch, stacks
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self):
+        self.now = 0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(module, "time", clock := Clock())
+    return clock
+
+
+@pytest.fixture
+def watch(clock):
+    return Watch(Reading(stall_warning_s=30, stall_error_s=300))
+
+
+def test_time_counts_while_the_consumer_waits(watch, clock):
+    watch.advanced("read")
+    clock.now += 1000  # a long training step: nobody waits
+    watch.waits()
+    assert watch.patience_s() == 30
+    clock.now += 12
+    assert watch.patience_s() == 18
+    clock.now += 20
+    assert watch.patience_s() == 0
+
+
+def test_progress_begins_it_anew(watch, clock, caplog):
+    watch.waits()
+    clock.now += 29
+    watch.advanced("place")
+    assert watch.patience_s() == 30
+    clock.now += 29
+    watch.complain(0)
+    assert not caplog.records
+    assert watch.patience_s() == 1
+
+
+def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
+    watch.waits()
+    watch.advanced("read")
+    clock.now += 30
+    watch.complain(waiting=2)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("feedline", logging.WARNING)
+    told = record.getMessage()
+    assert told.startswith(
+        'no stage has advanced for 30 s while the training loop waits; the last was "read", '
+        "2 placed batches are ready. Stacks of all threads:\n-- "
+    )
+    assert "-- MainThread\n" in told
+    assert "test_one_warning_with_stage_and_stacks_then_the_error" in told
+    assert watch.patience_s() == 270
+    clock.now += 269
+    watch.complain(0)
+    clock.now += 1
+    with pytest.raises(
+        StallError,
+        match=r"must come within Reading.stall_error_s = 300 s: no stage has advanced for 300 s .*"
+        r'the last was "read", 0 placed batches are ready. Look at the stacks .*raise that limit \[stage read\]',
+    ) as caught:
+        watch.complain(0)
+    assert caught.value.stage == "read"
+    assert len(caplog.records) == 1
+
+
+def test_the_next_wait_may_be_warned_of_again(watch, clock, caplog):
+    for _ in range(2):
+        watch.waits()
+        clock.now += 30
+        watch.complain(0)
+    assert len(caplog.records) == 2
+
+
+def test_an_error_that_is_due_before_the_warning_comes_without_one(clock, caplog):
+    watch = Watch(Reading(stall_warning_s=30, stall_error_s=5))
+    watch.waits()
+    assert watch.patience_s() == 5
+    clock.now += 5
+    with pytest.raises(StallError, match="for 5 s"):
+        watch.complain(0)
+    assert not caplog.records
+
+
+def expected_complaints(progress, comes_at, warning_s, error_s):
+    """Second by second: what a consumer hears who begins to wait at second 0, until `comes_at`."""
+    heard, still = [], 0
+    for second in range(1, comes_at):
+        still = 0 if second in progress else still + 1
+        if still == error_s:
+            return [*heard, ("error", second)]
+        if still == warning_s and not heard:
+            heard.append(("warning", second))
+    return heard
+
+
+@given(
+    progress=st.sets(st.integers(1, 40)),
+    comes_at=st.integers(1, 40),
+    warning_s=st.integers(1, 12),
+    error_s=st.integers(1, 20),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_prefetcher_complains_when_seconds_counted_one_by_one_say_so(progress, comes_at, warning_s, error_s):
+    clock, heard = Clock(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "time", clock)
+        patch.setattr(module._log, "warning", lambda *_: heard.append(("warning", clock.now)))
+        watch = Watch(Reading(stall_warning_s=warning_s, stall_error_s=error_s))
+        clock.now = 0.0
+
+        def take(timeout_s):
+            """What `Handover.take` does, the stages advancing at their seconds meanwhile."""
+            until = min(clock.now + timeout_s, comes_at)
+            for second in sorted(progress):
+                if clock.now < second <= until:
+                    clock.now = second
+                    watch.advanced("read")
+            clock.now = until
+            if until < comes_at:
+                raise Empty
+            return "item"
+
+        prefetcher = Prefetcher(iter([]), None, 1, watch)
+        patch.setattr(prefetcher, "_handover", SimpleNamespace(take=take, waiting=0))
+        try:
+            assert prefetcher.take() == "item"
+        except StallError:
+            heard.append(("error", clock.now))
+    assert heard == expected_complaints(progress, comes_at, warning_s, error_s)
+
+
+def test_stacks_show_where_each_thread_is():
+    here, go_on = threading.Event(), threading.Event()
+
+    def a_read_that_hangs():
+        here.set()
+        arrived(go_on)
+
+    hanging = spawn(a_read_that_hangs)
+    arrived(here)
+    told = stacks()
+    go_on.set()
+    hanging.result(PATIENCE_S)
+    assert "-- MainThread\n" in told
+    assert "in a_read_that_hangs" in told
