@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import sys
 import time
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from feedline import state as states
+from feedline.cluster.cores import own_cores
 from feedline.loader.batches import Recipe
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.loaded import HostBatch
@@ -206,8 +206,7 @@ def _resolved(request: Request) -> Reading:
         return dataclasses.replace(request.reading, threads=0)
     if request.reading.threads is not None:
         return request.reading
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return dataclasses.replace(request.reading, threads=min(max(1, cores), _MOST_THREADS))
+    return dataclasses.replace(request.reading, threads=min(own_cores(), _MOST_THREADS))
 
 
 def _place(placement: Placement, host: HostBatch) -> Placed:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.loader import files
+from feedline.loader.spec import is_numeric
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
@@ -123,7 +124,7 @@ def _as_array(path: Any, leaf: Any) -> Array:
         )
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
-    if array.dtype.kind not in "biufc" and not jax.dtypes.issubdtype(array.dtype, np.number):
+    if not is_numeric(array.dtype):
         raise TypeError(
             f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
             "numbers first (rows of different lengths make dtype object: pad them)"
@@ -136,7 +137,8 @@ def _checked_leaves(tree: Any, first: Any, shard: int) -> list[Array]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
-    if jax.tree_util.tree_structure(tree) != jax.tree_util.tree_structure(first):
+    form: Any = jax.tree_util.tree_structure(tree)
+    if form != jax.tree_util.tree_structure(first):
         raise ValueError(f"shards must have the same leaves; shard {shard} has other ones than shard 0")
     lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
     if len(set(lengths.values())) > 1:

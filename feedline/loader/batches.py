@@ -117,7 +117,7 @@ class LocalBatches(grain.MapDataset[Element]):
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
 
-    def __getitem__(self, element: Any) -> Element:
+    def __getitem__(self, element: Any) -> Element:  # type: ignore[override]  # Grain also slices; nobody does here
         k, part = divmod(int(element), self.parts)
         start = self._recipe.schedule.batch_at(self._origin, k)
         if self._recipe.reads_by_leaf:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import multiprocessing
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -115,19 +113,6 @@ def check_workers(recipe: Recipe) -> None:
             "sources travel to worker processes as paths, and this one holds arrays in memory; "
             "use Reading(threads=...), or write a .npy and pass its path"
         )
-
-
-def forget_stuck_threads() -> list[str]:
-    """Let the interpreter exit while a Grain thread is stuck in a read, and name those threads.
-
-    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not. For use
-    right before exit, after `close`.
-    """
-    joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
-    stuck = [t for t in threading.enumerate() if t.daemon and t.name.startswith("grain-prefetch") and t in joined]
-    for thread in stuck:
-        joined.pop(thread)
-    return [thread.name for thread in stuck]
 
 
 def _keep_off_the_accelerator(index: int, count: int) -> None:

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
 
 Array = npt.NDArray[Any]
-_KINDS = "biufc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +94,11 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
     np.copyto(out, values, casting="unsafe")
 
 
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX can hold it: booleans, NumPy's numbers, and those that ml_dtypes adds."""
+    return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
+
+
 def _leaf(name: str, value: Any) -> Leaf:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
@@ -102,7 +107,7 @@ def _leaf(name: str, value: Any) -> Leaf:
             "tokenise or encode it as numbers first"
         )
     dtype = np.dtype(dtype)
-    if dtype.kind not in _KINDS and not jax.dtypes.issubdtype(dtype, np.number):
+    if not is_numeric(dtype):
         raise TypeError(
             f"{name}: an accelerator holds numbers and booleans, got dtype {dtype}; "
             "encode it as numbers first (a ragged list of rows becomes dtype object: pad it)"

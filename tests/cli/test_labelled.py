@@ -30,7 +30,7 @@ def test_the_digits_are_whole_small_and_attributed():
     for part in parts:
         assert (part["image"].dtype, part["label"].dtype) == (np.uint8, np.int32)
         assert set(np.unique(part["image"])) == set(range(0, 241, 15))
-        assert np.bincount(part["label"]).min() > 0.08 * len(part["label"])
+        assert np.bincount(part["label"]).min() > 0.07 * len(part["label"])
         assert np.bincount(part["label"]).shape == (10,)
     assert sum(file.stat().st_size for file in DIGITS.rglob("*.npy")) < 200_000
     assert "CC BY 4.0" in (DIGITS / "README.md").read_text()
@@ -102,17 +102,17 @@ def test_refused_labels(label, told, tmp_path):
 
 def test_refused_files(tmp_path):
     rows = save(tmp_path / "rows.npz", IMAGE, np.arange(10))
-    with pytest.raises(FileNotFoundError, match="no file or directory .*none"):
+    with pytest.raises(FileNotFoundError, match=r"no file or directory .*none"):
         from_files(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match="image.npy"):
+    with pytest.raises(FileNotFoundError, match=r"image\.npy"):
         from_files(tmp_path)
     (tmp_path / "rows.csv").write_text("1,2")
     with pytest.raises(ValueError, match=r"image.npy and label.npy, got .*rows.csv; numpy.savez\('rows.npz'"):
         from_files(tmp_path / "rows.csv")
     np.savez(tmp_path / "xy.npz", x=IMAGE, y=np.arange(10))
-    with pytest.raises(ValueError, match="named image and label, .*xy.npz has x, y"):
+    with pytest.raises(ValueError, match=r"named image and label, .*xy.npz has x, y"):
         from_files(tmp_path / "xy.npz")
     with pytest.raises(ValueError, match=r"shape of training images, \[4\] in .*wide.npz has \[5\]"):
         from_files(rows, save(tmp_path / "wide.npz", np.zeros((10, 5)), np.arange(10)))
-    with pytest.raises(ValueError, match="one to hold out, .*one.npz has 1"):
+    with pytest.raises(ValueError, match=r"one to hold out, .*one.npz has 1"):
         from_files(save(tmp_path / "one.npz", IMAGE[:1], np.zeros(1, int)))

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -47,7 +46,7 @@ def words(command):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_the_tasks_of_srun_compute_together(launcher, together, processes):
-    done = launcher.run("srun", "-N2", f"-n{processes}", *launcher.member)
+    done = launcher.run("srun", "-N2", f"--ntasks-per-node={processes // 2}", *launcher.member)
     assert launcher.members(done) == together(processes)
     for process, line in enumerate(launcher.told(done)):
         device = "all local devices" if processes == 2 else f"local device {process % 2}"

@@ -29,6 +29,7 @@ from feedline.placement.plan import plan_leaf
 BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
 BY_ROW_AND_COLUMN = NamedSharding(mesh_of((2, 4)), P("a", "b"))
 REPLICATED = NamedSharding(mesh_of((2, 4)), P())
+BATCH = {"x": 1, "y": {"z": 2, "w": [3, 4]}}
 DTYPES = [np.uint8, np.int32, np.float32, np.bool_, jax.numpy.bfloat16]
 batches = meshes().flatmap(
     lambda mesh: st.lists(
@@ -39,6 +40,10 @@ batches = meshes().flatmap(
 
 def struct_of(layout, dtype):
     return jax.ShapeDtypeStruct(layout.shape, dtype, sharding=layout.sharding)
+
+
+def struct_of_rows(sharding):
+    return jax.ShapeDtypeStruct((8, 4), np.int32, sharding=sharding)
 
 
 @given(leaves=batches)
@@ -163,56 +168,52 @@ def test_a_leaf_that_does_not_fit_is_named():
         Placement.of(spec)
 
 
-class TestTreesOfShardings:
-    BATCH = {"x": 1, "y": {"z": 2, "w": [3, 4]}}  # noqa: RUF012
+def test_one_sharding_for_all_leaves():
+    assert broadcast(BY_ROW, BATCH) == {"x": BY_ROW, "y": {"z": BY_ROW, "w": [BY_ROW, BY_ROW]}}
 
-    def test_one_for_all(self):
-        assert broadcast(BY_ROW, self.BATCH) == {"x": BY_ROW, "y": {"z": BY_ROW, "w": [BY_ROW, BY_ROW]}}
 
-    def test_one_for_each_subtree(self):
-        found = broadcast({"x": BY_ROW, "y": {"z": REPLICATED, "w": BY_ROW_AND_COLUMN}}, self.BATCH)
-        assert found == {"x": BY_ROW, "y": {"z": REPLICATED, "w": [BY_ROW_AND_COLUMN] * 2}}
+def test_one_sharding_for_each_subtree():
+    found = broadcast({"x": BY_ROW, "y": {"z": REPLICATED, "w": BY_ROW_AND_COLUMN}}, BATCH)
+    assert found == {"x": BY_ROW, "y": {"z": REPLICATED, "w": [BY_ROW_AND_COLUMN] * 2}}
 
-    @pytest.mark.parametrize(
-        "sharding",
-        [
-            {"x": BY_ROW},
-            {"x": BY_ROW, "z": BY_ROW},
-            {"x": BY_ROW, "y": BY_ROW, "z": BY_ROW},
-            {"x": {"v": BY_ROW}, "y": BY_ROW},
-            (BY_ROW, BY_ROW),
-        ],
-    )
-    def test_what_is_no_prefix_is_refused(self, sharding):
-        with pytest.raises(
-            ValueError, match=r"^sharding must be one sharding or a tree that is a prefix .*'w': \["
-        ) as e:
-            broadcast(sharding, self.BATCH)
-        assert str(jax.tree.structure(sharding)) in str(e.value)
 
-    @pytest.mark.parametrize(
-        ("sharding", "told"),
-        [
-            (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),
-            (P("a"), r"^sharding must be a jax\.sharding\.Sharding, got P.*; for example"),
-            (mesh_of((8,)), r"^sharding must be a jax\.sharding\.Sharding, got Mesh\("),
-            (DEVICES[0], r"^sharding must be a jax\.sharding\.Sharding, got "),
-            ({"x": BY_ROW, "y": {"z": None, "w": BY_ROW}}, r"^sharding\['y'\]\['z'\] must be .*, got None;"),
-            ([BY_ROW, P()], r"^sharding\[1\] must be .*, got P"),
-            ({}, r"^sharding must be .* or a tree of them, got an empty tree$"),
-        ],
-    )
-    @pytest.mark.parametrize("refuse", [check_shardings, lambda sharding: broadcast(sharding, {"x": 1, "y": 2})])
-    def test_what_is_no_sharding_is_refused(self, refuse, sharding, told):
-        with pytest.raises(TypeError, match=told):
-            refuse(sharding)
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        {"x": BY_ROW},
+        {"x": BY_ROW, "z": BY_ROW},
+        {"x": BY_ROW, "y": BY_ROW, "z": BY_ROW},
+        {"x": {"v": BY_ROW}, "y": BY_ROW},
+        (BY_ROW, BY_ROW),
+    ],
+)
+def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
+    with pytest.raises(
+        ValueError, match=r"^sharding must be one sharding or a tree that is a prefix .*'w': \["
+    ) as e:
+        broadcast(sharding, BATCH)
+    assert str(jax.tree.structure(sharding)) in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "told"),
+    [
+        (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),
+        (P("a"), r"^sharding must be a jax\.sharding\.Sharding, got P.*; for example"),
+        (mesh_of((8,)), r"^sharding must be a jax\.sharding\.Sharding, got Mesh\("),
+        (DEVICES[0], r"^sharding must be a jax\.sharding\.Sharding, got "),
+        ({"x": BY_ROW, "y": {"z": None, "w": BY_ROW}}, r"^sharding\['y'\]\['z'\] must be .*, got None;"),
+        ([BY_ROW, P()], r"^sharding\[1\] must be .*, got P"),
+        ({}, r"^sharding must be .* or a tree of them, got an empty tree$"),
+    ],
+)
+@pytest.mark.parametrize("refuse", [check_shardings, lambda sharding: broadcast(sharding, {"x": 1, "y": 2})])
+def test_what_is_no_sharding_is_refused(refuse, sharding, told):
+    with pytest.raises(TypeError, match=told):
+        refuse(sharding)
 
 
 def test_the_mask_lies_as_the_batch_axis_of_the_first_leaf():
     spec = {"b": struct_of_rows(BY_ROW), "a": struct_of_rows(BY_ROW_AND_COLUMN)}
     rows_only = NamedSharding(BY_ROW_AND_COLUMN.mesh, P("a"))
     assert mask_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)
-
-
-def struct_of_rows(sharding):
-    return jax.ShapeDtypeStruct((8, 4), np.int32, sharding=sharding)

@@ -26,7 +26,7 @@ def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("layers", [1, 3])
 def test_one_step_of_gradient_descent_takes_the_oracles_gradient(layers):
     sizes = Sizes(features=64, classes=10, layers=layers, width=32)
     descent = learner_of(optax.sgd(1.0), sizes)

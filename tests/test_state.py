@@ -1,0 +1,205 @@
+"""States: whole after JSON, refused by name where the data differs, and the same digest for ever."""
+
+import copy
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.schedule import Cursor
+from feedline.state import FIELDS, VERSION, check, digest, make
+
+FINGERPRINT: dict[str, Any] = {
+    "rows": 60_000,
+    "spec": {"batch['image']": ["uint8", [28, 28]], "batch['label']": ["int32", []]},
+    "data": "0123456789abcdef0123456789abcdef",
+    "order": {"seed": 7, "shuffle": True},
+    "format": "columns",
+}
+OTHERS: dict[str, Any] = {
+    "rows": 60_001,
+    "spec": {"batch['image']": ["uint8", [28, 29]], "batch['label']": ["int32", []]},
+    "data": "f" * 32,
+    "order": {"seed": 8, "shuffle": True},
+    "format": "records",
+}
+OF_A_STREAM = {**FINGERPRINT, "rows": None, "order": None, "format": "stream"}
+NATURAL = st.integers(0, 2**63 - 1)
+STATE = make(12, Cursor(3, 456), FINGERPRINT, None)
+
+
+def without(name):
+    return {key: value for key, value in STATE.items() if key != name}
+
+
+def test_what_a_state_is():
+    assert STATE == {"version": 1, "step": 12, "epoch": 3, "position": 456, "fingerprint": FINGERPRINT}
+    assert VERSION == 1
+    assert FIELDS == ("rows", "spec", "data", "order", "format")
+    lanes = {"0": {"next_index": 5}}
+    assert make(12, Cursor(3, 456), OF_A_STREAM, lanes) == {**STATE, "fingerprint": OF_A_STREAM, "lanes": lanes}
+
+
+@given(step=NATURAL, epoch=NATURAL, position=NATURAL)
+@settings(max_examples=200)
+def test_a_state_is_the_same_after_json(step, epoch, position):
+    state = make(step, Cursor(epoch, position), FINGERPRINT, None)
+    assert json.loads(json.dumps(state)) == state
+    for saved in (state, json.loads(json.dumps(state)), {**state, "a_later_field": 1}):
+        found = check(saved, FINGERPRINT, (), streams=False)
+        assert found == (step, Cursor(epoch, position))
+        assert isinstance(found[1], Cursor)
+
+
+def test_a_state_of_four_leaves_stays_under_a_kilobyte():
+    spec = {f"batch['a_rather_long_name_{i}']": ["bfloat16", [2**31, 2**31, 2**31]] for i in range(4)}
+    fingerprint = {**FINGERPRINT, "rows": 2**62, "spec": spec, "order": {"seed": 2**64 - 1, "shuffle": False}}
+    assert len(json.dumps(make(2**63 - 1, Cursor(2**63 - 1, 2**63 - 1), fingerprint, None))) < 1024
+
+
+def test_a_state_shares_nothing_with_the_feed_that_made_it():
+    fingerprint, lanes = copy.deepcopy(OF_A_STREAM), {"0": {"next_index": 5}}
+    state = make(1, Cursor(0, 8), fingerprint, lanes)
+    state["fingerprint"]["spec"]["batch['image']"][1].append(3)
+    state["lanes"]["0"]["next_index"] = 6
+    assert fingerprint == OF_A_STREAM
+    assert lanes == {"0": {"next_index": 5}}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_differs_is_named_and_only_its_own_permission_lets_it_pass(field):
+    saved = {**STATE, "fingerprint": {**FINGERPRINT, field: OTHERS[field]}}
+    told = (
+        rf"^the state was saved over other data: its '{field}' is .*, this feed's is .*allow=\(\"{field}\",\)\)$"
+    )
+    for allow in itertools.chain(*(itertools.combinations(FIELDS, k) for k in range(6))):
+        for collection in (tuple, list, set, frozenset, dict.fromkeys):
+            if field in allow:
+                assert check(saved, FINGERPRINT, collection(allow), streams=False) == (12, Cursor(3, 456))
+            else:
+                with pytest.raises(ValueError, match=told) as error:
+                    check(saved, FINGERPRINT, collection(allow), streams=False)
+    for value in (OTHERS[field], FINGERPRINT[field]):
+        assert repr(value)[:100] in str(error.value)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_that_is_missing_differs(field):
+    saved = {**STATE, "fingerprint": {key: value for key, value in FINGERPRINT.items() if key != field}}
+    with pytest.raises(ValueError, match=rf"its '{field}' is None, this feed's is "):
+        check(saved, FINGERPRINT, (), streams=False)
+
+
+def test_of_two_fields_that_differ_each_needs_its_permission():
+    saved = {**STATE, "fingerprint": {**FINGERPRINT, "rows": 1, "data": "other"}}
+    with pytest.raises(ValueError, match="its 'data' is 'other'"):
+        check(saved, FINGERPRINT, ("rows",), streams=False)
+    with pytest.raises(ValueError, match="its 'rows' is 1"):
+        check(saved, FINGERPRINT, ("data",), streams=False)
+    assert check(saved, FINGERPRINT, ("data", "rows"), streams=False)[0] == 12
+
+
+def test_long_values_are_cut_and_told_apart_by_their_digest():
+    specs = [{f"leaf{i}": ["int32", [i]] for i in range(last)} for last in (100, 101)]
+    saved = {**STATE, "fingerprint": {**FINGERPRINT, "spec": specs[0]}}
+    with pytest.raises(ValueError, match=r"^the state was saved over other data: its 'spec' is ") as error:
+        check(saved, {**FINGERPRINT, "spec": specs[1]}, (), streams=False)
+    assert len(str(error.value)) < 600
+    for spec in specs:
+        assert f"digest {digest(spec)[:8]}" in str(error.value)
+
+
+@pytest.mark.parametrize("allow", ["rows", ("row",), ("rows", "version"), ("Rows",), {"position"}, ("",)])
+def test_permissions_that_are_no_fields_are_refused(allow):
+    with pytest.raises(
+        ValueError, match=r"^allow must be a collection of fields out of \('rows', .*\), got "
+    ) as error:
+        check(STATE, FINGERPRINT, allow, streams=False)
+    assert str(error.value).endswith(f"got {allow!r}")
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", b"{}", [("version", 1)], json.dumps(STATE)])
+def test_what_is_no_dict_is_refused(state):
+    with pytest.raises(TypeError, match=r"^a state is the dict that feed\.get_state\(\) returned, got ") as error:
+        check(state, FINGERPRINT, (), streams=False)
+    assert str(error.value).endswith(f"got {type(state).__name__}")
+
+
+@pytest.mark.parametrize("state", [{}, without("version"), {**STATE, "version": 2}, {**STATE, "version": "1"}])
+def test_other_versions_are_refused(state):
+    with pytest.raises(
+        ValueError, match=r"^this feedline reads states of version 1, got version .*; restore with the"
+    ):
+        check(state, FINGERPRINT, (), streams=False)
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "position"])
+@pytest.mark.parametrize("value", [None, True, False, -1, 2**63, 1.0, "1", [1], np.float64(1)])
+def test_numbers_that_are_no_naturals_are_refused(name, value):
+    with pytest.raises(
+        ValueError, match=rf"^a state's '{name}' must be an integer in \[0, 2\^63\), got "
+    ) as error:
+        check({**STATE, name: value}, FINGERPRINT, (), streams=False)
+    assert str(error.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "position"])
+def test_numbers_that_are_missing_are_refused(name):
+    with pytest.raises(ValueError, match=rf"^a state's '{name}' must be an integer .* got None$"):
+        check(without(name), FINGERPRINT, (), streams=False)
+
+
+@pytest.mark.parametrize("state", [without("fingerprint"), {**STATE, "fingerprint": digest(FINGERPRINT)}])
+def test_a_state_without_a_fingerprint_is_refused(state):
+    with pytest.raises(ValueError, match=r"^the state has no fingerprint; pass the dict .*, whole$"):
+        check(state, FINGERPRINT, FIELDS, streams=False)
+
+
+@pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": [1]}])
+def test_in_the_middle_of_a_stream_its_lanes_are_needed(lanes):
+    state = {**STATE, "fingerprint": OF_A_STREAM, **lanes}
+    with pytest.raises(
+        ValueError, match=r"^the state of a stream holds its lanes, and this one has none; restore"
+    ):
+        check(state, OF_A_STREAM, (), streams=True)
+    assert check({**state, "lanes": {"0": {}}}, OF_A_STREAM, (), streams=True) == (12, Cursor(3, 456))
+    assert check({**state, "position": 0}, OF_A_STREAM, (), streams=True) == (12, Cursor(3, 0))
+    assert check(STATE, FINGERPRINT, (), streams=False) == (12, Cursor(3, 456))
+
+
+def test_digests_never_change():
+    assert digest(FINGERPRINT) == "4fc497877bddb3faa1c1694ba44dbdb7"
+    assert digest(None) == "74234e98afe7498fb5daf1f36ac2d78a"
+    assert digest({"é": [1, 2.5, "ß", True, None]}) == "ef275c9e53420c2eb080edbb2146fb9d"
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+json_values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
+
+
+def reordered(value, random):
+    """The same value, the keys of each dict in another order."""
+    if isinstance(value, dict):
+        return {key: reordered(value[key], random) for key in random.sample(sorted(value), len(value))}
+    return [reordered(item, random) for item in value] if isinstance(value, list) else value
+
+
+@given(value=json_values, random=st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_a_digest_does_not_depend_on_the_order_of_keys_nor_on_a_round_trip(value, random):
+    assert digest(reordered(value, random)) == digest(value)
+    assert digest(json.loads(json.dumps(value))) == digest(value)
+    assert len(digest(value)) == 32
+
+
+@given(values=st.lists(json_values, min_size=2, max_size=2, unique_by=json.dumps))
+@settings(max_examples=200, deadline=None)
+def test_different_values_have_different_digests(values):
+    texts = {json.dumps(value, sort_keys=True) for value in values}
+    assert len({digest(value) for value in values}) == len(texts)
