@@ -152,7 +152,7 @@ def test_negative_places(epoch_position):
         ({"x": np.zeros(6)}, "the batch size must be a multiple of the 4 shards .* got 6; 4 or 8 would work"),
         ({"x": np.array(["a"])}, "an accelerator holds numbers and booleans"),
         ({"x": np.array([2**40] * 8)}, "1099511627776 does not fit"),
-        (np.float32(1), "names 1 axes, but the leaf has 0"),
+        (np.float32(1), "a leaf needs a first axis that counts rows, got a scalar"),
     ],
 )
 def test_batches_that_do_not_fit_the_mesh(batch, match):

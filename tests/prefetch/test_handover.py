@@ -90,6 +90,8 @@ class Scene:
             assert self.handover.kept == []
             assert not self.reserve()
             assert not self.take()
+        else:
+            assert len(self.handover._slots.items) == self.depth
 
 
 def test_every_order_of_producer_and_consumer():
@@ -101,12 +103,14 @@ def test_every_order_of_producer_and_consumer():
     assert all_orders(check) > 100
 
 
-@pytest.mark.parametrize("other", ["reserve", "put", "take", "close"])
-@pytest.mark.parametrize("ready", [0, 1])
+@pytest.mark.parametrize(
+    ("other", "ready"),
+    [("reserve", 0), ("put", 0), ("put", 1), ("take", 0), ("take", 1), ("take", 2), ("close", 0), ("close", 1)],
+)
 def test_every_order_of_close_and_another(other, ready):
     def check(choose):
         scene = Scene(choose, depth=1, count=2)
-        scene.handover._items.items.extend([(0, True)] * ready)
+        scene.handover._items.items.extend((item, True) for item in range(ready))
         calls = {
             "put": lambda: scene.handover.put(ready),
             "close": scene.close,

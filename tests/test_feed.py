@@ -1,0 +1,499 @@
+"""What a feed delivers: the rows of an oracle, whatever is saved, restored, sought or placed ahead."""
+
+import dataclasses
+import itertools
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from background import PATIENCE_S
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline import Feed, Order, Reading
+from feedline.order import rows_at
+
+MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+SHARDED = NamedSharding(MESH, P(("data", "model")))  # in eight
+WHOLE = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), P())  # any batch size fits
+SEED = 11
+REMAINDERS = ["drop", "pad", "wrap"]
+
+
+def source_of(n):
+    rows = np.arange(n, dtype=np.int32)
+    return {"row": rows, "x": np.stack([rows, rows**2], axis=1).astype(np.float32)}
+
+
+def feed_of(n, batch_size, *, sharding=WHOLE, seed=SEED, **options):
+    return Feed(source_of(n), batch_size, sharding, order=Order(seed), **options)
+
+
+def rows_in(batch):
+    """The rows that a batch holds, -1 where it is padded; its other leaves must agree."""
+    rows = np.asarray(batch["row"])
+    np.testing.assert_array_equal(np.asarray(batch["x"]), np.stack([rows, rows**2], axis=1).astype(np.float32))
+    return np.where(np.asarray(batch.get("valid", True)), rows, -1).tolist()
+
+
+def order_of(n, epoch, seed=SEED):
+    return rows_at(Order(seed), n, epoch, np.arange(n)).tolist()
+
+
+def expected_batches(n, batch_size, remainder, epochs):
+    """Every batch of a pass, cut out of the epochs' orders with Python lists."""
+    orders = [order_of(n, epoch) for epoch in epochs]
+    if remainder == "wrap":
+        orders = [list(itertools.chain(*orders))]
+    batches = [order[i : i + batch_size] for order in orders for i in range(0, len(order), batch_size)]
+    if remainder == "pad":
+        return [batch + [-1] * (batch_size - len(batch)) for batch in batches]
+    return [batch for batch in batches if len(batch) == batch_size]
+
+
+def all_prefetched():
+    """Wait until the placement thread has placed all there is, and ended."""
+    for thread in threading.enumerate():
+        if thread.name == "feedline-place":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize(("n", "batch_size"), [(40, 8), (43, 8), (13, 8), (8, 8), (5, 1)])
+def test_a_pass_against_the_oracle(n, batch_size, remainder, epochs, prefetch):
+    with feed_of(n, batch_size, remainder=remainder, epochs=epochs, prefetch=prefetch) as feed:
+        expected = expected_batches(n, batch_size, remainder, range(epochs))
+        assert len(feed) == len(expected)
+        assert [rows_in(batch) for batch in feed] == expected
+        statistics = feed.statistics()
+    real = sum(row >= 0 for batch in expected for row in batch)
+    assert (statistics.batches, statistics.rows) == (len(expected), real)
+    assert statistics.dropped_rows == n * epochs - real
+
+
+@pytest.mark.parametrize(("remainder", "epochs"), [("pad", 2), ("wrap", 5)])
+def test_a_batch_may_be_larger_than_an_epoch(remainder, epochs):
+    with feed_of(13, 31, remainder=remainder, epochs=epochs) as feed:
+        batches = list(feed)
+    assert [rows_in(batch) for batch in batches] == expected_batches(13, 31, remainder, range(epochs))
+    if remainder == "pad":  # real rows of the same epoch, so that no NaN comes of them
+        order = order_of(13, 0)
+        assert np.asarray(batches[0]["row"]).tolist() == [order[i % 13] for i in range(31)]
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_the_pass_without_an_end_begins_like_the_others(remainder):
+    with feed_of(20, 8, remainder=remainder) as feed:
+        some = [rows_in(batch) for _, batch in zip(range(25), feed, strict=False)]
+        assert some == expected_batches(20, 8, remainder, range(14))[:25]
+        with pytest.raises(TypeError, match=r"an endless feed has no length; give it epochs"):
+            len(feed)
+
+
+def test_a_feed_is_its_own_iterator_and_each_pass_takes_the_next_epochs():
+    with feed_of(20, 8, epochs=1) as feed:
+        assert iter(feed) is feed
+        epochs = [[rows_in(batch) for batch in feed] for _ in range(3)]
+    assert epochs == [expected_batches(20, 8, "drop", [epoch]) for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_end_repeats_until_iter(prefetch):
+    with feed_of(20, 8, epochs=2, prefetch=prefetch) as feed:
+        assert len(list(feed)) == 4
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(feed)
+        ended = feed.get_state()
+        assert (feed.epoch, ended["epoch"], ended["position"], ended["step"]) == (1, 1, 16, 4)
+        iter(feed)
+        assert (feed.epoch, feed.position) == (2, 0)
+        iter(feed)  # a second one changes nothing
+        assert rows_in(next(feed)) == expected_batches(20, 8, "drop", [2])[0]
+        assert feed.get_state()["step"] == 5
+
+
+def test_iter_in_the_middle_of_a_pass_changes_nothing():
+    with feed_of(40, 8, epochs=1) as feed:
+        first = [rows_in(next(feed)), rows_in(next(feed))]
+        assert first + [rows_in(batch) for batch in feed] == expected_batches(40, 8, "drop", [0])
+
+
+def test_a_loop_bounded_by_zip_takes_no_batch_more():
+    with feed_of(40, 8) as feed:
+        taken = [rows_in(batch) for _, batch in zip(range(3), feed, strict=False)]
+        assert feed.get_state()["step"] == 3
+        assert [*taken, rows_in(next(feed))] == expected_batches(40, 8, "drop", [0])[:4]
+
+
+def test_a_state_is_of_what_was_delivered_however_much_is_prefetched():
+    with feed_of(43, 8, remainder="pad", epochs=1, prefetch=9) as feed:
+        fresh = feed.get_state()
+        taken = [rows_in(next(feed)), rows_in(next(feed))]
+        all_prefetched()
+        assert feed.statistics().ready == 4
+        state = feed.get_state()
+        assert {key: state[key] for key in ("version", "step", "epoch", "position")} == {
+            "version": 1,
+            "step": 2,
+            "epoch": 0,
+            "position": 16,
+        }
+        assert sorted(state) == ["epoch", "fingerprint", "position", "step", "version"]
+        rest = [rows_in(batch) for batch in feed]
+    assert taken + rest == expected_batches(43, 8, "pad", [0])
+    for saved, left in ((fresh, taken + rest), (state, rest)):
+        with feed_of(43, 8, remainder="pad", epochs=1) as resumed:
+            resumed.set_state(json.loads(json.dumps(saved)))
+            assert resumed.get_state() == saved
+            assert [rows_in(batch) for batch in resumed] == left
+            assert resumed.get_state()["step"] == 6
+
+
+def test_a_state_stays_small():
+    with feed_of(43, 8) as feed:
+        next(feed)
+        assert len(json.dumps(feed.get_state())) < 1000
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"n": 44}, "rows"),
+        ({"seed": 12}, "order"),
+        ({"n": 40, "x": True}, "spec"),
+        ({"n": 43, "shifted": True}, "data"),
+    ],
+)
+def test_a_state_of_other_data_is_refused_and_changes_nothing(other, field):
+    def feed(n=43, seed=SEED, x=False, shifted=False):
+        source = source_of(n)
+        if x:
+            source = {"row": np.arange(43)}
+        if shifted:
+            source["row"] = source["row"] + 1
+        return Feed(source, 8, WHOLE, order=Order(seed))
+
+    with feed(**other) as saving:
+        next(saving)
+        state = saving.get_state()
+    with feed_of(43, 8) as resumed:
+        first = rows_in(next(resumed))
+        with pytest.raises(ValueError, match=rf"the state was saved over other data: its '{field}' is .*allow=\("):
+            resumed.set_state(state)
+        assert [first, rows_in(next(resumed))] == expected_batches(43, 8, "drop", [0])[:2]
+        resumed.set_state(state, allow=("rows", "spec", "data", "order"))
+        assert (resumed.get_state()["step"], resumed.position) == (1, 8)
+
+
+def test_seek_keeps_the_step_and_goes_anywhere():
+    with feed_of(43, 8) as feed:
+        next(feed)
+        feed.seek(5)
+        assert (feed.epoch, feed.position, feed.get_state()["step"]) == (5, 0, 1)
+        assert rows_in(next(feed)) == order_of(43, 5)[:8]
+        feed.seek(10**12, 3)
+        assert rows_in(next(feed)) == order_of(43, 10**12)[3:11]
+        feed.seek(0, 41)  # two rows are left: the next batch is the next epoch's
+        assert (feed.epoch, feed.position) == (1, 0)
+        assert rows_in(next(feed)) == order_of(43, 1)[:8]
+        assert feed.get_state()["step"] == 4
+        with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
+            feed.seek(-1)
+        with pytest.raises(TypeError, match=r"position must be an integer, got 1\.5"):
+            feed.seek(0, 1.5)
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_rows_of_a_state_are_those_of_the_batch_that_follows_it(remainder):
+    with feed_of(43, 8, remainder=remainder, epochs=3) as feed:
+        for batch in feed_with_states(feed):
+            told = feed.rows_of(batch["state"])
+            assert told.dtype == np.int64
+            assert told.tolist() == rows_in(batch["batch"])
+
+
+def feed_with_states(feed):
+    """Each batch with the state before it."""
+    state = feed.get_state()
+    for batch in feed:
+        yield {"state": state, "batch": batch}
+        state = feed.get_state()
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_epoch_and_position_are_those_of_the_next_batch(remainder):
+    with feed_of(20, 8, remainder=remainder, epochs=3) as feed:
+        seen = []
+        for _ in range(len(feed)):
+            epoch, position = feed.epoch, feed.position
+            seen.append((epoch, position))
+            assert rows_in(next(feed))[0] == order_of(20, epoch)[position]
+    assert (
+        seen
+        == {
+            "drop": [(e, p) for e in range(3) for p in (0, 8)],
+            "pad": [(e, p) for e in range(3) for p in (0, 8, 16)],
+            "wrap": [divmod(8 * k, 20) for k in range(7)],
+        }[remainder]
+    )
+
+
+def test_steps_per_epoch():
+    steps = {}
+    for remainder in ("drop", "pad"):
+        with feed_of(20, 8, remainder=remainder) as feed:
+            steps[remainder] = feed.steps_per_epoch
+    assert steps == {"drop": 2, "pad": 3}
+    with feed_of(20, 8, remainder="wrap") as feed, pytest.raises(TypeError, match='remainder "wrap" has no whole'):
+        feed.steps_per_epoch  # noqa: B018
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_statistics_are_a_snapshot_that_adds_up(remainder):
+    with feed_of(43, 8, remainder=remainder, epochs=2, reading=Reading(threads=3)) as feed:
+        before = feed.statistics()
+        seen = [feed.statistics() for _ in feed]
+        after = feed.statistics()
+    assert (before.batches, before.rows, before.wait_s, before.threads, before.workers) == (0, 0, 0, 3, 0)
+    assert [each.batches for each in seen] == [*range(1, len(seen) + 1)]
+    for one, other in itertools.pairwise(seen):
+        for name in ("rows", "dropped_rows", "read_s", "transform_s", "place_s", "wait_s"):
+            assert getattr(one, name) <= getattr(other, name)
+        assert 0 <= one.ready <= 2
+    assert min(after.read_s, after.place_s, after.wait_s) > 0
+    assert after.rows + after.dropped_rows == 86
+    assert after.ready == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        after.rows = 0
+
+
+def test_spec_is_that_of_the_batches():
+    shardings = {"image": NamedSharding(MESH, P("data", "model")), "label": NamedSharding(MESH, P("data"))}
+    source = {
+        "image": np.zeros((40, 4, 3), np.uint8),
+        "label": {"a": np.zeros(40, np.int64), "b": np.zeros((40, 2), np.float64)},
+    }
+
+    def transform(batch, rows):
+        return {"image": batch["image"].astype(np.float16)[:, :, :2], "label": batch["label"]}
+
+    with Feed(source, 16, shardings, remainder="pad", transform=transform) as feed:
+        batch = next(feed)
+        assert jax.tree.structure(feed.spec) == jax.tree.structure(batch)
+        for told, leaf in zip(jax.tree.leaves(feed.spec), jax.tree.leaves(batch), strict=True):
+            assert (told.shape, told.dtype, told.sharding) == (leaf.shape, leaf.dtype, leaf.sharding)
+    assert jax.tree.map(lambda leaf: (leaf.dtype.name, leaf.shape), feed.spec) == {
+        "image": ("float16", (16, 4, 2)),
+        "label": {"a": ("int32", (16,)), "b": ("float32", (16, 2))},
+        "valid": ("bool", (16,)),
+    }
+    assert feed.spec["valid"].sharding.spec == P("data")
+
+
+def test_a_step_compiles_before_the_first_batch_and_takes_every_one():
+    reads = []
+
+    def transform(batch, rows):
+        reads.append(len(rows.index))
+        return batch
+
+    def step(total, batch):
+        return total + batch["row"].sum()
+
+    with feed_of(48, 8, sharding=SHARDED, epochs=1, transform=transform) as feed:
+        compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((), jnp.int32), feed.spec).compile()
+        assert reads == [1]  # one row, to see what the transform makes of it
+        total = jnp.int32(0)
+        for batch in feed:
+            total = compiled(total, batch)  # takes no batch of another shape, dtype or sharding
+    assert int(total) == sum(range(48))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("level", ["disallow", "disallow_explicit"])
+@pytest.mark.parametrize("where", ["thread", "everywhere"])
+def test_a_training_loop_under_a_transfer_guard(level, prefetch, where):
+    """The guard of this thread, and the default of all threads, that of placement included."""
+    step = jax.jit(lambda total, batch: total + batch["row"].sum(), donate_argnums=0)
+    total = jax.device_put(np.int32(0), NamedSharding(MESH, P()))
+    with feed_of(48, 8, sharding=SHARDED, epochs=2, prefetch=prefetch, remainder="pad") as feed:
+        jax.config.update("jax_transfer_guard", level if where == "everywhere" else None)
+        try:
+            with jax.transfer_guard(level):
+                for batch in feed:
+                    total = step(total, batch)
+        finally:
+            jax.config.update("jax_transfer_guard", None)
+    assert int(total) == 2 * sum(range(48))
+
+
+def test_batches_that_are_held_stay_as_they_were():
+    with feed_of(1000, 8, sharding=SHARDED, epochs=1, reading=Reading(threads=3, buffer=2)) as feed:
+        held = list(feed)
+    assert [rows_in(batch) for batch in held] == expected_batches(1000, 8, "drop", [0])
+
+
+class Model:
+    """A feed's promises on plain integers: rows one by one, epochs as lists."""
+
+    def __init__(self, n, remainder, epochs):
+        self.n, self.remainder, self.epochs = n, remainder, epochs
+        self.epoch = self.position = self.step = self.batches = 0
+        self.exhausted = False
+
+    def take(self, batch_size):
+        """The rows of the next batch, -1 where padded; None at the end of the pass."""
+        end = None if self.epochs is None else (self.epoch // self.epochs + 1) * self.epochs
+        epoch, position = self.epoch, self.position
+        enough = {"drop": batch_size, "pad": 1, "wrap": 0}[self.remainder]
+        if self.n - position < enough:
+            epoch, position = epoch + 1, 0
+        rows = []
+        while len(rows) < batch_size and epoch != end:
+            if position < self.n:
+                rows.append(order_of(self.n, epoch)[position])
+                position += 1
+            elif self.remainder == "pad":
+                rows.append(-1)
+                position += 1
+            else:
+                epoch, position = epoch + 1, 0
+        if self.exhausted or len(rows) < batch_size:
+            self.exhausted = True
+            return None
+        self.epoch, self.position = epoch, position
+        self.step += 1
+        self.batches += 1
+        return rows
+
+    def begin_pass(self):
+        if self.exhausted:
+            self.exhausted = False
+            self.epoch, self.position = (self.epoch // (self.epochs or 1) + 1) * (self.epochs or 1), 0
+
+
+class FeedMachine(RuleBasedStateMachine):
+    """A feed and the model, side by side, through everything a user may do to them."""
+
+    feed = None
+
+    @initialize(
+        n=st.integers(1, 50),
+        remainder=st.sampled_from(REMAINDERS),
+        epochs=st.sampled_from([None, 1, 2, 3]),
+        data=st.data(),
+    )
+    def begin(self, n, remainder, epochs, data):
+        self.model = Model(n, remainder, epochs)
+        self.saved = []
+        self.build(data, None)
+
+    def build(self, data, state):
+        model = self.model
+        largest = {"drop": model.n, "pad": 60, "wrap": model.n * (model.epochs or 3)}[model.remainder]
+        self.batch_size = data.draw(st.integers(1, largest), label="batch_size")
+        self.feed = feed_of(
+            model.n,
+            self.batch_size,
+            remainder=model.remainder,
+            epochs=model.epochs,
+            prefetch=data.draw(st.integers(0, 3), label="prefetch"),
+            reading=Reading(threads=data.draw(st.integers(0, 3), label="threads"), buffer=2),
+        )
+        model.batches = 0
+        if state is not None:
+            self.go_to(state)
+
+    def go_to(self, state):
+        """Restore a state, after a round trip through JSON."""
+        self.feed.set_state(json.loads(json.dumps(state)))
+        self.model.step, self.model.epoch, self.model.position = (
+            state[name] for name in ("step", "epoch", "position")
+        )
+        self.model.exhausted = False
+
+    @rule(count=st.integers(1, 5))
+    def take(self, count):
+        for _ in range(count):
+            batch = next(self.feed, None)
+            assert (None if batch is None else rows_in(batch)) == self.model.take(self.batch_size)
+            state = self.feed.get_state()
+            assert (state["step"], state["epoch"], state["position"]) == (
+                self.model.step,
+                self.model.epoch,
+                self.model.position,
+            )
+        assert self.feed.statistics().batches == self.model.batches
+
+    @rule()
+    def save(self):
+        self.saved.append(self.feed.get_state())
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def rewind(self, data):
+        self.go_to(data.draw(st.sampled_from(self.saved)))
+
+    @rule(data=st.data())
+    def resume_in_another_feed(self, data):
+        state = self.feed.get_state()
+        self.feed.close()
+        self.build(data, state)
+
+    @rule(epoch=st.integers(0, 4), position=st.integers(0, 60))
+    def seek(self, epoch, position):
+        self.feed.seek(epoch, position)
+        self.model.epoch, self.model.position, self.model.exhausted = epoch, position, False
+
+    @rule()
+    def iterate(self):
+        iter(self.feed)
+        self.model.begin_pass()
+
+    def teardown(self):
+        if self.feed is not None:
+            self.feed.close()
+
+
+TestAnythingAUserMayDo = FeedMachine.TestCase
+TestAnythingAUserMayDo.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_batch_sizes_that_change_at_resumes_lose_and_repeat_nothing(remainder):
+    """The rows of three epochs, delivered by feeds of different batch sizes, one after the other."""
+    n, sizes = 43, itertools.cycle([5, 16, 1, 7])
+    state, delivered = None, []
+    for size in sizes:
+        with feed_of(n, size, remainder=remainder, epochs=3) as feed:
+            if state is not None:
+                feed.set_state(json.loads(json.dumps(state)))
+            batches = [rows_in(batch) for _, batch in zip(range(2), feed, strict=False)]
+            state = feed.get_state()
+        if not batches:
+            break
+        delivered += [row for batch in batches for row in batch if row >= 0]
+    whole = [order_of(n, epoch) for epoch in range(3)]
+    if remainder == "drop":  # of each epoch all but a tail that filled no batch
+        for order in whole:
+            cut = next((i for i, row in enumerate(order) if delivered[i : i + 1] != [row]), n)
+            assert n - cut < 16
+            delivered = delivered[cut:]
+        assert delivered == []
+    elif remainder == "pad":
+        assert delivered == [row for order in whole for row in order]
+    else:
+        flat = [row for order in whole for row in order]
+        assert delivered == flat[: len(delivered)]
+        assert len(flat) - len(delivered) < 16

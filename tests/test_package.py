@@ -1,0 +1,361 @@
+"""The package as a whole: its names, who may import whom, and the examples in its docstrings."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import feedline
+from feedline import cluster
+
+ROOT = Path(feedline.__file__).parent
+MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "feedline."))
+TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+LAZY = {"feedline": (feedline, "__init__.py"), "feedline.cluster": (cluster, "cluster/__init__.py")}
+
+
+# --- names ---
+
+
+def mirrored(tree):
+    """{public name: module} of the imports under `if TYPE_CHECKING`."""
+    (block,) = (
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    names = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        for name in statement.names:
+            assert name.asname == name.name  # the form in which a type checker takes it as exported
+            names[name.name] = statement.module
+    return names
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_each_public_name_is_the_object_that_the_type_checker_sees(package):
+    module, path = LAZY[package]
+    static = mirrored(TREES[path])
+    assert sorted(module.__all__) == sorted(static)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name, where in static.items():
+        here = importlib.import_module(where)
+        expected = importlib.import_module(f"{where}.{name}") if where == package else getattr(here, name)
+        assert module.__getattr__(name) is expected  # also when it was resolved before
+        assert getattr(module, name) is expected
+        assert name in dir(module)
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_another_name_is_an_attribute_error(package):
+    with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'Sampler'$"):
+        _ = LAZY[package][0].Sampler
+
+
+def test_the_names_are_exactly_those_of_the_map():
+    assert sorted(feedline.__all__) == [
+        "Feed", "FeedError", "Order", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics",
+        "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
+    ]  # fmt: skip
+
+
+class Documented:
+    """The public signatures that do not change. More may follow, by keyword and with a default."""
+
+    def Feed(source, batch_size, sharding, *, order=None, epochs=None, remainder="drop",
+             reading=feedline.Reading(threads=None, workers=0, buffer=2, bad_rows="raise"),  # noqa: B008
+             transform=None, prefetch=2): ...  # fmt: skip
+
+    def Order(seed=0, shuffle=True): ...
+    def Reading(threads=None, workers=0, buffer=2, bad_rows="raise"): ...
+    def prefetch_to_mesh(iterable, sharding, prefetch=2): ...
+    def local_rows(sharding, batch_size): ...
+    def open_source(path): ...
+
+
+class DocumentedFeed:
+    """The methods and properties of a feed."""
+
+    spec = epoch = position = steps_per_epoch = property()
+
+    def __iter__(self): ...
+    def __next__(self): ...
+    def __len__(self): ...
+    def get_state(self): ...
+    def set_state(self, state, allow=()): ...
+    def seek(self, epoch, position=0): ...
+    def rows_of(self, state): ...
+    def statistics(self): ...
+    def close(self, timeout_s=30): ...
+    def __enter__(self): ...
+    def __exit__(self, *exception): ...
+
+
+class DocumentedRowSource:
+    """What a user writes to read a format of their own."""
+
+    def __len__(self): ...
+    def read(self, rows, out): ...
+    def close(self): ...
+
+
+def assert_signature(real, documented):
+    shape = [
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()] for f in (real, documented)
+    ]
+    assert shape[0][: len(shape[1])] == shape[1]
+    assert all(default is not inspect.Parameter.empty for _, _, default in shape[0][len(shape[1]) :])
+
+
+def methods(documented):
+    return [(documented, name) for name, value in vars(documented).items() if inspect.isfunction(value)]
+
+
+@pytest.mark.parametrize(("documented", "name"), methods(Documented))
+def test_signatures(documented, name):
+    assert_signature(getattr(feedline, name), getattr(documented, name))
+
+
+@pytest.mark.parametrize(
+    ("documented", "name"), [*methods(DocumentedFeed), *methods(DocumentedRowSource)], ids=lambda value: str(value)
+)
+def test_methods(documented, name):
+    real = {DocumentedFeed: feedline.Feed, DocumentedRowSource: feedline.RowSource}[documented]
+    assert_signature(vars(real)[name], vars(documented)[name])
+
+
+def test_properties():
+    for name in ("spec", "epoch", "position", "steps_per_epoch"):
+        assert isinstance(vars(feedline.Feed)[name], property)
+    assert feedline.RowSource.__annotations__ == {"spec": "Any"}
+    assert isinstance(vars(feedline.RowSource)["identity"], property)
+
+
+def test_initialize_needs_no_argument():
+    inspect.signature(feedline.cluster.initialize).bind()
+
+
+def test_what_has_the_methods_is_a_row_source():
+    members = {name: vars(DocumentedRowSource)[name] for _, name in methods(DocumentedRowSource)}
+    whole = {**members, "spec": None, "identity": {}}
+    assert isinstance(type("Source", (), whole)(), feedline.RowSource)
+    for missing in whole:
+        rest = {name: value for name, value in whole.items() if name != missing}
+        assert not isinstance(type("Source", (), rest)(), feedline.RowSource)
+
+
+@pytest.mark.parametrize("name", ["RowError", "StallError", "WorkerError"])
+def test_the_family_of_errors(name):
+    assert issubclass(getattr(feedline, name), feedline.FeedError)
+    assert issubclass(feedline.FeedError, RuntimeError)
+    error = getattr(feedline, name)("no", stage="read", process=0, row=0, file="x.npy")
+    assert str(error) == "no [stage read, process 0, row 0, file x.npy]"
+    assert (error.stage, error.process, error.row, error.file) == ("read", 0, 0, "x.npy")
+    assert str(getattr(feedline, name)("no")) == "no"
+
+
+# --- imports ---
+
+OF_FEEDLINE = {
+    # the pure core: nothing but options and errors, and a state the cursor that it holds
+    "errors": [],
+    "options": [],
+    "order": ["options"],
+    "schedule": [],
+    "state": ["schedule"],
+    "placement.plan": ["options"],
+    # the stages: each itself, and of others only what is pure
+    "loader": ["loader", "errors", "options", "order", "schedule", "placement.plan"],
+    "placement": ["placement"],
+    "prefetch": ["prefetch", "errors", "options"],
+    "observe": ["observe"],
+    # their compositions. The cores that a process may use follow from the environment, which cluster reads
+    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster"],
+    "feed": ["pipeline", "exit", "errors", "options", "schedule", "state", "observe",
+             "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
+    "drop_in": ["loader.spec", "placement", "prefetch", "exit", "errors", "options"],
+    "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
+    # beside them
+    "cluster": ["cluster", "errors", "options"],
+    "data": ["data", "loader", "errors", "options"],
+    "trainer": ["trainer", "options"],  # no stage: it is given an iterator
+    "cli": ["cli", "", "cluster", "data", "trainer", "feed", "errors", "options"],  # "": the version
+    "__main__": ["cli"],
+}  # fmt: skip
+FROM_OUTSIDE = {
+    "order": ["numpy"],
+    "schedule": ["numpy"],
+    "placement": ["numpy", "jax"],
+    "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
+    "feed": ["numpy"],
+    "drop_in": ["numpy", "jax"],
+    "cluster": ["jax"],
+    "data": ["numpy"],
+    "trainer": ["jax", "flax", "optax", "rich"],
+    "cli": ["jax", "flax", "optax", "tyro"],
+}
+
+
+def imports(tree):
+    """The modules that a file imports, anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            for name in node.names:
+                whole = f"{node.module}.{name.name}"
+                yield whole if whole in MODULES else node.module
+
+
+def is_within(module, packages):
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def allowed(table, path):
+    """What the most special entry for a file allows; an entry of nothing where there is none."""
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    entries = [name for name in table if is_within(module, [name])]
+    return table[max(entries, key=len)] if entries else []
+
+
+@pytest.mark.parametrize("path", [path for path in TREES if path != "__init__.py"])
+def test_directions(path):
+    inside = [f"feedline.{name}".rstrip(".") for name in allowed(OF_FEEDLINE, path)]
+    for module in imports(TREES[path]):
+        top = module.partition(".")[0]
+        if module == "feedline":
+            assert module in inside
+        elif top == "feedline":
+            assert is_within(module, [name for name in inside if name != "feedline"]), f"{path} imports {module}"
+        elif top not in sys.stdlib_module_names:
+            assert top in allowed(FROM_OUTSIDE, path), f"{path} imports {module}"
+
+
+def test_every_part_has_its_directions():
+    parts = {path.removesuffix(".py").partition("/")[0] for path in TREES}
+    assert parts - {"__init__"} == {name.partition(".")[0] for name in OF_FEEDLINE}
+
+
+def test_the_map_imports_only_for_type_checkers():
+    at_run_time = [node for node in TREES["__init__.py"].body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(node) for node in at_run_time] == [
+        "from __future__ import annotations",
+        "import importlib",
+        "from typing import TYPE_CHECKING, Any",
+    ]
+
+
+def files_with(matches):
+    """The files in which `matches` says yes to a node."""
+    return {path for path, tree in TREES.items() if any(matches(node) for node in ast.walk(tree))}
+
+
+def reads_process(node):
+    """Whether this is os.environ, os.getenv or sys.argv, by whatever way."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "argv", "orig_argv"}
+    if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys"):
+        return any(name.name in names for name in node.names)
+    return isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) in ("os", "sys")
+
+
+def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
+    found = files_with(reads_process)
+    by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
+    assert found
+    assert {path for path in found - by_hand if path.partition("/")[0] not in ("cli", "cluster")} == set()
+    assert not any("make_digits" in module for tree in TREES.values() for module in imports(tree))
+
+
+def test_private_names_of_jax_stand_in_one_file():
+    private = files_with(
+        lambda node: (
+            (isinstance(node, ast.Attribute) and node.attr == "_src")
+            or (isinstance(node, ast.ImportFrom) and "_src" in f"{node.module}.{node.names[0].name}".split("."))
+            or (isinstance(node, ast.Import) and any("_src" in name.name.split(".") for name in node.names))
+        )
+    )
+    assert len(private) <= 1
+    assert all(path.startswith("cluster/") for path in private)
+
+
+def test_threads_start_in_prefetch_and_cluster_only():
+    starters = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread"}
+    found = files_with(
+        lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in starters
+    )
+    assert "prefetch/prefetcher.py" in found
+    assert {path.partition("/")[0] for path in found} <= {"prefetch", "cluster"}
+
+
+LOADED = """
+import importlib, json, sys
+
+def loaded(*modules):
+    for module in modules:
+        importlib.import_module(module)
+    return sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))
+
+steps = [loaded("feedline")]
+import feedline
+feedline.Order(), feedline.Reading(), feedline.FeedError, feedline.Statistics, feedline.cluster, dir(feedline)
+steps.append(loaded())
+steps.append(loaded(*json.loads(sys.argv[1])))
+print(json.dumps(steps))
+"""
+
+
+def test_what_is_loaded_when():
+    pure = [
+        "errors",
+        "options",
+        "order",
+        "schedule",
+        "state",
+        "placement.plan",
+        "prefetch",
+        "observe",
+        "cluster",
+        "exit",
+    ]
+    modules = [module for module in MODULES if is_within(module, [f"feedline.{name}" for name in pure])]
+    assert {f"feedline.{name}" for name in pure} <= set(modules)
+    told = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(modules)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT.parent,
+    )
+    first, options, rest = (set(names) for names in json.loads(told.stdout))
+    heavy = {"jax", "jaxlib", "grain", "flax", "optax", "absl", "tyro", "rich"}
+    assert "feedline" in first
+    assert not first & {*heavy, "numpy"}
+    assert not options & {*heavy, "numpy"}
+    assert not rest & heavy
+    assert "numpy" in rest
+
+
+# --- examples ---
+
+WITHOUT_EXAMPLES = ("feedline.cli", "feedline.data", "feedline.__main__")
+WITH_EXAMPLES = {
+    "feedline.drop_in", "feedline.feed", "feedline.loader.sources", "feedline.options", "feedline.order",
+    "feedline.placement.plan", "feedline.schedule", "feedline.state",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not is_within(name, WITHOUT_EXAMPLES)])
+def test_examples_run(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+    assert attempted or name not in WITH_EXAMPLES
