@@ -38,7 +38,7 @@ def main() -> None:
         for batch in feed:
             weights, loss = train_step(weights, batch)
             if feed.get_state()["step"] % 10 == 0:
-                # now and then wait for the devices: on CPUs jax can hang once 32 steps of several processes are queued
+                # wait for the devices now and then: with CPUs, jax may hang once 32 steps are queued
                 loss.block_until_ready()
 
     mine = len(feedline.local_rows(sharding, 800))
