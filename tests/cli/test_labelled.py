@@ -1,7 +1,6 @@
 """What `feedline train` can learn: the shipped digits, own files, and a test part that shares no row."""
 
 import doctest
-import importlib.util
 
 import numpy as np
 import pytest
@@ -36,7 +35,6 @@ def test_the_digits_are_whole_small_and_attributed():
     assert "CC BY 4.0" in (DIGITS / "README.md").read_text()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn's copy of the data")
 def test_the_digits_are_what_the_script_makes(tmp_path):
     from feedline.data import make_digits
 

@@ -1,0 +1,58 @@
+"""The scripts and the manifest of examples/cluster: run where that can be, parsed and checked where not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from feedline.cluster.detect import find
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
+FEEDLINE = str(Path(sys.executable).with_name("feedline"))
+FEW = ["--steps", "5", "--batch-size", "64", "--json"]  # the last of an option that is given twice counts
+
+
+@pytest.mark.parametrize("name", ["dgx.sbatch", "mpirun.sh"])
+def test_bash_understands_it(name):
+    subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
+
+
+def test_the_jobset_starts_processes_that_find_each_other():
+    (jobset,) = yaml.safe_load_all((EXAMPLES / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert job["replicas"] == 1
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"]
+    assert jobset["spec"]["network"]["enableDNSHostnames"]
+    (container,) = spec["template"]["spec"]["containers"]
+    environ = {variable["name"]: variable["value"] for variable in container["env"]}
+    found = [find({**environ, "JOB_COMPLETION_INDEX": str(i)}) for i in range(spec["completions"])]
+    assert [one.process for one in found] == list(range(spec["completions"]))
+    assert {one.processes for one in found} == {spec["completions"]}
+    name = jobset["metadata"]["name"]
+    assert {one.host for one in found} == {f"{name}-{job['name']}-0-0.{name}"}
+    assert {one.port for one in found} == {port["containerPort"] for port in container["ports"]}
+
+
+@pytest.mark.cluster
+def test_the_sbatch_script_trains(launcher, tmp_path):
+    """On two nodes without GPUs: those lines of its head are overruled."""
+    script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
+    (tmp_path / "dgx.sbatch").write_text(script)
+    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+    launcher.run("sbatch", "--wait", *options, tmp_path / "dgx.sbatch", *FEW, FEEDLINE=FEEDLINE)
+    log = (tmp_path / "log").read_text()
+    (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
+    assert (result["processes"], result["devices"]) == (2, 4)
+
+
+@pytest.mark.cluster
+def test_the_mpirun_script_trains(launcher):
+    options = "--allow-run-as-root --oversubscribe"
+    done = launcher.run(EXAMPLES / "mpirun.sh", *FEW, FEEDLINE=FEEDLINE, PROCESSES="2", MPIRUN_OPTIONS=options)
+    (result,) = launcher.printed(done)
+    assert (result["processes"], result["devices"]) == (2, 4)
