@@ -77,8 +77,9 @@ class HostBatches:
 
     def close(self) -> None:
         """End workers and threads. A thread that is stuck in a read stays until that read returns."""
-        if self._iterator is not None:
-            self._iterator.close()
+        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
+        if iterator is not None:
+            iterator.close()
 
     def _start(self) -> Any:
         if self._workers and not flags.FLAGS.is_parsed():
