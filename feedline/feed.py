@@ -201,7 +201,9 @@ class Feed:
         self._go_to(_Delivered(step, cursor, state.get("lanes")))
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the run: the next batch begins there. `step` is kept.
+        """Go to a place in the run: the next batch begins there, or with the next epoch if none is left.
+
+        `step` is kept.
 
         Args:
           epoch: at least 0.
@@ -209,6 +211,10 @@ class Feed:
         """
         epoch = checked_integer("epoch", epoch, at_least=0)
         position = checked_integer("position", position, at_least=0)
+        if max(epoch, position) >= 1 << 63:
+            raise ValueError(
+                f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
+            )
         if position and self._pipeline.way.streams:
             raise ValueError(
                 f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
@@ -217,6 +223,8 @@ class Feed:
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """Which rows the batch holds that comes next after `state`. Reads no data.
+
+        After the last batch of a pass that is the first one of the next pass.
 
         Returns:
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it

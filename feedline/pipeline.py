@@ -77,11 +77,9 @@ class Pipeline:
         return run
 
     def close(self) -> None:
-        """Close the source, if it is ours, and a stream that was never read."""
+        """Close the source, if it is ours."""
         if self.owned is not None:
             self.owned.close()
-        if isinstance(self.way, Sequential):
-            self.way.stream.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +130,22 @@ def build(request: Request) -> Pipeline:
     fingerprint = {
         "rows": rows,
         "spec": spec.described(),
-        "data": states.digest(source.identity),
+        "data": _digest(source),
         "order": {"seed": order.seed, "shuffle": order.shuffle},
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
     return Pipeline(RandomAccess(recipe), placement, fingerprint, reading, request.prefetch, owned)
+
+
+def _digest(source: RowSource) -> str:
+    try:
+        return states.digest(source.identity)
+    except TypeError as error:
+        raise TypeError(
+            f"the identity of a RowSource must be made of JSON values, that of {type(source).__name__} is not: "
+            f"{error}; convert NumPy's numbers with int() or float()"
+        ) from error
 
 
 def _build_stream(request: Request, stream: Stream) -> Pipeline:
@@ -148,6 +156,7 @@ def _build_stream(request: Request, stream: Stream) -> Pipeline:
     if request.reading.workers:
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
     form, placement = _form(request, stream.spec, 0, stream.read_first)
+    reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
     fingerprint = {
         "rows": None,
         "spec": stream.spec.described(),
@@ -156,7 +165,7 @@ def _build_stream(request: Request, stream: Stream) -> Pipeline:
         "format": "stream",
     }
     way = Sequential(stream, form, request.batch_size, request.remainder, request.epochs)
-    return Pipeline(way, placement, fingerprint, _resolved(request), request.prefetch, None)
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, None)
 
 
 def _form(request: Request, spec: RowSpec, seed: int, read_first: Any) -> tuple[LocalForm, Placement]:
@@ -180,11 +189,12 @@ def _form(request: Request, spec: RowSpec, seed: int, read_first: Any) -> tuple[
 
 def _with_mask(batch: Any, batch_size: int) -> dict[str, Any]:
     """The spec of a batch with the leaf `valid` in it."""
-    if not isinstance(batch, dict) or VALID in batch:
-        found = f"it already has {VALID!r}" if isinstance(batch, dict) else f"it is a {type(batch).__name__}"
+    # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
+    if type(batch) is not dict or VALID in batch or not all(isinstance(key, str) for key in batch):
+        found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
         raise ValueError(
-            f'remainder "pad" adds a leaf {VALID!r}, so the batch must be a dict without that key: {found}. '
-            'Name the arrays, as in {"x": array}, or use remainder="drop" or "wrap"'
+            f'remainder "pad" adds a leaf {VALID!r}, so the batch must be a plain dict of strings without that '
+            f'key: {found}. Name the arrays, as in {{"x": array}}, or use remainder="drop" or "wrap"'
         )
     return {**batch, VALID: mask_spec(batch, batch_size)}
 
@@ -201,8 +211,8 @@ def _order_of(request: Request, source: RowSource) -> Order:
 
 
 def _resolved(request: Request) -> Reading:
-    """The reading options with a number of threads: none where all is synchronous."""
-    if not request.prefetch:
+    """The reading options with a number of threads: none where workers read, or all is synchronous."""
+    if not request.prefetch or request.reading.workers:
         return dataclasses.replace(request.reading, threads=0)
     if request.reading.threads is not None:
         return request.reading

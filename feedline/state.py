@@ -71,7 +71,7 @@ def check(
                 f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
                 f'the difference is meant, set_state(state, allow=("{field}",))'
             )
-    if streams and numbers[2] and not isinstance(state.get("lanes"), Mapping):
+    if streams and numbers[2] and not (isinstance(state.get("lanes"), Mapping) and state["lanes"]):
         raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
     return numbers[0], Cursor(numbers[1], numbers[2])
 

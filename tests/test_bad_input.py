@@ -1,6 +1,7 @@
 """What a user can get wrong: each gets an error that names rule, finding and fix, and leaves no thread."""
 
 import threading
+from collections import OrderedDict
 
 import grain
 import jax
@@ -51,8 +52,15 @@ def no_thread_is_left():
             ValueError,
             r"remainder must be one of \('drop', 'pad', 'wrap'\), got 'truncate'",
         ),
-        ({"remainder": "pad"}, ValueError, "the batch must be a dict without that key: it is a ShapeDtypeStruct"),
-        ({"source": {"valid": X}, "remainder": "pad"}, ValueError, "it already has 'valid'"),
+        (
+            {"remainder": "pad"},
+            ValueError,
+            "must be a plain dict of strings without that key: it is a ShapeDtypeStruct",
+        ),
+        ({"source": {"valid": X}, "remainder": "pad"}, ValueError, r"it has the keys \['valid'\]"),
+        ({"source": OrderedDict(b=X, a=X), "remainder": "pad"}, ValueError, "it is a OrderedDict"),
+        ({"source": {0: X}, "remainder": "pad"}, ValueError, r"it has the keys \[0\]"),
+        ({"source": X.astype(np.longdouble)}, TypeError, "holds numbers and booleans, got dtype float128"),
         ({"order": 7}, TypeError, "order must be a feedline.Order or None, got 7"),
         ({"reading": {"threads": 2}}, TypeError, "reading must be a feedline.Reading"),
         ({"transform": "crop"}, TypeError, r"transform must be a function \(batch, rows\) -> batch, got 'crop'"),

@@ -51,6 +51,21 @@ print("end", time.time(), flush=True)
     assert delay_s < 2
 
 
+def test_nor_does_a_stream_whose_read_never_returns(tmp_path):
+    done, delay_s = run(
+        tmp_path,
+        f"""
+import grain
+rows = grain.MapDataset.range(100).map({READS["never returns"]}).to_iter_dataset(grain.ReadOptions(2, 4))
+feed = feedline.Feed(rows, 8, sharding)
+next(feed)
+print("end", time.time(), flush=True)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert delay_s < 2
+
+
 def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):
     done, _ = run(
         tmp_path,
@@ -81,7 +96,8 @@ def test_workers_of_a_feed_that_nobody_closed_end_and_leave_no_shared_memory(tmp
     body = """
 if __name__ == "__main__":
     feed = main()
-    maps = open("/proc/self/maps").read().split()
+    with open("/proc/self/maps") as file:
+        maps = file.read().split()
     print("shared", *{word.split("/")[-1] for word in maps if word.startswith("/dev/shm/psm")}, flush=True)
 """
     done, _ = run(tmp_path, WORKERS + body)

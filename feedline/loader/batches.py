@@ -12,10 +12,10 @@ import grain
 import numpy as np
 
 from feedline import order
-from feedline.errors import RowError
+from feedline.errors import FeedError, RowError
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.sources import RowSource
-from feedline.loader.spec import Array, cast_into
+from feedline.loader.spec import Array, aligned_empty, cast_into
 from feedline.options import Order
 from feedline.schedule import ENDLESS, Cursor, Places, Schedule
 
@@ -62,10 +62,8 @@ class Recipe:
         started = time.perf_counter()
         index = self.locate(places)
         buffers = self.form.read_into(out)
-        per_epoch = getattr(self.source, "per_epoch", False)
-        asked = places.epoch * self.schedule.rows + index if per_epoch else index
         try:
-            self.source.read(asked, self.form.spec.tree(buffers))
+            self._read(places, index, self.form.spec.tree(buffers))
             read = time.perf_counter()
             self.form.finish(buffers, out, places, index)
         except RowError as error:
@@ -76,14 +74,34 @@ class Recipe:
             raise
         return read - started, time.perf_counter() - read
 
+    def _read(self, places: Places, index: Indices, out: Any) -> None:
+        asked = index
+        if getattr(self.source, "per_epoch", False):
+            if (int(places.epoch.max()) + 1) * self.schedule.rows > 1 << 63:
+                raise ValueError(
+                    f"a dataset is asked for element epoch × {self.schedule.rows} + row, to be below 2^63; "
+                    f"epoch {places.epoch.max()} is too late for that, seek to an earlier one"
+                )
+            asked = places.epoch * self.schedule.rows + index
+        try:
+            self.source.read(asked, out)
+        except FeedError:
+            raise
+        except Exception as error:  # of any type: a StopIteration must not pass for the end of the feed
+            raise RowError(
+                f"{type(self.source).__name__} failed to read {len(index)} rows, the first of them {index[0]}, "
+                f"with {type(error).__name__}: {error}",
+                stage="read",
+            ) from error
+
     def fill_by_leaf(self, start: Cursor) -> list[Array]:
         """This process's part of the batch at `start`, each leaf reading only its own rows and columns."""
         leaves = []
         for i, (leaf, plan) in enumerate(zip(self.form.spec.leaves, self.form.plans, strict=True)):
             index = self.locate(self.schedule.places(start, plan.rows))
-            values = np.empty(plan.local_shape, leaf.dtype)
+            values = aligned_empty(plan.local_shape, leaf.dtype)
             self.source.read_leaf(i, index, plan.columns, values)  # type: ignore[attr-defined]
-            placed = values if leaf.dtype == leaf.placed else np.empty(plan.local_shape, leaf.placed)
+            placed = values if leaf.dtype == leaf.placed else aligned_empty(plan.local_shape, leaf.placed)
             if placed is not values:
                 cast_into(placed, values, leaf, index)
             leaves.append(placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import zipfile
 from pathlib import Path
@@ -31,7 +32,16 @@ def load(path: Path) -> Array | dict[str, Array]:
         return _map_npy(path, 0) if path.suffix == ".npy" else _load_npz(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, OSError) as error:
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            errno.EMFILE,
+            "a mapped file keeps a descriptor open, and this process may open no more (ulimit -n); raise that "
+            "limit, or merge shards",
+            str(path),
+        ) from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "
             "another format; write it again with numpy.save or numpy.savez"

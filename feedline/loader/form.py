@@ -37,7 +37,11 @@ class Rows:
 
 
 Transform = Callable[[Any, Rows], Any]
-"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch."""
+"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
+
+It is called from several threads at once, each with some rows of a batch, and once with a single row when the feed
+is built, to learn its spec.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +113,18 @@ class LocalForm:
         for epoch in np.unique(places.epoch):
             here = places.epoch == epoch
             keys[here] = order.keys_at(self.seed, int(epoch), places.position[here])
-        batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
+        try:
+            batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
+        except StopIteration as error:
+            raise RuntimeError(
+                "a transform must not raise StopIteration, which would pass for the end of the feed; "
+                "give next() a default, or catch it there"
+            ) from error
+        except Exception as error:
+            error.add_note(
+                f"feedline: in the transform, at epoch {places.epoch[0]}, position {places.position[0]}"
+            )
+            raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)
         if treedef != self.out.treedef:
             raise ValueError(f"a transform must return one tree; it gave {treedef} after {self.out.treedef}")

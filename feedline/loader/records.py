@@ -22,7 +22,8 @@ class RecordSource:
     `batches` knows that from the attribute `per_epoch`.
 
     Raises:
-      ValueError: the dataset is empty, or an element that is looked at first is None.
+      ValueError: the dataset is empty.
+      RowError: its first element cannot be had, or is None.
 
     Example:
       >>> source = RecordSource(grain.MapDataset.range(5).map(lambda i: {"x": np.float32(i)}))

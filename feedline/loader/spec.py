@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -80,7 +81,7 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
     """
     if leaf.dtype.kind in "iu" and leaf.dtype != leaf.placed:
         limits = np.iinfo(leaf.placed)
-        flat = values.reshape(len(values), -1)
+        flat = values.reshape(len(values), math.prod(values.shape[1:]))
         bad = np.flatnonzero(((flat < limits.min) | (flat > limits.max)).any(axis=1))
         if len(bad):
             found = flat[bad[0]]
@@ -96,7 +97,15 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether JAX can hold it: booleans, NumPy's numbers, and those that ml_dtypes adds."""
+    if dtype in (np.longdouble, np.clongdouble):
+        return False
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
+
+
+def _placed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """JAX's canonical dtype, in this machine's byte order."""
+    native = dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(native))
 
 
 def _leaf(name: str, value: Any) -> Leaf:
@@ -112,4 +121,4 @@ def _leaf(name: str, value: Any) -> Leaf:
             f"{name}: an accelerator holds numbers and booleans, got dtype {dtype}; "
             "encode it as numbers first (a ragged list of rows becomes dtype object: pad it)"
         )
-    return Leaf(name, tuple(shape), dtype, np.dtype(jax.dtypes.canonicalize_dtype(dtype)))
+    return Leaf(name, tuple(shape), dtype, _placed(dtype))

@@ -36,7 +36,8 @@ class _Item(NamedTuple):
 class Stream:
     """A dataset whose first item has been looked at, for its spec.
 
-    The iterator that was looked at serves the first run from the beginning, so that nothing is read twice.
+    The look is over when this is built: each run opens the stream anew, on its own thread, so that
+    Grain's threads belong to that one and end with it. The first item is read once more for it.
 
     Raises:
       ValueError: the stream has no item.
@@ -44,39 +45,30 @@ class Stream:
 
     def __init__(self, dataset: grain.IterDataset[Any]) -> None:
         self._dataset = dataset
-        self._begun: Any = iter(dataset)
-        self._head: list[Any] = []
+        iterator: Any = iter(dataset)
         try:
-            self._head.append(next(self._begun))
+            self._first = next(iterator)
         except StopIteration:
             raise ValueError("a source must have at least one row, got an IterDataset without an item") from None
-        self.spec = RowSpec.of(as_arrays(self._head[0]))
-        self._first = digest_of(self._head[0])
+        finally:
+            iterator.close()
+        self.spec = RowSpec.of(as_arrays(self._first))
 
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the first item: all that is known of a stream before it is read."""
-        return {"kind": "stream", "first": self._first}
+        return {"kind": "stream", "first": digest_of(self._first)}
 
     def read_first(self, out: Any) -> None:
         """Write the first item to index 0 of each leaf of `out`."""
-        write_record(self._head[0], self.spec, jax.tree_util.tree_leaves(out), 0)
+        write_record(self._first, self.spec, jax.tree_util.tree_leaves(out), 0)
 
-    def open(self, state: Any) -> tuple[list[Any], Any]:
-        """Items already read, then an iterator that goes on from `state` (None: the beginning)."""
-        if state is None and self._head:
-            head, iterator, self._head, self._begun = self._head, self._begun, [], None
-            return head, iterator
-        iterator = iter(self._dataset)
+    def open(self, state: Any) -> Any:
+        """An iterator of the items after `state`; None: all of them."""
+        iterator: Any = iter(self._dataset)
         if state is not None:
             iterator.set_state(state)
-        return [], iterator
-
-    def close(self) -> None:
-        """End the iterator that was looked at, if no run took it over."""
-        if self._begun is not None:
-            self._begun.close()
-            self._begun, self._head = None, []
+        return iterator
 
 
 class StreamBatches:
@@ -114,7 +106,6 @@ class StreamBatches:
         self._lanes = lanes
         self._advanced = advanced
         self._iterator: Any = None
-        self._head: list[Any] = []
         self._dropped = 0
         # row of the global batch → row of the local one, for the rows that this process supplies
         self._local = {int(row): i for i, row in enumerate(form.rows)}
@@ -151,16 +142,13 @@ class StreamBatches:
         """Append the epoch's next items until the batch is full or the epoch is over."""
         if self._iterator is None:
             state = None if self._lanes is None else self._lanes[LANE]
-            self._head, self._iterator = self._stream.open(state)
+            self._iterator = self._stream.open(state)
             self._lanes = None
         while len(items) < self._batch_size:
-            if self._head:
-                record = self._head.pop()
-            else:
-                try:
-                    record = next(self._iterator)
-                except StopIteration:
-                    return
+            try:
+                record = next(self._iterator)
+            except StopIteration:
+                return
             mine = len(items) in self._local or self._remainder == "pad"
             items.append(_Item(record if mine else None, *self._cursor))
             self._cursor = Cursor(self._cursor.epoch, self._cursor.position + 1)
@@ -176,9 +164,9 @@ class StreamBatches:
         items.clear()
 
     def _end_iterator(self) -> None:
-        if self._iterator is not None:
-            self._iterator.close()
-            self._iterator = None
+        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
+        if iterator is not None:
+            iterator.close()
 
     def _batch(self, items: list[_Item], began: float) -> HostBatch:
         """The process-local batch of `items`; rows beyond them repeat them and are not valid."""

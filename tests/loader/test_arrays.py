@@ -1,6 +1,8 @@
 """Arrays, `.npy` and `.npz` files, alone and in shards, against NumPy indexing."""
 
+import os
 import pickle
+import resource
 import zipfile
 from pathlib import Path
 
@@ -182,6 +184,19 @@ def test_shards_that_do_not_fit_together_are_refused():
         ArraySource([np.zeros((2, 3), np.float32), np.zeros((2, 3))])
     with pytest.raises(ValueError, match="shard 1 has other ones than shard 0"):
         ArraySource([{"x": np.zeros(2)}, {"y": np.zeros(2)}])
+
+
+def test_too_many_open_files_is_said(tmp_path):
+    for i in range(40):
+        np.save(tmp_path / f"{i}.npy", np.zeros(2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"a mapped file keeps a descriptor open, .* merge shards: .*\.npy"):
+            open_source(tmp_path / "*.npy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_leaf_that_is_an_npz_is_refused(tmp_path):

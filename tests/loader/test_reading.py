@@ -143,6 +143,24 @@ def test_a_transform_that_does_not_keep_rows_is_refused(sharding, path, transfor
         next(feed)
 
 
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_transform_that_raises_stop_iteration_does_not_end_the_feed(sharding, path, threads):
+    def transform(batch, rows):
+        return next(iter([])) if len(rows.key) > 1 else batch
+
+    with Feed({"x": path}, 8, sharding, transform=transform, reading=Reading(threads=threads)) as feed:
+        with pytest.raises(RuntimeError, match="a transform must not raise StopIteration") as caught:
+            next(feed)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+@pytest.mark.parametrize("dtype", [">i8", ">f4", ">u2", ">f8"])
+def test_big_endian_rows_arrive_right(sharding, delivered, dtype):
+    values = np.arange(64).astype(dtype)
+    batches = delivered(Feed({"x": values}, 8, sharding, order=Order(shuffle=False), epochs=1))
+    np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in batches]), np.arange(64))
+
+
 def test_no_reading_thread_outlives_the_feed(sharding, path):
     before = set(threading.enumerate())
     feed = Feed({"x": path}, 8, sharding, reading=Reading(threads=4, buffer=4))

@@ -4,14 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from feedline import Feed, Order, Reading, RowSource
+from feedline import Feed, Order, Reading, RowError, RowSource
 from feedline.order import rows_at
 
 
 class Squares:
     """Row i holds i and i² mod 1009. Nothing is stored, so there may be any number of rows."""
 
-    def __init__(self, count, fails_at=None):
+    def __init__(self, count, fails_at=None, fault=None):
+        self.fault = fault
         self.spec = {
             "row": jax.ShapeDtypeStruct((2,), np.uint32),
             "square": jax.ShapeDtypeStruct((), np.int16),
@@ -27,7 +28,7 @@ class Squares:
 
     def read(self, rows, out):
         if self.fails_at is not None and (rows == self.fails_at).any():
-            raise OSError("the disk is gone")
+            raise self.fault
         self.read_rows += len(rows)
         out["row"][:, 0], out["row"][:, 1] = rows >> 32, rows & 0xFFFFFFFF
         out["square"][:] = (rows % 1009) ** 2 % 1009
@@ -81,11 +82,13 @@ def test_a_source_that_was_given_is_not_closed(sharding):
     assert source.closed == 0
 
 
-def test_what_a_source_raises_arrives_as_it_is(sharding):
-    with Feed(Squares(64, fails_at=33), 16, sharding, order=Order(shuffle=False)) as feed:
+@pytest.mark.parametrize("fault", [OSError("the disk is gone"), StopIteration()])
+def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault):
+    with Feed(Squares(64, fails_at=33, fault=fault), 16, sharding, order=Order(shuffle=False)) as feed:
         next(feed), next(feed)
-        with pytest.raises(OSError, match="the disk is gone"):
+        with pytest.raises(RowError, match="Squares failed to read 16 rows, the first of them 32, with") as caught:
             next(feed)
+        assert caught.value.__cause__ is fault
         assert feed.position == 32
 
 

@@ -1,6 +1,7 @@
 """Streams (`grain.IterDataset`): the ends, the state, and what a batch holds."""
 
 import json
+import threading
 
 import grain
 import jax
@@ -75,12 +76,14 @@ def test_a_second_pass_begins_the_stream_again(sharding):
         assert feed.statistics().dropped_rows == 12
 
 
-def test_nothing_is_read_twice_at_the_start(sharding):
-    asked = []
-    stream = grain.MapDataset.range(16).map(lambda i: asked.append(i) or {"x": np.int32(i)})
-    with Feed(stream.to_iter_dataset(grain.ReadOptions(0, 0)), 8, sharding, epochs=1) as feed:
-        assert len(list(feed)) == 2
-    assert asked == list(range(16))
+@pytest.mark.parametrize("bad", [{"batch_size": 7}, {"order": Order()}])
+def test_a_feed_that_is_refused_leaves_no_thread(sharding, bad):
+    before = set(threading.enumerate())
+    with pytest.raises(ValueError, match=r"multiple|order"):
+        Feed(grain.MapDataset.range(99).to_iter_dataset(), **{"batch_size": 8, "sharding": sharding, **bad})
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_packing_restores_exactly(sharding):
