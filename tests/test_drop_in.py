@@ -1,0 +1,150 @@
+"""`prefetch_to_mesh`: any iterator of batches, placed ahead, in order, with its own state."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from background import PATIENCE_S, arrived, left_behind, spawn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline import prefetch_to_mesh
+
+MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+SHARDING = NamedSharding(MESH, PartitionSpec("data"))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.enumerate()
+    yield
+    assert not left_behind(before)
+
+
+def numbered(count, rows=8):
+    for i in range(count):
+        yield {"x": np.full((rows, 4), i, np.float32), "y": np.arange(rows) + i}
+
+
+class Reusing:
+    """Writes every batch into the same memory, and counts what it gave."""
+
+    def __init__(self, count):
+        self.batch, self.count, self.given, self.closed = np.empty((8, 64), np.float32), count, 0, 0
+        self.exhausted = threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.given == self.count:
+            self.exhausted.set()
+            raise StopIteration
+        self.batch[:] = self.given
+        self.given += 1
+        return self.batch
+
+    def get_state(self):
+        return {"given": self.given}
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+def test_every_batch_comes_in_order_on_its_sharding(prefetch):
+    shardings = {"x": NamedSharding(MESH, PartitionSpec("data", "model")), "y": SHARDING}
+    batches = list(prefetch_to_mesh(numbered(7), shardings, prefetch))
+    for given, batch in zip(numbered(7), batches, strict=True):
+        for name in ("x", "y"):
+            assert batch[name].sharding == shardings[name]
+            np.testing.assert_array_equal(np.asarray(batch[name]), given[name])
+    assert batches[0]["y"].dtype == np.int32
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_iterator_that_reuses_its_memory_is_copied(prefetch):
+    batches = list(prefetch_to_mesh(Reusing(6), SHARDING, prefetch))
+    assert [np.unique(batch).tolist() for batch in batches] == [[i] for i in range(6)]
+
+
+def test_without_copy_the_cpu_backend_adopts_the_memory():
+    raw = np.empty(8 * 64 * 4 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    mine = raw[start : start + 8 * 64 * 4].view(np.float32).reshape(8, 64)
+    mine[:] = 1
+    for copy, seen in ((False, 2), (True, 1)):
+        mine[:] = 1
+        (batch,) = prefetch_to_mesh([mine], SHARDING, copy=copy)
+        mine[:] = 2
+        assert np.unique(batch).tolist() == [seen]
+
+
+def test_the_state_is_that_of_the_batch_in_hand():
+    source = Reusing(5)
+    with prefetch_to_mesh(source, SHARDING, prefetch=5) as batches:
+        assert batches.get_state() == {"given": 0}
+        next(batches)
+        arrived(source.exhausted)  # all five are placed
+        assert batches.get_state() == {"given": 1}
+        next(batches)
+        assert batches.get_state() == {"given": 2}
+
+
+def test_an_iterator_without_a_state_has_none_to_forward():
+    with prefetch_to_mesh(numbered(2), SHARDING) as batches, pytest.raises(TypeError, match="has no get_state"):
+        batches.get_state()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_the_iterator_raises_comes_after_the_batches_before_it(prefetch):
+    def failing():
+        yield from numbered(3)
+        raise ZeroDivisionError("third")
+
+    batches = prefetch_to_mesh(failing(), SHARDING, prefetch)
+    assert [int(next(batches)["x"][0, 0]) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError, match="third"):
+        next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_the_form_of_batches_may_change_midway():
+    source = [*numbered(2), *numbered(1, rows=16)]
+    assert [batch["x"].shape for batch in prefetch_to_mesh(source, SHARDING)] == [(8, 4), (8, 4), (16, 4)]
+
+
+def test_the_users_iterator_is_closed_once_whether_it_was_begun_or_not():
+    for begun in (False, True):
+        source = Reusing(5)
+        batches = prefetch_to_mesh(source, SHARDING)
+        if begun:
+            next(batches)
+        batches.close()
+        batches.close()
+        assert source.closed == 1
+        with pytest.raises(ValueError, match="the iterator is closed"):
+            next(batches)
+
+
+def test_close_wakes_a_thread_that_waits():
+    inside, go = threading.Event(), threading.Event()
+
+    def waiting():
+        inside.set()
+        assert go.wait(PATIENCE_S)
+        yield from numbered(1)
+
+    batches = prefetch_to_mesh(waiting(), SHARDING)
+    taken = spawn(lambda: next(batches))
+    arrived(inside)
+    batches.close(timeout_s=0)
+    with pytest.raises(ValueError, match="the iterator is closed"):
+        taken.result(PATIENCE_S)
+    go.set()
+
+
+def test_it_runs_where_transfers_are_forbidden():
+    with jax.transfer_guard("disallow"):
+        assert sum(1 for _ in prefetch_to_mesh(numbered(3), SHARDING)) == 3
