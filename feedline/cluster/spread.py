@@ -41,6 +41,7 @@ def spread(
         **environ,
         "FEEDLINE_COORDINATOR": coordinator,
         "FEEDLINE_PROCESSES": str(processes),
+        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # They share the cores.
     }
     if cpu or environ.get("JAX_PLATFORMS") == "cpu":
         _split_cpu(common, devices_per_process)

@@ -1,0 +1,39 @@
+"""How many cores are a process's own, from what its launcher says about the others on its host."""
+
+import pytest
+
+from feedline.cluster.cores import processes_here, share_of
+from feedline.cluster.spread import spread
+
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_NTASKS": "6",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "4,2",
+    "SLURM_NODEID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "processes"),
+    [
+        ({}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 8),
+        (SLURM, 2),
+        ({**SLURM, "SLURM_NODEID": "0"}, 4),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6"}, 1),  # a batch script is no task
+        (spread({}, processes=4, coordinator="localhost:61500", cpu=True)[3], 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1),
+    ],
+)
+def test_the_launcher_says_how_many_share_the_host(environ, processes):
+    assert processes_here(environ) == processes
+
+
+@pytest.mark.parametrize(
+    ("usable", "present", "share"),
+    [(128, 128, 16), (12, 128, 12), (4, 4, 1), (1, 1, 1), (128, 64, 16)],
+)
+def test_cores_are_divided_unless_the_process_is_bound(usable, present, share):
+    assert share_of({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, usable, present) == share
