@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -111,7 +112,7 @@ class Feed:
         self._exhausted = False  # the pass is over; `iter` begins the next
         self._closed = False
         self._released = False  # the pipeline was closed
-        self._turn: dict[str, object] = {}  # "holder": a token of the one that is inside next, seek or set_state
+        self._turn: dict[str, int] = {}  # "holder": the thread that is inside next, seek or set_state
         self._run: Run | None = None  # the run that reads ahead
         self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
         self._counted = Statistics(threads=self._pipeline.reading.threads or 0, workers=reading.workers)
@@ -148,8 +149,8 @@ class Feed:
                 return placed.batch
             except BaseException as error:
                 # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
-                hurry = isinstance(error, StallError) or not isinstance(error, Exception)
-                self._stop(0 if hurry else _MOMENT_S)
+                stuck = self._closed or isinstance(error, StallError) or not isinstance(error, Exception)
+                self._stop(0 if stuck else _MOMENT_S)
                 raise
 
     def __len__(self) -> int:
@@ -299,18 +300,18 @@ class Feed:
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
         self._check_open()
-        mine = object()
+        me = threading.get_ident()
+        # No lock: an interrupt that lands right before its release would leave it held for ever. A turn
+        # belongs to a thread, so the one that was interrupted there can take it again.
+        if self._turn.setdefault("holder", me) != me:
+            raise ValueError(
+                "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
+                "its own, or guard it by a lock"
+            )
         try:
-            # atomic, and inside `try`: after lock.acquire() an interrupt could leave the lock held for ever
-            if self._turn.setdefault("holder", mine) is not mine:
-                raise ValueError(
-                    "a feed is for one thread at a time, and another thread is inside it; give each thread a "
-                    "feed of its own, or guard it by a lock"
-                )
             yield
         finally:
-            if self._turn.get("holder") is mine:
-                del self._turn["holder"]
+            self._turn.pop("holder", None)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,173 +1,476 @@
 """The life of a feed: threads, errors, interrupts, close. Nothing is lost, and no thread is left."""
 
+import functools
 import gc
+import itertools
 import logging
+import signal
+import sys
 import threading
+import weakref
 
 import jax
 import numpy as np
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, Order, Reading, RowError, StallError
+from feedline import Feed, FeedError, Order, Reading, RowError, StallError
+from feedline.loader.arrays import ArraySource
+from feedline.order import rows_at
 from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.watch import Watch
 
-SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-IN_ORDER = Order(shuffle=False)
+SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+N, B = 64, 8
+ORDER = rows_at(Order(), N, 0, np.arange(N)).reshape(-1, B).tolist()
+CLOSED = "the feed is closed; build a new one, and set_state"
+ELSEWHERE = "a feed is for one thread at a time, and another thread is inside it"
 
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     before = threading.enumerate()
     yield
-    gc.collect()
-    assert not left_behind(before)
+    assert left_behind(before) == []
 
 
 class Rows:
-    """Row i holds i. Before a read of row `gate` it says so by `inside` and waits for `go`."""
+    """A row source whose reads of one row can be made to wait or to fail."""
 
-    def __init__(self, count=64, gate=None, fault=None):
-        self.spec = jax.ShapeDtypeStruct((), np.int32)
-        self.identity = {"count": count}
-        self.count, self.gate, self.fault = count, gate, fault
-        self.inside, self.go = threading.Event(), threading.Event()
+    def __init__(self, *, row=ORDER[3][5]):
+        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32)}
+        self.identity = {"kind": "test"}
+        self.row = row
+        self.errors = []
+        self.gate, self.inside = threading.Event(), threading.Event()
+        self.gate.set()
+        self.threads = set()
 
     def __len__(self):
-        return self.count
+        return N
 
     def read(self, rows, out):
-        if self.gate in rows and len(rows) > 1:
+        self.threads.add(threading.current_thread().name)
+        if self.row in rows:
             self.inside.set()
-            assert self.go.wait(PATIENCE_S)
-            fault, self.fault = self.fault, None
-            if fault is not None:
-                raise fault
-        out[:] = rows
+            arrived(self.gate)
+            if self.errors:
+                raise self.errors.pop()
+        out["row"][:] = rows
 
     def close(self):
-        raise AssertionError("a source that was given is the giver's to close")
+        raise AssertionError("it is the user's to close")
 
 
-def firsts(feed, count):
-    return [int(batch[0]) for _, batch in zip(range(count), feed, strict=False)]
+def feed_of(source, **options):
+    return Feed(source, B, SHARDING, **{"epochs": 1, **options})
 
 
-def test_a_synchronous_feed_starts_no_thread():
-    before = threading.active_count()
-    with Feed(np.arange(64), 8, SHARDING, prefetch=0, order=IN_ORDER) as feed:
-        assert firsts(feed, 3) == [0, 8, 16]
-        assert threading.active_count() == before
-        assert feed.statistics().threads == 0
+def rows_in(batch):
+    return np.asarray(batch["row"]).tolist()
 
 
-def test_no_thread_starts_before_the_first_batch_is_asked_for():
-    before = threading.active_count()
-    with Feed(np.arange(64), 8, SHARDING):
-        assert threading.active_count() == before
+def placement_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "feedline-place"]
 
 
-def test_a_second_thread_is_refused_and_the_first_goes_on():
-    source = Rows(gate=0)
-    with Feed(source, 8, SHARDING, order=IN_ORDER) as feed:
-        first = spawn(lambda: next(feed))
-        arrived(source.inside)
-        for use in (next, lambda f: f.seek(0), lambda f: f.set_state(f.get_state())):
-            with pytest.raises(
-                ValueError, match="a feed is for one thread at a time, and another thread is inside it"
-            ):
-                use(feed)
-        source.go.set()
-        assert int(first.result(PATIENCE_S)[0]) == 0
-        assert firsts(feed, 2) == [8, 16]
+READINGS = [
+    pytest.param({"prefetch": prefetch, "reading": Reading(threads=threads)}, id=f"{prefetch}-{threads}")
+    for prefetch, threads in [(0, 0), (1, 0), (2, 1), (2, 3), (20, 2)]
+]
 
 
-def test_close_wakes_the_thread_that_waits_for_a_batch():
-    source = Rows(gate=0)
-    feed = Feed(source, 8, SHARDING, order=IN_ORDER)
-    waiting = spawn(lambda: next(feed))
-    arrived(source.inside)
-    feed.close(timeout_s=0)
-    with pytest.raises(ValueError, match="the feed is closed"):
-        waiting.result(PATIENCE_S)
-    source.go.set()
+@pytest.mark.parametrize("options", READINGS)
+@pytest.mark.parametrize("batch", [0, 3, 7])
+def test_after_an_error_next_reads_again_from_the_batch_that_failed(options, batch):
+    source = Rows(row=ORDER[batch][2])
+    source.errors = [RowError("disk went away", row=source.row), OSError("and again")]
+    with feed_of(source, **options) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(batch)]
+        for told in ("first of them .*, with OSError: and again", r"disk went away \[row"):
+            with pytest.raises(RowError, match=told):
+                next(feed)
+            assert (feed.get_state()["step"], feed.position) == (batch, batch * B)
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        assert feed.statistics().batches == 8
 
 
-def test_close_names_a_thread_that_is_stuck_and_a_second_close_is_free(caplog):
-    source = Rows(gate=16)
-    feed = Feed(source, 8, SHARDING, order=IN_ORDER, reading=Reading(threads=0))
-    assert firsts(feed, 2) == [0, 8]
-    arrived(source.inside)
-    with caplog.at_level(logging.WARNING, logger="feedline"):
-        feed.close(timeout_s=0)
-    assert "feedline-place is still busy with a read or a transfer 0 s after close" in caplog.text
-    source.go.set()
-    feed.close()
-    caplog.clear()
-    feed.close()
-    assert not caplog.records
+def test_an_error_in_the_transform_is_the_users_own():
+    def transform(batch, rows):
+        if failing and ORDER[3][5] in rows.index:
+            failing.clear()
+            raise ZeroDivisionError("in the crop")
+        return batch
+
+    failing = [True]
+    with feed_of(Rows(), transform=transform, reading=Reading(threads=1)) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        with pytest.raises(ZeroDivisionError, match="in the crop") as caught:
+            next(feed)
+        assert any(entry.name == "transform" for entry in caught.traceback)
+        assert "feedline: in the transform, at epoch 0, position 24" in caught.value.__notes__
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
+
+
+def test_a_state_saved_after_an_error_resumes_at_the_batch_that_failed():
+    source = Rows()
+    source.errors = [OSError("disk")]
+    with feed_of(source) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        with pytest.raises(RowError, match="disk"):
+            next(feed)
+        state = feed.get_state()
+    with feed_of(source, prefetch=0) as resumed:
+        resumed.set_state(state)
+        assert delivered + [rows_in(batch) for batch in resumed] == ORDER
+
+
+def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
+    source, waits = Rows(), threading.Event()
+    source.gate.clear()
+    with feed_of(source) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        monkeypatch.setattr(Watch, "waits", lambda watch, waits_=Watch.waits: waits.set() or waits_(watch))
+
+        def interrupt():
+            arrived(waits)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        interrupting = spawn(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(feed)
+        interrupting.result(PATIENCE_S)
+        assert feed.get_state()["step"] == 3
+        source.gate.set()
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
+
+
+class Interrupted(BaseException):
+    """Stands for a KeyboardInterrupt at a chosen line."""
+
+
+def interrupted_at(line, function):
+    """Call `function`, raising `Interrupted` at the given line that it runs in feedline, if it runs so many.
+
+    Returns the name of the function that was interrupted, and what was returned; the other is None.
+    """
+    seen, where = 0, None
+
+    def trace(frame, event, _):
+        nonlocal seen, where
+        if "/feedline/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == line:
+                where = frame.f_code.co_name
+                sys.settrace(None)
+                raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return None, function()
+    except Interrupted:
+        return where, None
+    finally:
+        sys.settrace(None)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_read_that_fails_once_loses_nothing(prefetch):
-    source = Rows(gate=19, fault=OSError("the network blinked"))
-    source.go.set()
-    with Feed(source, 8, SHARDING, order=IN_ORDER, epochs=1, prefetch=prefetch) as feed:
-        assert firsts(feed, 2) == [0, 8]
-        with pytest.raises(RowError, match="the network blinked"):
+def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
+    """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
+    interrupted = []
+    for line in range(1, 1000):
+        with feed_of(Rows(), prefetch=prefetch) as feed:
+            delivered = [rows_in(next(feed)), rows_in(next(feed))]
+            where, batch = interrupted_at(line, lambda: next(feed))
+            step = feed.get_state()["step"]
+            assert feed.statistics().batches == step
+            if step == 3 and where:  # an interrupt right after the delivery is one after `next`
+                assert where in ("__next__", "_my_turn")
+                delivered.append(ORDER[2])
+            elif batch:
+                delivered.append(rows_in(batch))
+            assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        if where is None:
+            break
+        interrupted.append(where)
+    assert interrupted.count("__next__") > 5
+    assert {"_my_turn", "take"} <= set(interrupted)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_interrupt_at_any_line_of_the_end_skips_nothing(prefetch):
+    for line in range(1, 1000):
+        with feed_of(Rows(), prefetch=prefetch) as feed:
+            assert [rows_in(next(feed)) for _ in range(8)] == ORDER
+            where, _ = interrupted_at(line, lambda: next(feed, "end"))
+            assert next(feed, "end") == "end"
+            assert (feed.get_state()["epoch"], feed.get_state()["step"]) == (0, 8)
+            interrupted_at(line, lambda: iter(feed))
+            iter(feed)
+            assert (feed.epoch, feed.position) == (1, 0)
+        if where is None:
+            break
+    assert line > 20
+
+
+@pytest.mark.parametrize("move", ["seek", "set_state"])
+def test_an_interrupt_at_any_line_of_a_move_leaves_it_done_or_undone(move):
+    for line in range(1, 1000):
+        with feed_of(Rows()) as feed:
+            start = feed.get_state()
+            [next(feed) for _ in range(8)]
+            assert next(feed, "end") == "end"
+            argument = 0 if move == "seek" else start
+            where, _ = interrupted_at(line, functools.partial(getattr(feed, move), argument))
+            if feed.position:
+                assert next(feed, "end") == "end"
+            else:
+                assert [rows_in(batch) for batch in feed] == ORDER
+        if where is None:
+            break
+    assert line > 10
+
+
+def test_a_stall_is_raised_and_what_was_stuck_comes_later(caplog):
+    source = Rows()
+    source.gate.clear()
+    with feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.2)) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        with pytest.raises(StallError, match=r"no stage has advanced for .* the last was \"read\", 0 placed"):
             next(feed)
-        assert feed.get_state()["step"] == 2
-        assert [int(batch[0]) for batch in feed] == [16, 24, 32, 40, 48, 56]
+        (record,) = caplog.records
+        assert "in read\n" in record.getMessage()  # the stack of the reading thread
+        source.gate.set()
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
 
 
-def test_an_interrupt_after_a_batch_was_taken_out_loses_nothing(monkeypatch):
-    taken = []
-
-    def take_and_be_interrupted(run):
-        taken.append(take(run))
-        if len(taken) == 3:
-            raise KeyboardInterrupt
-        return taken[-1]
-
-    take = Prefetcher.take
-    monkeypatch.setattr(Prefetcher, "take", take_and_be_interrupted)
-    with Feed(np.arange(64), 8, SHARDING, order=IN_ORDER, epochs=1) as feed:
-        assert firsts(feed, 2) == [0, 8]
-        with pytest.raises(KeyboardInterrupt):
-            next(feed)
-        assert feed.get_state()["step"] == feed.statistics().batches == 2
-        assert [int(batch[0]) for batch in feed] == [16, 24, 32, 40, 48, 56]
+def test_two_threads_in_one_feed_are_refused_and_the_feed_stays_usable():
+    source = Rows()
+    source.gate.clear()
+    with feed_of(source) as feed:
+        delivered = [rows_in(next(feed)) for _ in range(3)]
+        waiting = spawn(lambda: rows_in(next(feed)))
+        arrived(source.inside)
+        state = feed.get_state()  # looking is fine
+        assert (feed.epoch, feed.position, feed.statistics().batches) == (0, 24, 3)
+        for call in (lambda: next(feed), lambda: feed.seek(0), lambda: feed.set_state(state)):
+            with pytest.raises(ValueError, match=ELSEWHERE):
+                call()
+        source.gate.set()
+        delivered.append(waiting.result(PATIENCE_S))
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
 
 
-def test_a_stall_is_said_with_stacks_then_raised_and_the_feed_goes_on_after_it(caplog):
-    source = Rows(gate=8)
-    reading = Reading(stall_warning_s=0.05, stall_error_s=0.1)
-    with Feed(source, 8, SHARDING, order=IN_ORDER, epochs=1, reading=reading) as feed:
-        assert firsts(feed, 1) == [0]
-        with (
-            caplog.at_level(logging.WARNING, logger="feedline"),
-            pytest.raises(StallError, match=r"Reading.stall_error_s = 0\.1 s: .* the last was \"read\""),
-        ):
-            next(feed)
-        assert "in read" in caplog.text  # the stack of the thread that is stuck
-        source.go.set()
-        assert [int(batch[0]) for batch in feed] == [8, 16, 24, 32, 40, 48, 56]
+def test_threads_that_take_turns_share_a_feed():
+    lock, delivered, start = threading.Lock(), [], threading.Barrier(4)
+
+    def take():
+        start.wait(PATIENCE_S)
+        for _ in range(16):
+            with lock:
+                delivered.append(rows_in(next(feed)))
+
+    with feed_of(Rows(), epochs=8) as feed:
+        for thread in [spawn(take) for _ in range(4)]:
+            thread.result(PATIENCE_S)
+    assert delivered[:8] == ORDER
+    for epoch in range(8):
+        assert sorted(itertools.chain(*delivered[8 * epoch : 8 * epoch + 8])) == [*range(N)]
 
 
-def test_a_feed_that_is_dropped_ends_its_threads():
+def test_a_closed_feed_refuses_everything_but_a_look():
+    feed = feed_of(Rows())
+    first = rows_in(next(feed))
+    feed.close()
+    feed.close()
+    state = feed.get_state()
+    for call in (lambda: next(feed), lambda: iter(feed), lambda: feed.seek(0), lambda: feed.set_state(state)):
+        with pytest.raises(ValueError, match=CLOSED):
+            call()
+    assert (len(feed), feed.epoch, feed.position, feed.statistics().batches) == (8, 0, 8, 1)
+    with feed_of(Rows()) as another:
+        another.set_state(state)
+        assert [first] + [rows_in(batch) for batch in another] == ORDER
+
+
+def test_close_before_the_first_batch_starts_nothing():
     before = threading.enumerate()
-    feed = Feed(np.arange(64), 8, SHARDING)
+    feed = feed_of(Rows())
+    assert threading.enumerate() == before  # nor does building it
+    feed.close()
+    assert threading.enumerate() == before
+
+
+def test_close_while_another_thread_waits_in_next():
+    source = Rows()
+    source.gate.clear()
+    feed = feed_of(source)
+    delivered = [rows_in(next(feed)) for _ in range(3)]
+    waiting = spawn(lambda: next(feed))
+    arrived(source.inside)
+    closing = spawn(feed.close)
+    with pytest.raises(ValueError, match=CLOSED):
+        waiting.result(PATIENCE_S)  # at once: the read is still stuck
+    source.gate.set()
+    closing.result(PATIENCE_S)
+    assert feed.get_state()["step"] == len(delivered) == 3
+
+
+def test_close_while_another_thread_is_about_to_start_the_run(monkeypatch):
+    """Between its look at whether the feed is open and the first read."""
+    about, go_on = threading.Event(), threading.Event()
+
+    def start(run, start=Prefetcher.start):
+        about.set()
+        arrived(go_on)
+        start(run)
+
+    monkeypatch.setattr(Prefetcher, "start", start)
+    feed = feed_of(Rows())
+    waiting = spawn(lambda: next(feed))
+    arrived(about)
+    feed.close()
+    go_on.set()
+    with pytest.raises(ValueError, match=CLOSED):
+        waiting.result(PATIENCE_S)
+
+
+def test_many_threads_may_close_at_once():
+    feed = feed_of(Rows(), epochs=None)
     next(feed)
-    assert len(threading.enumerate()) > len(before)
+    start = threading.Barrier(8)
+    for closing in [spawn(lambda: (start.wait(PATIENCE_S), feed.close())) for _ in range(8)]:
+        closing.result(PATIENCE_S)
+
+
+def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp_path, monkeypatch, caplog):
+    np.save(tmp_path / "x.npy", np.arange(N))
+    inside, gate, closed = threading.Event(), threading.Event(), []
+
+    def read(source, *arguments, read=ArraySource.read):
+        inside.set()
+        arrived(gate)
+        read(source, *arguments)
+
+    monkeypatch.setattr(ArraySource, "read", read)
+    monkeypatch.setattr(ArraySource, "close", lambda source: closed.append(gate.is_set()))
+    feed = Feed(tmp_path / "x.npy", B, SHARDING)
+    waiting = spawn(lambda: next(feed))
+    arrived(inside)
+    feed.close(timeout_s=0.01)
+    with pytest.raises(ValueError, match=CLOSED):
+        waiting.result(PATIENCE_S)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+    ]
+    feed.close(timeout_s=0.01)
+    assert closed == []  # never while it is read
+    gate.set()
+    feed.close()
+    feed.close()
+    assert closed == [True]
+    assert len(caplog.records) == 2
+
+
+def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
+    source = Rows()
+    source.gate.clear()
+    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.05))
+    with pytest.raises(StallError):
+        [next(feed) for _ in range(4)]
+    caplog.clear()
+    feed.close(timeout_s=0.01)
+    assert [record.getMessage() for record in caplog.records] == [
+        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+    ]
+    source.gate.set()
+
+
+@pytest.mark.parametrize("way", ["end", "error", "seek", "close"])
+def test_every_end_of_a_run_ends_its_threads(way):
+    before = threading.enumerate()
+    source = Rows()
+    feed = feed_of(source, reading=Reading(threads=3))
+    if way == "error":
+        source.errors = [FeedError("disk")]
+    if way == "end":
+        assert len(list(feed)) == 8
+    elif way == "error":
+        with pytest.raises(FeedError, match="disk"):
+            list(feed)
+    else:
+        next(feed)
+        assert len(placement_threads()) == 1
+        feed.seek(0) if way == "seek" else feed.close()
+    assert left_behind(before) == []
+    feed.close()
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_a_feed_that_is_dropped_ends_its_threads(cycle):
+    before = threading.enumerate()
+    feed = feed_of(Rows(), epochs=None)
+    batch = next(feed)
+    if cycle:
+        feed.myself = feed
+    dropped = weakref.ref(feed)
     del feed
     gc.collect()
-    assert not left_behind(before)
+    assert dropped() is None
+    assert left_behind(before) == []
+    assert rows_in(batch) == ORDER[0]
 
 
-def test_an_exhausted_feed_has_no_thread():
+def test_a_dropped_feed_ends_even_while_it_reads():
+    source = Rows(row=ORDER[0][0])
+    source.gate.clear()
     before = threading.enumerate()
-    feed = Feed(np.arange(64), 8, SHARDING, epochs=1)
-    assert sum(1 for _ in feed) == 8
-    assert not left_behind(before)
-    feed.close()
+    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.05))
+    with pytest.raises(StallError):
+        next(feed)
+    del feed
+    gc.collect()
+    source.gate.set()
+    assert left_behind(before) == []
+
+
+def test_without_prefetch_there_is_no_thread_but_the_callers():
+    before = threading.enumerate()
+    source = Rows()
+    with feed_of(source, prefetch=0, reading=Reading(threads=4)) as feed:
+        for batch in feed:
+            assert threading.enumerate() == before
+            assert batch["row"].shape == (B,)
+        assert feed.statistics().threads == 0
+    assert source.threads == {threading.current_thread().name}
+
+
+def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
+    """Counted, not timed: the calls of Python and C functions in one `next`."""
+
+    def calls(leaves, batch_size):
+        source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}
+        with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9) as feed:
+            next(feed)
+            for thread in placement_threads():
+                thread.join(PATIENCE_S)  # until all is placed
+            assert feed.statistics().ready == 3
+            count = 0
+
+            def profile(frame, event, _):
+                nonlocal count
+                count += event in ("call", "c_call")
+
+            sys.setprofile(profile)
+            try:
+                next(feed)
+            finally:
+                sys.setprofile(None)
+            return count
+
+    assert calls(1, 8) == calls(1, 4096) == calls(20, 8) < 100

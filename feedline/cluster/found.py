@@ -115,7 +115,7 @@ def own_devices(environ: Mapping[str, str], local: int, locals_: int) -> tuple[i
       >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local=1, locals_=2)
       (2, 3)
     """
-    if locals_ == 1 or environ.get("JAX_LOCAL_DEVICE_IDS") or environ.get("SLURM_GPUS_PER_TASK"):
+    if locals_ == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
     visible = next((environ[name] for name in _VISIBLE if name in environ), None)
     if visible is None:

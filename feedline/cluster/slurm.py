@@ -39,13 +39,14 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
     local = integer(environ, "SLURM_LOCALID", "Slurm")
     node = integer(environ, "SLURM_NODEID", "Slurm")
     locals_ = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
+    bound = environ.get("SLURM_GPUS_PER_TASK")  # Then srun shows each task only its own.
     return Found(
         "Slurm",
         f"SLURM_PROCID={process}",
         set_coordinator(environ) or _coordinator(environ),
         processes,
         process,
-        own_devices(environ, local, locals_),
+        None if bound else own_devices(environ, local, locals_),
     )
 
 

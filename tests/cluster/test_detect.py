@@ -222,7 +222,6 @@ def test_every_process_names_the_same_port_and_another_job_another(environ, chan
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, (4, 5, 6, 7)),
         ({"CUDA_VISIBLE_DEVICES": "GPU-5ebe,GPU-a01c"}, (1,)),
         ({"CUDA_VISIBLE_DEVICES": "3"}, None),  # Bound by the launcher.
-        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}, None),
         ({"CUDA_VISIBLE_DEVICES": ""}, None),
         ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, (2, 3)),
         ({"JAX_LOCAL_DEVICE_IDS": "5"}, None),  # jax reads it.
@@ -230,6 +229,13 @@ def test_every_process_names_the_same_port_and_another_job_another(environ, chan
 )
 def test_the_second_of_two_processes_on_a_host_gets_its_own_gpus(environ, gpus, own):
     assert find(environ | gpus).local_devices == own
+
+
+def test_gpus_that_srun_has_bound_to_a_task_are_all_its_own():
+    bound = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}
+    assert find(TASK | bound).local_devices is None
+    # srun started only mpirun's daemons: the processes of one share what it sees.
+    assert find(MPI_4 | TASK | bound).local_devices == (2, 3)
 
 
 @pytest.mark.parametrize("gpus", [{}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}])

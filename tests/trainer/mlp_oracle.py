@@ -34,17 +34,27 @@ def weights_of(parameters: Any) -> Weights:
     ]  # type: ignore[misc]
 
 
-def scores(weights: Weights, image: NDArray[Any]) -> tuple[Floats, list[Floats]]:
-    """Scores [B, classes], and the input of each layer."""
+def gelu(x: Floats) -> tuple[Floats, Floats]:
+    """GELU in its form with tanh (Hendrycks and Gimpel 2016), and its derivative."""
+    t = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    return x * (1 + t) / 2, (1 + t) / 2 + x * (1 - t**2) * slope / 2
+
+
+def forward(weights: Weights, image: NDArray[Any]) -> tuple[list[Floats], list[Floats]]:
+    """For each layer its input, and its sums before the activation; the last sums are the scores."""
     signal = image.reshape(len(image), -1).astype(np.float64)
-    if image.dtype == np.uint8:
-        signal /= 255
-    inputs = []
+    inputs = [signal / 255 if image.dtype == np.uint8 else signal]
+    sums = []
     for kernel, bias in weights:
-        inputs.append(signal)
-        signal = np.maximum(signal @ kernel + bias, 0)
-    kernel, bias = weights[-1]
-    return inputs[-1] @ kernel + bias, inputs
+        sums.append(inputs[-1] @ kernel + bias)
+        inputs.append(gelu(sums[-1])[0])
+    return inputs[:-1], sums
+
+
+def scores(weights: Weights, image: NDArray[Any]) -> Floats:
+    """Scores [B, classes]."""
+    return forward(weights, image)[1][-1]
 
 
 def losses(scores: Floats, label: NDArray[Any]) -> Floats:
@@ -57,16 +67,18 @@ def loss_and_gradient(weights: Weights, rows: Rows) -> tuple[float, Weights]:
     """Mean loss of the rows whose `valid` is True (all, if there is none), and its gradient."""
     valid = rows.get("valid", np.ones(len(rows["label"]), bool))
     image, label = rows["image"][valid], rows["label"][valid]
-    z, inputs = scores(weights, image)
+    inputs, sums = forward(weights, image)
+    z = sums[-1]
     odds = np.exp(z - z.max(axis=1, keepdims=True))
     signal = odds / odds.sum(axis=1, keepdims=True)
     signal[np.arange(len(label)), label] -= 1
     signal /= len(label)
     gradient: Weights = []
-    for (kernel, _), before in reversed(list(zip(weights, inputs, strict=True))):
-        gradient.append((before.T @ signal, signal.sum(axis=0)))
-        signal = (signal @ kernel.T) * (before > 0)
-    return float(losses(z, label).mean()), gradient[::-1]
+    for layer in reversed(range(len(weights))):
+        gradient.insert(0, (inputs[layer].T @ signal, signal.sum(axis=0)))
+        if layer:
+            signal = (signal @ weights[layer][0].T) * gelu(sums[layer - 1])[1]
+    return float(losses(z, label).mean()), gradient
 
 
 def adam(weights: Weights, batches: list[Rows], rate: float) -> tuple[Weights, list[float]]:

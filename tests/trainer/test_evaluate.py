@@ -37,7 +37,7 @@ def padded(rows, batch_size, sharding):
 def test_each_row_counts_once(mode, batch_size):
     program = program_of(mode)
     parameters = program.init().parameters
-    z, _ = scores(weights_of(parameters), ROWS["image"])
+    z = scores(weights_of(parameters), ROWS["image"])
     found = evaluate(program.sums, parameters, padded(ROWS, batch_size, program.sharding))
     correct = int((z.argmax(axis=1) == ROWS["label"]).sum())
     assert (found.rows, found.correct, found.accuracy) == (100, correct, correct / 100)
