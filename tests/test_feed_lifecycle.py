@@ -128,23 +128,33 @@ def test_a_state_saved_after_an_error_resumes_at_the_batch_that_failed():
 
 
 def test_a_signal_while_next_waits_loses_nothing(monkeypatch):
-    source, waits = Rows(), threading.Event()
+    source, waits, came = Rows(), threading.Event(), threading.Event()
     source.gate.clear()
-    with feed_of(source) as feed:
-        delivered = [rows_in(next(feed)) for _ in range(3)]
-        monkeypatch.setattr(Watch, "waits", lambda watch, waits_=Watch.waits: waits.set() or waits_(watch))
 
-        def interrupt():
-            arrived(waits)
+    def handler(number, frame):
+        if not came.is_set():
+            came.set()
+            raise KeyboardInterrupt
+
+    def interrupt():
+        arrived(waits)
+        while not came.wait(0.1):  # a signal is not heard at once if it comes right before Python begins to wait
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-        interrupting = spawn(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            next(feed)
-        interrupting.result(PATIENCE_S)
-        assert feed.get_state()["step"] == 3
-        source.gate.set()
-        assert delivered + [rows_in(batch) for batch in feed] == ORDER
+    usual = signal.signal(signal.SIGINT, handler)
+    try:
+        with feed_of(source) as feed:
+            delivered = [rows_in(next(feed)) for _ in range(3)]
+            monkeypatch.setattr(Watch, "waits", lambda watch, begin=Watch.waits: waits.set() or begin(watch))
+            interrupting = spawn(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(feed)
+            interrupting.result(PATIENCE_S)
+            assert feed.get_state()["step"] == 3
+            source.gate.set()
+            assert delivered + [rows_in(batch) for batch in feed] == ORDER
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 class Interrupted(BaseException):

@@ -43,11 +43,11 @@ class RowSource(Protocol):
         """Let go of files. Called once by the owner of the feed, never while `read` runs."""
 
 
-def open_source(path: str | os.PathLike[str]) -> RowSource:
+def open_source(path_or_glob: str | os.PathLike[str]) -> RowSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     Args:
-      path: of a `.npy` file (the batch is one array) or a `.npz` file (the batch is a dict), or a glob
+      path_or_glob: of a `.npy` file (the batch is one array) or a `.npz` file (the batch is a dict), or a glob
         of such files, whose rows follow each other.
 
     Raises:
@@ -62,7 +62,7 @@ def open_source(path: str | os.PathLike[str]) -> RowSource:
       >>> len(open_source(folder / "rows-*.npy"))
       10
     """
-    name = os.fspath(path)
+    name = os.fspath(path_or_glob)
     if not glob.has_magic(name) or Path(name).exists():
         return ArraySource([name])
     matches = sorted(glob.glob(name, recursive=True))
