@@ -9,7 +9,9 @@ import time
 import weakref
 from typing import Any, Protocol
 
-_PATIENCE_S = 1.0
+_PATIENCE_S = 0.5
+_PATIENCE_WITH_WORKERS_S = 10.0
+"""Longer: their end is waited for by our thread, and Grain's own hooks must not meet it at that."""
 
 
 class _Closable(Protocol):
@@ -17,13 +19,14 @@ class _Closable(Protocol):
     def join(self, timeout_s: float) -> str | None: ...
 
 
-_runs: weakref.WeakSet[_Closable] = weakref.WeakSet()
+_runs: weakref.WeakKeyDictionary[_Closable, float] = weakref.WeakKeyDictionary()
+"""Open runs, and how long the exit may wait for each, in seconds."""
 
 
-def close_at_exit(run: _Closable) -> None:
+def close_at_exit(run: _Closable, *, workers: bool = False) -> None:
     """Have `run` closed when the interpreter exits, if it is still there then."""
     _register()
-    _runs.add(run)
+    _runs[run] = _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
 
 
 @functools.cache
@@ -34,12 +37,12 @@ def _register() -> None:
 
 
 def _close_all() -> None:
-    runs = list(_runs)
+    runs = dict(_runs)
     for run in runs:
         run.close()
-    deadline = time.monotonic() + _PATIENCE_S
-    for run in runs:
-        run.join(max(0.0, deadline - time.monotonic()))
+    began = time.monotonic()
+    for run, patience_s in runs.items():
+        run.join(max(0.0, began + patience_s - time.monotonic()))
     _forget_stuck_threads()
 
 

@@ -273,7 +273,7 @@ class Feed:
 
     def _start(self) -> Run:
         run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
-        close_at_exit(run)
+        close_at_exit(run, workers=self._pipeline.reading.workers > 0)
         self._runs.append(run)
         self._run = run
         self._check_open()  # another thread may have closed the feed in the meantime
