@@ -68,12 +68,11 @@ class Pipeline:
     owned: RowSource | None
 
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
-        """Begin to read the batches after the cursor `after`. The caller closes the run."""
+        """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
         source = self.way.open(after, lanes, self.reading, functools.partial(watch.advanced, "read"))
         place = functools.partial(_place, self.placement)
         run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
-        run.start()
         return run
 
     def close(self) -> None:

@@ -53,6 +53,11 @@ class Handover(Generic[T]):
         """Items that are ready to be taken, but the last: a hint, since both sides move on."""
         return 0 if self._closed else max(0, self._items.qsize() - self._finished)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def reserve(self) -> bool:
         """Wait for a slot, for the item that is made next. Called by the producer. False: closed."""
         if not self._closed:

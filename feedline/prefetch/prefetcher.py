@@ -116,7 +116,7 @@ class Prefetcher(Generic[H, T]):
 
     def _produce(self) -> None:
         """Read and place until the source is exhausted (its StopIteration passes) or the owner stops."""
-        while True:
+        while not self._handover.closed:
             self._watch.advanced("read")
             host = next(self._source)
             self._watch.advanced("wait")  # for a free slot: the consumer is the slow one
