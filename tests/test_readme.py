@@ -51,9 +51,10 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     printed = capsys.readouterr().out.splitlines()
-    assert [line.split(" over ")[1] for line in printed[:2]] == ["200 rows"] * 2
+    assert [line.split(",")[0] for line in printed[:10]] == [f"step {step}" for step in range(0, 100, 10)]
+    assert [line.split(" over ")[1] for line in printed[10:12]] == ["200 rows"] * 2
     # 100 steps of 64 rows, 3 an epoch, are 33 epochs and a batch: the next row is number 64 of epoch 33
-    assert printed[2].startswith("33 96 [")
+    assert printed[12].startswith("33 96 [")
     assert names["saved"]["position"] == 64
     for feed in ("feed", "test"):
         names[feed].close()
