@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from feedline.exit import close_at_exit
-from feedline.loader.spec import RowSpec, aligned_empty, cast_into
+from feedline.loader.spec import Array, RowSpec, cast_into
+from feedline.loader.staging import Staging
 from feedline.options import Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.prefetch.handover import Closed
@@ -71,7 +72,7 @@ class MeshIterator:
     """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
-        source = self._source = _Source(iterable, copy)
+        source = self._source = _Source(iterable, copy, idle=prefetch + 3)  # placing, waiting, two in use
         place = _Place(sharding)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
         self._run = (
@@ -139,9 +140,12 @@ class MeshIterator:
 class _Source:
     """The user's iterator, its batches copied and checked, as the placement thread wants it."""
 
-    def __init__(self, iterable: Iterable[Any], copy: bool) -> None:
+    def __init__(self, iterable: Iterable[Any], copy: bool, idle: int) -> None:
         self.iterator: Any = iter(iterable)
         self._copy = copy
+        self._idle = idle
+        self._form: RowSpec | None = None
+        self._staging = Staging([], idle)
         self._closed = False
 
     def __next__(self) -> _Given:
@@ -152,24 +156,31 @@ class _Source:
                 raise ValueError(
                     f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
                 )
-        leaves = [
-            self._own(np.asarray(x), leaf) for x, leaf in zip(jax.tree.leaves(batch), spec.leaves, strict=True)
-        ]
+        leaves = self._own([np.asarray(x) for x in jax.tree.leaves(batch)], spec)
         state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
         return _Given(spec, leaves, state)
 
     def close(self) -> None:
+        self._staging.close()
         close = getattr(self.iterator, "close", None)
         if close is not None and not self._closed:
             self._closed = True
             close()
 
-    def _own(self, values: Any, leaf: Any) -> Any:
-        if not self._copy and leaf.dtype == leaf.placed:
-            return values
-        mine = aligned_empty(values.shape, leaf.placed)
-        cast_into(mine, values, dataclasses.replace(leaf, shape=leaf.shape[1:]), np.arange(len(values)))
-        return mine
+    def _own(self, given: list[Array], spec: RowSpec) -> list[Array]:
+        """The leaves in placed dtypes: copies, but where the user said that they never change."""
+        if spec != self._form:  # slabs of another form are of no use
+            self._form = spec
+            self._staging.close()
+            self._staging = Staging([(leaf.shape, leaf.placed) for leaf in spec.leaves], self._idle)
+        leased = self._staging.lease()
+        for i, (mine, values, leaf) in enumerate(zip(leased, given, spec.leaves, strict=True)):
+            if not self._copy and leaf.dtype == leaf.placed:
+                leased[i] = values
+            else:
+                row = dataclasses.replace(leaf, shape=leaf.shape[1:])
+                cast_into(mine, values, row, np.arange(len(values)))
+        return leased
 
 
 class _Place:

@@ -237,7 +237,8 @@ class Feed:
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
-        return dataclasses.replace(self._counted, ready=sum(run.waiting for run in self._runs))
+        ready = sum(run.waiting for run in self._runs)
+        return dataclasses.replace(self._counted, ready=ready, slabs=self._pipeline.slabs)
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grain
@@ -15,6 +16,7 @@ import numpy as np
 from feedline import state as states
 from feedline.cluster.cores import own_cores
 from feedline.loader.batches import Recipe
+from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.loaded import HostBatch
 from feedline.loader.reading import check_workers
@@ -75,8 +77,14 @@ class Pipeline:
         run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
         return run
 
+    @property
+    def slabs(self) -> int:
+        """Host buffers mapped so far."""
+        return self.way.buffers.staging.mapped
+
     def close(self) -> None:
-        """Close the source, if it is ours."""
+        """Close the source, if it is ours, and let go of idle memory."""
+        self.way.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()
 
@@ -121,7 +129,13 @@ def build(request: Request) -> Pipeline:
     order = _order_of(request, source)
     schedule = Schedule(rows, request.batch_size, request.remainder, request.epochs)
     spec = RowSpec.of(source.spec)
-    form, placement = _form(request, spec, order.seed, lambda out: source.read(np.zeros(1, np.int64), out))
+    form, placement = _form(
+        request,
+        spec,
+        order.seed,
+        lambda out: source.read(np.zeros(1, np.int64), out),
+        reads_leaves=hasattr(source, "read_leaf"),
+    )
     recipe = Recipe(source, order, schedule, form)
     reading = _resolved(request)
     if reading.workers:
@@ -134,7 +148,8 @@ def build(request: Request) -> Pipeline:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    return Pipeline(RandomAccess(recipe), placement, fingerprint, reading, request.prefetch, owned)
+    way = RandomAccess(recipe, _buffers(request, form))
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, owned)
 
 
 def _digest(source: RowSource) -> str:
@@ -154,7 +169,7 @@ def _build_stream(request: Request, stream: Stream) -> Pipeline:
         )
     if request.reading.workers:
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
-    form, placement = _form(request, stream.spec, 0, stream.read_first)
+    form, placement = _form(request, stream.spec, 0, stream.read_first, reads_leaves=False)
     reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
     fingerprint = {
         "rows": None,
@@ -163,15 +178,28 @@ def _build_stream(request: Request, stream: Stream) -> Pipeline:
         "order": None,
         "format": "stream",
     }
-    way = Sequential(stream, form, request.batch_size, request.remainder, request.epochs)
+    way = Sequential(stream, form, _buffers(request, form), request.batch_size, request.remainder, request.epochs)
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, None)
 
 
-def _form(request: Request, spec: RowSpec, seed: int, read_first: Any) -> tuple[LocalForm, Placement]:
-    """What this process supplies of each batch, and where batches go. `read_first(tree)` reads one row."""
+def _buffers(request: Request, form: LocalForm) -> BatchBuffers:
+    """With as many idle slabs as a steady run uses: read ahead, being placed, waiting, and two in use."""
+    return BatchBuffers(form, request.reading.buffer + 1 + request.prefetch + 2)
+
+
+def _form(
+    request: Request, spec: RowSpec, seed: int, read_first: Callable[[Any], None], *, reads_leaves: bool
+) -> tuple[LocalForm, Placement]:
+    """What this process supplies of each batch, and where batches go.
+
+    Args:
+      seed: of the keys that a transform gets.
+      read_first: writes one row into a tree of arrays.
+      reads_leaves: whether the source can read one leaf's rows and columns alone.
+    """
     out = spec
     if request.transform is not None:
-        row = spec.empty(1, placed=False)
+        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
         read_first(spec.tree(row))
         out = transformed_spec(request.transform, spec, row)
     rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed) for leaf in out.leaves])
@@ -182,7 +210,10 @@ def _form(request: Request, spec: RowSpec, seed: int, read_first: Any) -> tuple[
         batch = _with_mask(batch, request.batch_size)
         mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
         mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
-    form = LocalForm(spec, request.transform, seed, out, plans, union_of_rows(plans), mask, mask_at)
+    rows_read = union_of_rows(plans)
+    is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
+    by_leaf = is_cut and reads_leaves and request.transform is None
+    form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at)
     return form, Placement.of(batch)
 
 

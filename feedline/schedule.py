@@ -12,6 +12,8 @@ one pass without an end.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,11 +34,22 @@ class Cursor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the rows of a batch stand in the run. Each int64[k], but `valid` is bool[k]."""
+    """Where rows of a batch stand in the run. Each int64[k], but `valid` is bool[k]; some are read-only.
+
+    Epochs ascend.
+    """
 
     epoch: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
+
+    def by_epoch(self) -> Iterator[tuple[int, slice]]:
+        """The epochs that occur, and which of the rows stand in each."""
+        count = len(self.epoch)
+        several = count and self.epoch[0] != self.epoch[-1]
+        changes = np.flatnonzero(np.diff(self.epoch)) + 1 if several else ()
+        for start, stop in itertools.pairwise([0, *changes, count] if count else ()):
+            yield int(self.epoch[start]), slice(start, stop)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +136,10 @@ class Schedule:
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def places(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> Places:
-        """Where the rows `offsets` of the batch that starts at `start` stand in the run."""
+        """Where the rows `offsets`, ascending, of the batch that starts at `start` stand in the run."""
+        if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
+            epoch = np.broadcast_to(np.int64(start.epoch), offsets.shape)
+            return Places(epoch, offsets + start.position, np.broadcast_to(True, offsets.shape))
         # no sum of two positions: with n near 2^63 it would not fit
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)

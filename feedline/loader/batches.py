@@ -13,9 +13,10 @@ import numpy as np
 
 from feedline import order
 from feedline.errors import FeedError, RowError
+from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.sources import RowSource
-from feedline.loader.spec import Array, aligned_empty, cast_into
+from feedline.loader.spec import Array, cast_into
 from feedline.options import Order
 from feedline.schedule import ENDLESS, Cursor, Places, Schedule
 
@@ -26,6 +27,17 @@ class Element(NamedTuple):
     leaves: list[Array]
     read_s: float
     transform_s: float
+
+
+class Part(NamedTuple):
+    """One of several equal parts of a batch."""
+
+    which: int
+    parts: int
+
+    def of(self, rows: int) -> slice:
+        """Which of `rows` rows belong to it."""
+        return slice(rows * self.which // self.parts, rows * (self.which + 1) // self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,35 +56,33 @@ class Recipe:
     schedule: Schedule
     form: LocalForm
 
-    @property
-    def reads_by_leaf(self) -> bool:
-        """Whether leaves need different rows or cut columns, and the source can read just those."""
-        return self.form.is_cut and self.form.transform is None and hasattr(self.source, "read_leaf")
-
     def locate(self, places: Places) -> Indices:
         """int64[k]: the row index at each place."""
         rows = np.empty_like(places.position)
-        for epoch in np.unique(places.epoch):
-            here = places.epoch == epoch
-            rows[here] = order.rows_at(self.order, self.schedule.rows, int(epoch), places.position[here])
+        for epoch, here in places.by_epoch():
+            rows[here] = order.rows_at(self.order, self.schedule.rows, epoch, places.position[here])
         return rows
 
-    def fill(self, places: Places, out: list[Array]) -> tuple[float, float]:
-        """Write the rows at `places` into `out`, whole and in placed dtypes: seconds of reading, of the rest."""
+    def fill(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
+        """Write a part of the batch at `start` into its `buffers`: seconds of reading, and of the rest."""
+        if self.form.by_leaf:
+            return self._fill_by_leaf(start, part, buffers)
         started = time.perf_counter()
+        here = part.of(len(self.form.rows))
+        places = self.schedule.places(start, self.form.rows[here])
         index = self.locate(places)
-        buffers = self.form.read_into(out)
+        read = [leaf[here] for leaf in buffers.read]
         try:
-            self._read(places, index, self.form.spec.tree(buffers))
-            read = time.perf_counter()
-            self.form.finish(buffers, out, places, index)
+            self._read(places, index, self.form.spec.tree(read))
+            done = time.perf_counter()
+            self.form.finish(read, buffers.leaves, here, places, index)
         except RowError as error:
             for i in np.flatnonzero(index == error.row)[:1]:
                 error.add_note(
                     f"feedline: that row stands at epoch {places.epoch[i]}, position {places.position[i]}"
                 )
             raise
-        return read - started, time.perf_counter() - read
+        return done - started, time.perf_counter() - done
 
     def _read(self, places: Places, index: Indices, out: Any) -> None:
         asked = index
@@ -94,18 +104,17 @@ class Recipe:
                 stage="read",
             ) from error
 
-    def fill_by_leaf(self, start: Cursor) -> list[Array]:
-        """This process's part of the batch at `start`, each leaf reading only its own rows and columns."""
-        leaves = []
+    def _fill_by_leaf(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
+        """Each leaf reads only its own rows and columns."""
+        started = time.perf_counter()
         for i, (leaf, plan) in enumerate(zip(self.form.spec.leaves, self.form.plans, strict=True)):
-            index = self.locate(self.schedule.places(start, plan.rows))
-            values = aligned_empty(plan.local_shape, leaf.dtype)
-            self.source.read_leaf(i, index, plan.columns, values)  # type: ignore[attr-defined]
-            placed = values if leaf.dtype == leaf.placed else aligned_empty(plan.local_shape, leaf.placed)
-            if placed is not values:
-                cast_into(placed, values, leaf, index)
-            leaves.append(placed)
-        return leaves
+            here = part.of(len(plan.rows))
+            index = self.locate(self.schedule.places(start, plan.rows[here]))
+            read, placed = buffers.read[i], buffers.leaves[i]
+            self.source.read_leaf(i, index, plan.columns, read[here])  # type: ignore[attr-defined]
+            if placed is not read:
+                cast_into(placed[here], read[here], leaf, index)
+        return time.perf_counter() - started, 0.0
 
     def masked(self, leaves: list[Array], start: Cursor) -> list[Array]:
         """The leaves of the batch at `start`, with `valid` where the form has it."""
@@ -121,15 +130,23 @@ class LocalBatches(grain.MapDataset[Element]):
     the leaves; the others carry none. Elements of one batch must not be asked for twice.
     """
 
-    def __init__(self, recipe: Recipe, origin: Cursor, parts: int, advanced: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        buffers: BatchBuffers,
+        origin: Cursor,
+        parts: int,
+        advanced: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__()
-        self.parts = 1 if recipe.reads_by_leaf else min(parts, len(recipe.form.rows))
+        self.parts = min(parts, *(len(plan.rows) for plan in recipe.form.plans))
         self._recipe = recipe
+        self._buffers = buffers
         self._origin = origin
         self._advanced = advanced
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[list[Array], int]] = {}
+        self._open: dict[int, tuple[Buffers, int]] = {}
         """Batches of which parts are missing: their buffers, and how many parts are. Held by _lock."""
 
     def __len__(self) -> int:
@@ -138,34 +155,22 @@ class LocalBatches(grain.MapDataset[Element]):
     def __getitem__(self, element: Any) -> Element:  # type: ignore[override]  # Grain also slices; nobody does here
         k, part = divmod(int(element), self.parts)
         start = self._recipe.schedule.batch_at(self._origin, k)
-        if self._recipe.reads_by_leaf:
-            began = time.perf_counter()
-            leaves, times = self._recipe.fill_by_leaf(start), (time.perf_counter() - began, 0.0)
-        else:
-            leaves, times = self._fill_part(k, part, start)
-        if self._advanced is not None:
-            self._advanced()
-        return Element(self._recipe.masked(leaves, start) if leaves else [], *times)
-
-    def _fill_part(self, k: int, part: int, start: Cursor) -> tuple[list[Array], tuple[float, float]]:
-        """Write one part; the leaves if that makes the batch whole, else []."""
-        form = self._recipe.form
-        count = len(form.rows)
         with self._lock:
             if k not in self._open:
-                self._open[k] = (form.out.empty(count, placed=True), self.parts)
-            leaves = self._open[k][0]
-        here = slice(count * part // self.parts, count * (part + 1) // self.parts)
-        places = self._recipe.schedule.places(start, form.rows[here])
-        times = self._recipe.fill(places, [leaf[here] for leaf in leaves])
+                self._open[k] = self._buffers.lease(), self.parts
+            buffers = self._open[k][0]
+        read_s, transform_s = self._recipe.fill(start, Part(part, self.parts), buffers)
         with self._lock:
             missing = self._open.pop(k)[1] - 1
             if missing:
-                self._open[k] = (leaves, missing)
-        return ([] if missing else form.cut(leaves)), times
+                self._open[k] = buffers, missing
+        if self._advanced is not None:
+            self._advanced()
+        leaves = [] if missing else self._recipe.masked(buffers.leaves, start)
+        return Element(leaves, read_s, transform_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"recipe": self._recipe, "origin": self._origin, "parts": self.parts}
+        return {"recipe": self._recipe, "buffers": self._buffers, "origin": self._origin, "parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["recipe"], state["origin"], state["parts"], None)  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]

@@ -20,7 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What a transform is told about the rows of the batch it gets, one value a row.
+    """What a transform is told about the rows of the batch it gets, one value a row. Read-only.
 
     Attributes:
       epoch: int64[k], the epoch of each row.
@@ -54,7 +54,8 @@ class LocalForm:
       seed: of the keys that the transform gets.
       out: of a row after the transform; without one the same as `spec`.
       plans: of each leaf of `out`: the rows and columns that this process supplies.
-      rows: int64[k], ascending: the union of the plans' rows, which are read.
+      rows: int64[k], ascending: the union of the plans' rows.
+      by_leaf: each leaf is read for itself, only its own rows and columns; else `rows` are, with whole columns.
       mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
       mask_at: before which leaf of `out` it stands in the batch.
     """
@@ -65,42 +66,40 @@ class LocalForm:
     out: RowSpec
     plans: Sequence[LeafPlan]
     rows: Indices
+    by_leaf: bool
     mask: Indices | None
     mask_at: int
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether some leaf needs fewer rows than `rows`, or only some columns."""
-        return not all(plan.whole_columns and len(plan.rows) == len(self.rows) for plan in self.plans)
+    def read_shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each leaf of the process-local batch as it is read."""
+        if self.by_leaf:
+            return [plan.local_shape for plan in self.plans]
+        return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
-    def read_into(self, out: list[Array]) -> list[Array]:
-        """Buffers for the source to write, in its own dtypes: those of `out` where nothing is left to do."""
+    def finish(self, read: list[Array], leaves: list[Array], part: slice, places: Places, index: Indices) -> None:
+        """Transform what was read of the rows `part`, and write what this process supplies of it into `leaves`.
+
+        Args:
+          read: each leaf of these rows, in the source's dtypes.
+          leaves: what is placed, of all rows; where it is the memory that was read into, nothing is left to do.
+          part: which of `rows`.
+          places, index: of these rows.
+        """
         if self.transform is not None:
-            return self.spec.empty(len(out[0]), placed=False)
-        return [
-            target if leaf.dtype == leaf.placed else np.empty(target.shape, leaf.dtype)
-            for target, leaf in zip(out, self.spec.leaves, strict=True)
-        ]
-
-    def finish(self, buffers: list[Array], out: list[Array], places: Places, index: Indices) -> None:
-        """Transform what was read, and write it into `out` in the dtypes that it is placed in."""
-        if self.transform is not None:
-            buffers = self._transformed(self.transform, buffers, places, index)
-        for target, values, leaf in zip(out, buffers, self.out.leaves, strict=True):
-            if target is not values:
-                cast_into(target, values, leaf, index)
-
-    def cut(self, leaves: list[Array]) -> list[Array]:
-        """Each leaf's own rows and columns, out of the union of rows with whole columns."""
-        if not self.is_cut:
-            return leaves
-        parts = []
-        for values, plan in zip(leaves, self.plans, strict=True):
-            part = values if len(plan.rows) == len(self.rows) else values[np.searchsorted(self.rows, plan.rows)]
+            read = self._transformed(self.transform, read, places, index)
+        for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
+            if np.may_share_memory(values, target) and self.transform is None:
+                continue
+            first, last = self.rows[part][[0, -1]]
+            mine = slice(*np.searchsorted(plan.rows, [first, last + 1]))
+            if len(plan.rows) < len(self.rows):
+                here = np.searchsorted(self.rows[part], plan.rows[mine])
+                values, rows = values[here], index[here]
+            else:
+                rows = index
             for axis, column in enumerate(plan.columns, start=1):
-                part = part[(slice(None),) * axis + (column,)]
-            parts.append(np.ascontiguousarray(part))
-        return parts
+                values = values[(slice(None),) * axis + (column,)]
+            cast_into(target[mine], values, leaf, rows)
 
     def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_]) -> list[Array]:
         """The leaves of the batch, `valid` (of the rows `mask`) at its place among them."""
@@ -110,9 +109,8 @@ class LocalForm:
         self, transform: Transform, buffers: list[Array], places: Places, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
-        for epoch in np.unique(places.epoch):
-            here = places.epoch == epoch
-            keys[here] = order.keys_at(self.seed, int(epoch), places.position[here])
+        for epoch, here in places.by_epoch():
+            keys[here] = order.keys_at(self.seed, epoch, places.position[here])
         try:
             batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
         except StopIteration as error:

@@ -11,6 +11,7 @@ from absl import flags
 
 from feedline.errors import WorkerError
 from feedline.loader.batches import LocalBatches, Recipe
+from feedline.loader.buffers import BatchBuffers
 from feedline.loader.loaded import HostBatch
 from feedline.options import Reading
 from feedline.schedule import Cursor
@@ -25,16 +26,19 @@ class HostBatches:
 
     Args:
       recipe: what a batch holds.
+      buffers: where it is built.
       origin: where the first one starts.
       reading: threads (not None here), workers, buffer.
       advanced: called in this process whenever a part of a batch has been read.
     """
 
-    def __init__(self, recipe: Recipe, origin: Cursor, reading: Reading, advanced: Callable[[], None]) -> None:
+    def __init__(
+        self, recipe: Recipe, buffers: BatchBuffers, origin: Cursor, reading: Reading, advanced: Callable[[], None]
+    ) -> None:
         threads = 0 if reading.workers else reading.threads or 0
         # a batch in flight for each place in the buffer; more threads than that share a batch between them
         parts = max(1, -(-threads // reading.buffer))
-        self._elements = LocalBatches(recipe, origin, parts, None if reading.workers else advanced)
+        self._elements = LocalBatches(recipe, buffers, origin, parts, None if reading.workers else advanced)
         buffer = reading.buffer * self._elements.parts if threads else 0
         dataset = self._elements.to_iter_dataset(grain.ReadOptions(min(threads, buffer), buffer))
         if reading.workers:

@@ -52,10 +52,6 @@ class RowSpec:
             raise TypeError("a row must have at least one leaf, got an empty tree")
         return cls(treedef, tuple(_leaf(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths))
 
-    def empty(self, rows: int, *, placed: bool) -> list[Array]:
-        """Fresh host buffers of `rows` rows a leaf, in the source's dtypes or in the placed ones."""
-        return [aligned_empty((rows, *leaf.shape), leaf.placed if placed else leaf.dtype) for leaf in self.leaves]
-
     def tree(self, leaves: list[Any]) -> Any:
         """The tree with `leaves` in it."""
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
@@ -63,14 +59,6 @@ class RowSpec:
     def described(self) -> dict[str, list[Any]]:
         """As JSON values, for a fingerprint: {name: [dtype, shape]}."""
         return {leaf.name: [leaf.dtype.name, list(leaf.shape)] for leaf in self.leaves}
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that starts on a 64-byte border, which the CPU backend adopts uncopied."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + 63, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from feedline.errors import FeedError, RowError
+from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.loaded import HostBatch
 from feedline.loader.records import as_arrays, digest_of, write_record
@@ -77,6 +78,7 @@ class StreamBatches:
     Args:
       stream: where items come from.
       form: what this process supplies of a batch.
+      buffers: where it is built.
       batch_size: items of a global batch.
       remainder: of the last items of an epoch: "drop" leaves a partial batch out, "pad" repeats its
         items, "wrap" goes on with the next epoch's.
@@ -90,6 +92,7 @@ class StreamBatches:
         self,
         stream: Stream,
         form: LocalForm,
+        buffers: BatchBuffers,
         batch_size: int,
         remainder: Remainder,
         last_epoch: int | None,
@@ -99,6 +102,7 @@ class StreamBatches:
     ) -> None:
         self._stream = stream
         self._form = form
+        self._buffers = buffers
         self._batch_size = batch_size
         self._remainder = remainder
         self._last_epoch = last_epoch
@@ -172,17 +176,16 @@ class StreamBatches:
         """The process-local batch of `items`; rows beyond them repeat them and are not valid."""
         form = self._form
         mine = [items[row % len(items)] for row in form.rows.tolist()]
-        leaves = form.out.empty(len(mine), placed=True)
-        buffers = form.read_into(leaves)
+        buffers = self._buffers.lease()
         for i, item in enumerate(mine):
-            self._write(item, buffers, i)
+            self._write(item, buffers.read, i)
         read = time.perf_counter()
         epochs, positions = (
             np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
         )
-        valid = form.rows < len(items)
-        form.finish(buffers, leaves, Places(epochs, positions, valid), positions)
-        leaves = form.cut(leaves)
+        places = Places(epochs, positions, form.rows < len(items))
+        form.finish(buffers.read, buffers.leaves, slice(None), places, positions)
+        leaves = buffers.leaves
         if form.mask is not None:
             leaves = form.with_mask(leaves, form.mask < len(items))
         self._advanced()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.loader.batches import Recipe
+from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.reading import HostBatches
 from feedline.loader.streams import Stream, StreamBatches
@@ -25,13 +26,14 @@ class RandomAccess:
     """Rows that can be had in any order: every place in the run is arithmetic."""
 
     recipe: Recipe
+    buffers: BatchBuffers
     streams = False
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, advanced: Callable[[], None]
     ) -> HostBatches:
         """The process-local batches that come after the cursor `after`."""
-        return HostBatches(self.recipe, after, reading, advanced)
+        return HostBatches(self.recipe, self.buffers, after, reading, advanced)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -66,6 +68,7 @@ class Sequential:
 
     stream: Stream
     form: LocalForm
+    buffers: BatchBuffers
     batch_size: int
     remainder: Remainder
     epochs: int | None
@@ -76,7 +79,9 @@ class Sequential:
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         last = None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
-        return StreamBatches(self.stream, self.form, self.batch_size, self.remainder, last, after, lanes, advanced)
+        return StreamBatches(
+            self.stream, self.form, self.buffers, self.batch_size, self.remainder, last, after, lanes, advanced
+        )
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as is known before it is read."""

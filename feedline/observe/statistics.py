@@ -20,6 +20,8 @@ class Statistics:
       ready: placed batches that wait to be taken, now.
       threads: Grain threads that read; 0: the placement thread does.
       workers: Grain worker processes.
+      slabs: host buffers mapped so far, one a leaf and batch, which are used again; in a steady run it
+        stops growing.
     """
 
     batches: int = 0
@@ -32,3 +34,4 @@ class Statistics:
     ready: int = 0
     threads: int = 0
     workers: int = 0
+    slabs: int = 0
