@@ -1,0 +1,38 @@
+"""LitData from its chunks on the local disk, which lie in the page cache.
+
+Source: github.com/Lightning-AI/litdata, README: rows of fixed length are stored without a header
+for each and read as blocks by TokensLoader. item_shuffle_window=0 is its full shuffle inside a
+chunk; chunks themselves are shuffled, rows do not cross them.
+"""
+
+import jax
+import torch
+from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+from litdata.streaming.cache import Cache
+
+SETTINGS = {"workers": 0, "item_shuffle_window": 0}
+
+
+def prepare(task):
+    """A chunk is 64 MB, the default."""
+    cache = Cache(f"{task.folder}/chunks", chunk_bytes="64MB", item_loader=TokensLoader(block_size=task.row_bytes))
+    for k, row in enumerate(task.load()):
+        cache[k] = torch.from_numpy(row)
+    cache.done()
+    cache.merge()
+
+
+def batches(task, workers, item_shuffle_window):
+    """The loader again for each epoch."""
+    dataset = StreamingDataset(
+        f"{task.folder}/chunks",
+        item_loader=TokensLoader(block_size=task.row_bytes),
+        shuffle=True,
+        item_shuffle_window=item_shuffle_window,
+    )
+    loader = StreamingDataLoader(dataset, batch_size=task.batch_rows, num_workers=workers, drop_last=True)
+    sharding, epoch = task.sharding, 0
+    while task.epochs is None or epoch < task.epochs:
+        for batch in loader:
+            yield jax.device_put(batch.numpy(), sharding)
+        epoch += 1

@@ -1,0 +1,50 @@
+"""MosaicML Streaming from MDS shards on the local disk, which lie in the page cache.
+
+Sources: docs.mosaicml.com/projects/streaming, "Performance Tuning" and "Shuffling" (its default
+algorithm, py1e, shuffles inside a range of samples, not globally).
+"""
+
+import sys
+import types
+
+import jax
+import numpy as np
+from torch.utils.data import DataLoader
+
+# its image datasets import torchvision, whose published wheels do not load beside a torch without CUDA
+sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
+
+from streaming import MDSWriter, StreamingDataset  # noqa: E402
+from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+
+SETTINGS = {"workers": 0}
+
+
+def prepare(task):
+    """A shard is 64 MiB, the default; a sample is one row."""
+    with MDSWriter(out=f"{task.folder}/mds", columns={"row": "bytes"}) as writer:
+        for row in task.load():
+            writer.write({"row": row.tobytes()})
+
+
+def batches(task, workers):
+    """Rows come as bytes and are joined to a batch at once, which spares a tensor for each."""
+    clean_stale_shared_memory()
+    dataset = StreamingDataset(local=f"{task.folder}/mds", shuffle=True, batch_size=task.batch_rows)
+    loader = DataLoader(
+        dataset,
+        batch_size=task.batch_rows,
+        num_workers=workers,
+        drop_last=True,
+        collate_fn=_joined,
+        persistent_workers=workers > 0,
+    )
+    sharding, epoch = task.sharding, 0
+    while task.epochs is None or epoch < task.epochs:
+        for batch in loader:
+            yield jax.device_put(batch.reshape(-1, task.row_bytes), sharding)
+        epoch += 1
+
+
+def _joined(samples):
+    return np.frombuffer(b"".join(sample["row"] for sample in samples), np.uint8)
