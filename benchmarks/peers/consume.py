@@ -74,7 +74,9 @@ def measure(reader, task, settings, warm_up_s, seconds):
     batches = reader.batches(task, **settings)
     first = next(batches)
     if (first.shape, first.dtype) != ((task.batch_rows, task.row_bytes), np.uint8):
-        raise ValueError(f"a batch must be uint8[{task.batch_rows}, {task.row_bytes}], got {first.dtype}{first.shape}")
+        raise ValueError(
+            f"a batch must be uint8[{task.batch_rows}, {task.row_bytes}], got {first.dtype}{first.shape}"
+        )
     if isinstance(first, jax.Array) and not first.sharding.is_equivalent_to(task.sharding, 2):
         raise ValueError(f"a batch must lie on all devices as {task.sharding}, got {first.sharding}")
     draw(batches, warm_up_s, at_least=1)
@@ -148,8 +150,10 @@ def versions():
 
 def answer(reader, request):
     """Do what one request asks."""
-    task = Task(**request["task"])
     settings = reader.SETTINGS | request.get("settings", {})
+    if request["do"] == "describe":
+        return {"settings": settings, "versions": versions()}
+    task = Task(**request["task"])
     match request["do"]:
         case "prepare":
             return prepare(reader, task)
@@ -157,9 +161,7 @@ def answer(reader, request):
             return check(reader, task, settings, request["limit"])
         case "measure":
             return measure(reader, task, settings, request["warm_up_s"], request["seconds"])
-        case "describe":
-            return {"settings": settings, "versions": versions()}
-    raise ValueError(f'a request is one of prepare, check, measure, describe, got {request["do"]!r}')
+    raise ValueError(f"a request is one of describe, prepare, check, measure, got {request['do']!r}")
 
 
 def main(path):

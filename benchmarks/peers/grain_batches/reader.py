@@ -27,9 +27,7 @@ def batches(task, threads, take):
     elements = sys.maxsize if task.epochs is None else count * task.epochs
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     dataset = grain.MapDataset.range(elements).map(read).to_iter_dataset(options)
-    iterator = iter(
-        grain.experimental.device_put(dataset, task.sharding, cpu_buffer_size=1, device_buffer_size=2)
-    )
+    iterator = iter(grain.experimental.device_put(dataset, task.sharding, cpu_buffer_size=1, device_buffer_size=2))
     try:
         yield from iterator
     finally:

@@ -13,9 +13,7 @@ def batches(task):
     """Batches on the mesh, from Grain's own two stages of prefetching."""
     dataset = grain.MapDataset.source(task.load()).seed(42).shuffle().repeat(task.epochs)
     dataset = dataset.batch(task.batch_rows, drop_remainder=True).to_iter_dataset()
-    iterator = iter(
-        grain.experimental.device_put(dataset, task.sharding, cpu_buffer_size=4, device_buffer_size=2)
-    )
+    iterator = iter(grain.experimental.device_put(dataset, task.sharding, cpu_buffer_size=4, device_buffer_size=2))
     try:
         yield from iterator
     finally:

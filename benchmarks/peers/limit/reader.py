@@ -33,7 +33,9 @@ def batches(task, buffers):
 
     threads = [threading.Thread(target=copy) for _ in range(task.threads)]
     for _ in range(buffers):
-        free.put(np.frombuffer(mmap.mmap(-1, indices.shape[1] * task.row_bytes), np.uint8).reshape(-1, task.row_bytes))
+        free.put(
+            np.frombuffer(mmap.mmap(-1, indices.shape[1] * task.row_bytes), np.uint8).reshape(-1, task.row_bytes)
+        )
     for thread in threads:
         thread.start()
     try:

@@ -5,13 +5,15 @@ process being involved.
 """
 
 import jax
+import numpy as np
 
-SETTINGS = {}
+SETTINGS = {"take": True}
 
 
-def batches(task):
+def batches(task, take):
     """Each epoch in the order of a NumPy permutation."""
     rows, sharding = task.load(), task.sharding
     for order in task.orders():
         for start in range(0, len(order), task.batch_rows):
-            yield jax.device_put(rows[order[start : start + task.batch_rows]], sharding)
+            index = order[start : start + task.batch_rows]
+            yield jax.device_put(np.take(rows, index, axis=0) if take else rows[index], sharding)

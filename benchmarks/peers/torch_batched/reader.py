@@ -8,20 +8,20 @@ import jax
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
-SETTINGS = {"workers": 0, "vectors": True}
+SETTINGS = {"workers": 0, "vectors": True, "select": True}
 
 
 class Rows(Dataset):
     """Rows that are had by a list or a tensor of indices."""
 
-    def __init__(self, rows):
-        self.rows = rows
+    def __init__(self, rows, select):
+        self.rows, self.select = rows, select
 
     def __len__(self):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return self.rows[index]
+        return self.rows.index_select(0, torch.as_tensor(index)) if self.select else self.rows[index]
 
 
 class Vectors(Sampler):
@@ -37,9 +37,9 @@ class Vectors(Sampler):
         return self.count // self.batch_rows
 
 
-def batches(task, workers, vectors):
+def batches(task, workers, vectors, select):
     """The loader again for each epoch; workers stay."""
-    rows = Rows(torch.from_numpy(task.load()))
+    rows = Rows(torch.from_numpy(task.load()), select)
     lists = BatchSampler(RandomSampler(rows), task.batch_rows, drop_last=True)
     loader = DataLoader(
         rows,

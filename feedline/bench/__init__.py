@@ -1,0 +1,1 @@
+"""What `feedline bench` measures on a user's machine: one question a file."""

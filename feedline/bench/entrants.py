@@ -1,0 +1,104 @@
+"""Who takes part in the peers benchmark: a folder of benchmarks/peers each, run in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from feedline.bench.environments import interpreter_for
+from feedline.bench.process import Peer
+
+LIMIT = "limit"
+FEEDLINE = "feedline"
+PAIR = ("feedline_records", "grain_records_best")
+"""The two ways of the same records to batches; neighbours below, so that a round measures them together."""
+
+ENTRANTS = (
+    LIMIT,
+    FEEDLINE,
+    "numpy",
+    "grain_batches",
+    *PAIR,
+    "grain_records",
+    "spdl",
+    "jax_dataloader",
+    "torch_batched",
+    "torch_usual",
+    "tf_data_gather",
+    "tf_data_slices",
+    "mosaic_streaming",
+    "litdata",
+)
+_PREPARE_LIMIT_S, _CHECK_LIMIT_S, _MEASURE_LIMIT_S = 1800.0, 300.0, 180.0
+
+
+class Entrant:
+    """An entrant whose process is up. The contest owns and closes it.
+
+    Each method raises `CannotRun` if the process ends or gives no answer; it is closed then.
+
+    Args:
+      name: one of ENTRANTS.
+      environments: as `interpreter_for` takes it.
+      work: folder for its log and for the data in its own format.
+      threads: cores that it may use.
+
+    Raises:
+      FileNotFoundError: the readers are not there.
+      CannotRun: its environment cannot be made.
+    """
+
+    def __init__(self, name: str, environments: Path | None, work: Path, threads: int) -> None:
+        home = peers_folder()
+        interpreter = interpreter_for(home / name / "requirements.txt", environments)
+        self.name = name
+        self._work = work
+        self._threads = threads
+        self._peer = Peer(interpreter, home / "consume.py", home / name / "reader.py", work / f"{name}.log")
+        self.close = self._peer.close
+
+    def check(self, data: Path, row_bytes: int, batch_rows: int, limit: int | None) -> dict[str, Any]:
+        """Have it convert the data if it needs to, then compare `limit` batches, None: a whole epoch."""
+        task = self._task(data, row_bytes, batch_rows)
+        prepared = self._peer.ask({"do": "prepare", "task": task}, _PREPARE_LIMIT_S)
+        found = self._peer.ask({"do": "check", "task": task, "limit": limit}, _CHECK_LIMIT_S)
+        right = not (found["wrong"] or found["repeated"] or found["missing"])
+        return {"prepare_s": prepared["seconds"], **found, "right": right}
+
+    def measure(
+        self, data: Path, row_bytes: int, batch_rows: int, warm_up_s: float, seconds: float
+    ) -> dict[str, Any]:
+        """One round: rows, and the seconds in which they came."""
+        task = self._task(data, row_bytes, batch_rows)
+        request = {"do": "measure", "task": task, "warm_up_s": warm_up_s, "seconds": seconds}
+        found = self._peer.ask(request, _MEASURE_LIMIT_S)
+        return {**found, "rows_per_s": found["rows"] / found["seconds"]}
+
+    def describe(self) -> dict[str, Any]:
+        """Its settings, and the versions of what it has imported."""
+        return self._peer.ask({"do": "describe"}, _CHECK_LIMIT_S)
+
+    def _task(self, data: Path, row_bytes: int, batch_rows: int) -> dict[str, Any]:
+        """What consume.py calls a Task."""
+        return {
+            "file": str(data),
+            "row_bytes": row_bytes,
+            "batch_rows": batch_rows,
+            "threads": self._threads,
+            "folder": str(self._work / f"{self.name}-{data.stem}-{row_bytes}"),
+        }
+
+
+def peers_folder() -> Path:
+    """The readers, which are in the repository and not in the package.
+
+    Raises:
+      FileNotFoundError: the package was installed without the repository.
+    """
+    folder = Path(__file__).parents[2] / "benchmarks" / "peers"
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"the peers benchmark needs the repository's benchmarks/peers, and there is no {folder}; "
+            "clone the repository and install it by pip install --editable ."
+        )
+    return folder

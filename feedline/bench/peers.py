@@ -1,0 +1,120 @@
+"""The peers benchmark: how many rows per second each loader delivers to eight CPU devices, on the same bytes.
+
+Question: how far is each loader, feedline among them, from what the memory allows? feedline's claim
+is refuted if a peer's ratio `feedline ÷ peer` is below 1, its interval too.
+
+    python -m feedline.bench.peers --out peers.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from feedline.bench.contest import Plan, contest
+from feedline.bench.entrants import ENTRANTS
+
+_CACHE = "~/.cache/feedline/peers"
+_LEAST_ROW_BYTES = 8  # by which a row is recognised
+_DEVICES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+    """Measure every loader on the same bytes, in turns, on eight CPU devices.
+
+    Each entrant runs in a process and an environment of its own. In every round each is measured
+    once; between its rounds it is stopped. First it must deliver one epoch of a small file, whose
+    rows are compared with the bytes. One that cannot run is reported with its error.
+
+    Attributes:
+      gib: size of the data, of which every entrant holds a copy while it is measured.
+      row_bytes: sizes of rows to measure.
+      batch_mib: size of a batch.
+      rounds: how often each entrant is measured.
+      seconds: how long, each time; at least two batches.
+      warm_up_s: how long batches are taken before that.
+      only: names of the entrants. Empty: all.
+      environments: folder for the entrants' environments, some GB. "none": this interpreter runs
+        those whose requirements it has.
+      work: folder for the data, also in the peers' own formats: gib × (1 + 2 × sizes of rows).
+      quick: 1/32 GiB, batches of 1 MiB, 2 rounds of 0.2 s: to see it run, the figures mean nothing.
+      json: print the result as one object on the last line of standard output.
+      out: file for the same object.
+    """
+
+    gib: float = 1.0
+    row_bytes: tuple[int, ...] = (256, 3072)
+    batch_mib: int = 16
+    rounds: int = 5
+    seconds: float = 1.5
+    warm_up_s: float = 1.0
+    only: tuple[str, ...] = ()
+    environments: str = f"{_CACHE}/environments"
+    work: Path = Path(f"{_CACHE}/work")
+    quick: bool = False
+    json: bool = False
+    out: Path | None = None
+
+    def run(self) -> int:
+        """Measure, print, save. 0, or 1 if an entrant could not be measured.
+
+        Raises:
+          ValueError: an option does not fit.
+          FileNotFoundError: benchmarks/peers is not there.
+        """
+        self.check()
+        if self.quick:
+            return dataclasses.replace(
+                self, quick=False, gib=1 / 32, batch_mib=1, rounds=2, seconds=0.2, warm_up_s=0.1
+            ).run()
+        result = contest(self.plan())
+        text = json.dumps(result)
+        if self.out is not None:
+            self.out.write_text(text + "\n")
+        if self.json:
+            print(text)
+        return 1 if result["failures"] else 0
+
+    def check(self) -> None:
+        """Whether the options fit together.
+
+        Raises:
+          ValueError: they do not.
+        """
+        unknown = sorted(set(self.only) - set(ENTRANTS))
+        if unknown:
+            raise ValueError(f"--only takes {', '.join(ENTRANTS)}, got {', '.join(unknown)}")
+        for name in ("gib", "batch_mib", "rounds", "seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {getattr(self, name)}")
+        for size in self.row_bytes:
+            batch = self.batch_mib * 2**20
+            if size < _LEAST_ROW_BYTES or size * _DEVICES > batch or batch > self.gib * 2**30:
+                raise ValueError(
+                    f"a row must have {_LEAST_ROW_BYTES} bytes at least, a batch {_DEVICES} rows and the data one "
+                    f"batch; got --row-bytes {size}, --batch-mib {self.batch_mib} and --gib {self.gib:g}"
+                )
+
+    def plan(self) -> Plan:
+        """These options as the contest takes them."""
+        named = self.environments != "none"
+        return Plan(
+            names=tuple(name for name in ENTRANTS if name in (self.only or ENTRANTS)),
+            data_bytes=int(self.gib * 2**30),
+            row_bytes=self.row_bytes,
+            batch_bytes=self.batch_mib * 2**20,
+            rounds=self.rounds,
+            seconds=self.seconds,
+            warm_up_s=self.warm_up_s,
+            environments=Path(self.environments).expanduser().absolute() if named else None,
+            work=self.work.expanduser().absolute(),
+        )
+
+
+if __name__ == "__main__":
+    import tyro
+
+    sys.exit(tyro.cli(Peers).run())

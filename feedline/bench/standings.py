@@ -1,0 +1,73 @@
+"""What the rounds of the peers benchmark add up to. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from feedline.bench.entrants import FEEDLINE, LIMIT, PAIR
+from feedline.bench.ratios import paired
+
+
+def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
+    """Medians and ratios for one size of rows.
+
+    Returns:
+      {"entrants": {name: {"median_rows_per_s", "of_limit", "feedline_over"}}, "pair": ...}, fastest
+      first. Ratios are `feedline.bench.ratios.Ratio` as dicts, None where nothing can be compared;
+      "pair" is feedline's record by record over Grain's.
+
+    Example:
+      >>> samples = [
+      ...     {"entrant": name, "row_bytes": 256, "round": 0, "rows_per_s": rate}
+      ...     for name, rate in (("limit", 8e6), ("feedline", 6e6), ("numpy", 2e6))
+      ... ]
+      >>> standings(samples, 256)["entrants"]["numpy"]["feedline_over"]["ratio"]
+      3.0
+    """
+    rates: dict[str, dict[int, float]] = {}
+    for sample in samples:
+        if sample["row_bytes"] == row_bytes:
+            rates.setdefault(sample["entrant"], {})[sample["round"]] = sample["rows_per_s"]
+    medians = {name: statistics.median(of.values()) for name, of in rates.items()}
+    return {
+        "entrants": {
+            name: {
+                "median_rows_per_s": medians[name],
+                "of_limit": _ratio(rates, name, LIMIT),
+                "feedline_over": _ratio(rates, FEEDLINE, name),
+            }
+            for name in sorted(medians, key=lambda name: -medians[name])
+        },
+        "pair": _ratio(rates, *PAIR),
+    }
+
+
+def _ratio(rates: Mapping[str, Mapping[int, float]], over: str, under: str) -> dict[str, Any] | None:
+    found = paired(rates.get(over, {}), rates.get(under, {}))
+    return None if found is None else dataclasses.asdict(found)
+
+
+def table(result: Mapping[str, Any], row_bytes: int) -> str:
+    """The standings for one size of rows, as text."""
+    found = result["standings"][str(row_bytes)]
+    wrong = {told["entrant"] for told in result["checks"] if not told["right"]}
+    lines = [
+        f"\nrows of {row_bytes} B",
+        f"{'':<20} {'M rows/s':>9} {'GB/s':>7}  {'of the limit':<20}  {'feedline ÷ it':<22}",
+    ]
+    for name, told in found["entrants"].items():
+        rate = told["median_rows_per_s"]
+        lines.append(
+            f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(told['of_limit']):<20}  "
+            f"{_shown(told['feedline_over']):<22}{'  WRONG ROWS' if name in wrong else ''}"
+        )
+    lines += [f"{name:<20} not measured: {why}" for name, why in result["failures"].items()]
+    lines.append(f"{PAIR[0]} ÷ {PAIR[1]}, round by round: {_shown(found['pair'])}")
+    return "\n".join(lines)
+
+
+def _shown(ratio: Mapping[str, Any] | None) -> str:
+    return "–" if ratio is None else f"{ratio['ratio']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]"

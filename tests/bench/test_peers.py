@@ -1,0 +1,290 @@
+"""The peers benchmark: it runs, tells whoever cannot run or delivers wrong rows, and adds up rightly."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from feedline.bench import entrants, environments
+from feedline.bench.contest import contest, random_bytes
+from feedline.bench.environments import CannotRun, interpreter_for
+from feedline.bench.peers import Peers
+from feedline.bench.process import Peer
+from feedline.bench.ratios import paired
+from feedline.bench.standings import standings, table
+
+QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
+CONSUMER = """
+import json, os, sys
+for line in sys.stdin:
+    print(json.dumps({"pid": os.getpid(), "got": json.loads(line)}), flush=True)
+    if "last" in line:
+        sys.exit("the disk is full")
+    if "deaf" in line:
+        import time; time.sleep(60)
+"""
+
+
+def state_of(pid):
+    """The kernel's letter for a process: R running, S sleeping, T stopped, Z ended."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def test_the_harness_runs_in_this_interpreter(tmp_path):
+    saved = tmp_path / "peers.json"
+    options = [
+        *QUICK,
+        "--only",
+        "limit",
+        "numpy",
+        "feedline",
+        "litdata",
+        "--work",
+        str(tmp_path),
+        "--out",
+        str(saved),
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-m", "feedline.bench.peers", *options, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert ran.returncode == 1  # for litdata, which is not here
+    assert list(result["failures"]) == ["litdata"]
+    assert "litdata==" in result["failures"]["litdata"]
+    assert ran.stdout.count("CANNOT BE MEASURED") == 1
+    assert json.loads(saved.read_text()) == result
+    assert {told["entrant"]: told["right"] for told in result["checks"]} == dict.fromkeys(
+        ["limit", "numpy", "feedline"], True
+    )
+    assert all(0.8 < told["jump"] < 1.2 for told in result["checks"])
+    assert len(result["samples"]) == 2 * 3
+    found = result["standings"]["256"]["entrants"]
+    assert found["feedline"]["of_limit"]["rounds"] == 2
+    assert "jaxlib" in result["entrants"]["feedline"]["versions"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"only": ("limit", "grian")}, "--only takes limit, .*, got grian"),
+        ({"rounds": 0}, "--rounds must be above 0, got 0"),
+        ({"gib": 0.001}, "the data one batch; got --row-bytes 256, --batch-mib 16 and --gib 0.001"),
+        ({"row_bytes": (4,)}, "at least, .* got --row-bytes 4"),
+    ],
+)
+def test_options_that_do_not_fit(options, told):
+    with pytest.raises(ValueError, match=told):
+        Peers(**options).run()
+
+
+def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
+    assert {path.parent.name for path in entrants.peers_folder().glob("*/reader.py")} == set(entrants.ENTRANTS)
+
+
+# --- the rows ---
+
+
+@pytest.fixture(scope="module")
+def consume():
+    spec = importlib.util.spec_from_file_location("consume", entrants.peers_folder() / "consume.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["consume"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["consume"]
+
+
+def reader(spoil):
+    """A reader of whole epochs in a random order, of whose batches `spoil` makes others."""
+
+    def batches(task):
+        rows = task.load()
+        for order in task.orders():
+            yield from spoil(rows, order.reshape(-1, task.batch_rows))
+
+    return types.SimpleNamespace(batches=batches, SETTINGS={})
+
+
+def whole(rows, indices):
+    return (rows[index] for index in indices)
+
+
+def losing(rows, indices):
+    return (rows[index] for index in indices[1:])
+
+
+def repeating(rows, indices):
+    indices[1, 5] = indices[0, 3]
+    return whole(rows, indices)
+
+
+def damaging(rows, indices):
+    for k, index in enumerate(indices):
+        batch = rows[index]
+        batch[7, -1] ^= k == 1
+        yield batch
+
+
+def in_order(rows, indices):
+    return whole(rows, np.sort(indices, axis=None).reshape(indices.shape))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (whole, {"rows": 1024, "wrong": 0, "repeated": 0, "missing": 0}),
+        (losing, {"rows": 960, "wrong": 0, "repeated": 0, "missing": 64}),
+        (repeating, {"rows": 1024, "wrong": 0, "repeated": 1, "missing": 1}),
+        (damaging, {"rows": 1024, "wrong": 1, "repeated": 0, "missing": 0}),
+    ],
+)
+def test_rows_that_are_not_right_are_counted(consume, tmp_path, spoil, expected):
+    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024 + 40)), 16, 64, 2, str(tmp_path))
+    found = consume.check(reader(spoil), task, {}, None)
+    assert {key: found[key] for key in expected} == expected
+    assert 0.9 < found["jump"] < 1.1
+
+
+def test_an_order_that_is_no_shuffle_shows(consume, tmp_path):
+    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024)), 16, 64, 2, str(tmp_path))
+    found = consume.check(reader(in_order), task, {}, 2)
+    assert (found["rows"], found["missing"]) == (128, 0)
+    assert found["jump"] < 0.01
+
+
+def test_a_batch_must_lie_on_the_mesh(consume, tmp_path):
+    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024)), 16, 64, 2, str(tmp_path))
+    on_one = reader(lambda rows, indices: (jax.device_put(rows[index], jax.devices()[0]) for index in indices))
+    with pytest.raises(ValueError, match="must lie on all devices"):
+        consume.measure(on_one, task, {}, 0.0, 0.0)
+    with pytest.raises(ValueError, match=r"must be uint8\[64, 16\], got uint8\(32, 16\)"):
+        consume.measure(reader(lambda rows, indices: iter([rows[:32]])), task, {}, 0.0, 0.0)
+
+
+# --- processes ---
+
+
+@pytest.fixture
+def peer(tmp_path):
+    consumer = tmp_path / "consumer.py"
+    consumer.write_text(CONSUMER)
+    peer = Peer(sys.executable, consumer, tmp_path / "reader.py", tmp_path / "log")
+    yield peer
+    peer.close()
+
+
+def test_a_peer_is_stopped_between_its_rounds(peer):
+    pids = {peer.ask({"do": do}, 30)["pid"] for do in ("a", "b")}
+    (pid,) = pids
+    assert state_of(pid) == "T"
+    peer.close()
+    peer.close()
+    with pytest.raises(FileNotFoundError):
+        state_of(pid)
+
+
+def test_a_peer_that_ends_tells_why(peer):
+    peer.ask({"do": "last"}, 30)
+    with pytest.raises(CannotRun, match=r"again: it ended with code 1: the disk is full"):
+        peer.ask({"do": "again"}, 30)
+
+
+def test_a_peer_that_hangs_is_given_up(peer):
+    peer.ask({"do": "deaf"}, 30)
+    with pytest.raises(CannotRun, match=r"it gave no answer in 0\.2 s"):
+        peer.ask({"do": "again"}, 0.2)
+
+
+# --- environments ---
+
+
+def test_an_entrant_without_requirements_runs_here(tmp_path):
+    assert str(interpreter_for(tmp_path / "requirements.txt", tmp_path)) == sys.executable
+
+
+def test_what_this_interpreter_lacks_is_named(tmp_path):
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text(f"# why\nnumpy=={np.__version__}\nno-such-thing==1.0\njax==0.0.1\n")
+    with pytest.raises(CannotRun, match=r"lacks no-such-thing==1\.0 jax==0\.0\.1; give a folder"):
+        interpreter_for(wanted, None)
+
+
+def test_a_failed_installation_tells_its_error(tmp_path, monkeypatch):
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text("no-such-thing==1.0\n")
+
+    def run(command, **options):
+        return subprocess.CompletedProcess(command, int("pip" in command), "", "WARNING: old\nERROR: no version\n")
+
+    monkeypatch.setattr(environments.subprocess, "run", run)
+    with pytest.raises(CannotRun, match=r"no-such-thing==1.0 jax==.* WARNING: old \| ERROR: no version"):
+        interpreter_for(wanted, tmp_path / "environments")
+
+
+def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatch, capsys):
+    class Fake:
+        def __init__(self, name, *_):
+            self.name, self.rounds, self.close = name, 0, lambda: None
+
+        def check(self, *_):
+            return {"right": self.name != "numpy", "prepare_s": 0.0}
+
+        def describe(self):
+            return {}
+
+        def measure(self, *_):
+            self.rounds += 1
+            if self.name == "limit" and self.rounds == 2:
+                raise CannotRun("the disk is full")
+            return {"rows_per_s": 1e6}
+
+    monkeypatch.setattr("feedline.bench.contest.Entrant", Fake)
+    options = Peers(only=("limit", "numpy", "feedline"), gib=0.1, rounds=3, row_bytes=(256,), work=tmp_path)
+    result = contest(options.plan())
+    assert [sample["entrant"] for sample in result["samples"]] == [
+        "limit", "feedline", "numpy", "numpy", "feedline", "feedline", "numpy",
+    ]  # fmt: skip
+    assert result["failures"] == {"limit": "the disk is full"}
+    told = capsys.readouterr().out
+    assert "numpy                WRONG ROWS" in told
+    assert "limit                not measured: the disk is full" in told
+
+
+# --- what it adds up to ---
+
+
+def test_ratios_are_taken_round_by_round():
+    rng = np.random.default_rng(1)
+    drift = np.exp(rng.normal(0, 1, 200))  # the machine's, the same for both
+    over = dict(enumerate(3 * drift * np.exp(rng.normal(0, 0.1, 200))))
+    found = paired(over, dict(enumerate(drift)))
+    assert found.low < 3 < found.high
+    # the standard error of a mean of 200 logarithms with deviation 0.1
+    assert found.high / found.low == pytest.approx(np.exp(2 * 1.96 * 0.1 / np.sqrt(200)), rel=0.01)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
+
+
+def test_standings_keep_sizes_apart():
+    samples = [
+        {"entrant": name, "row_bytes": size, "round": turn, "rows_per_s": rate * (turn + 1)}
+        for name, size, rate in [("limit", 256, 8e6), ("feedline", 256, 6e6), ("feedline", 3072, 1.0)]
+        for turn in range(3)
+    ]
+    found = standings(samples, 256)
+    assert list(found["entrants"]) == ["limit", "feedline"]
+    assert found["entrants"]["feedline"]["median_rows_per_s"] == 12e6
+    assert found["entrants"]["feedline"]["of_limit"]["ratio"] == 0.75
+    assert found["pair"] is None
+    result = {"standings": {"256": found}, "checks": [], "failures": {"spdl": "no"}}
+    assert "feedline                12.000    3.07  0.75 [0.75, 0.75]" in table(result, 256)
