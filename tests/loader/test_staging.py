@@ -1,0 +1,259 @@
+"""Slabs are used again, and never while anybody can still read them."""
+
+import gc
+import pickle
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from poison import PoisonedSource, poison
+
+import feedline
+from feedline.loader import staging
+from feedline.loader.staging import Staging
+from feedline.options import Order, Reading
+
+FORM = [((8, 5), np.dtype(np.float32)), ((8,), np.dtype(np.int16))]
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    monkeypatch.setattr(staging._Return, "of", staticmethod(poison))
+
+
+def address(array):
+    return array.ctypes.data
+
+
+def idle(stage):
+    return [len(leaf) for leaf in stage._idle]
+
+
+def test_leaves_have_their_form_and_start_on_pages():
+    leaves = Staging(FORM, 1).lease()
+    assert [(leaf.shape, leaf.dtype) for leaf in leaves] == FORM
+    assert [address(leaf) % 4096 for leaf in leaves] == [0, 0]
+    assert all(leaf.flags.writeable and leaf.flags.c_contiguous for leaf in leaves)
+
+
+def test_a_leaf_without_a_byte_is_leased_too():
+    assert Staging([((0, 3), np.dtype(np.int8))], 1).lease()[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda a: a, lambda a: a[2:], lambda a: a.T[1], lambda a: a.view(np.uint8), memoryview]
+)
+def test_a_slab_is_out_as_long_as_anything_refers_to_it(keep):
+    stage = Staging(FORM, 2)
+    kept = keep(stage.lease()[0])
+    assert idle(stage) == [0, 1]
+    del kept
+    assert idle(stage) == [1, 1]
+
+
+@given(st.lists(st.integers(-6, 3), max_size=60), st.integers(0, 4))
+@settings(max_examples=200)
+def test_any_use_shares_no_memory_and_keeps_no_more_than_its_bound(moves, most):
+    """A move n ≥ 0 drops the n-th batch that is held, if there is one; a negative one leases."""
+    stage, held = Staging(FORM, most), []
+    for move in moves:
+        if move < 0:
+            held.append(stage.lease())
+        elif move < len(held):
+            del held[move]
+        addresses = [address(leaf) for leaves in held for leaf in leaves]
+        assert len(set(addresses)) == len(addresses)
+        assert max(idle(stage)) <= most
+    assert stage.mapped <= 2 * sum(move < 0 for move in moves)
+
+
+def test_a_steady_use_maps_nothing_new():
+    stage, held = Staging(FORM, 3), []
+    for _ in range(100):
+        held = [*held[-2:], stage.lease()]
+    assert stage.mapped == 2 * 4  # three are held while the next is leased
+
+
+def test_threads_never_share_a_slab():
+    stage, torn = Staging(FORM, 4), []
+
+    def use(mine):
+        for turn in range(500):
+            leaves = stage.lease()
+            for leaf in leaves:
+                leaf[...] = mine
+            if turn % 7 == mine:
+                gc.collect(0)
+            torn.extend(leaf for leaf in leaves if not (leaf == mine).all())
+
+    threads = [threading.Thread(target=use, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torn
+    assert max(idle(stage)) <= 4
+    assert stage.mapped <= 2 * (6 + 4)
+
+
+def test_a_lease_in_a_cycle_comes_back_with_the_garbage():
+    stage = Staging(FORM, 2)
+    cycle = [stage.lease()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert idle(stage) == [1, 1]
+
+
+def test_close_lets_go_of_everything_idle_now_and_later():
+    stage = Staging(FORM, 2)
+    held = stage.lease()
+    del stage.lease()[:]
+    stage.close()
+    stage.close()
+    assert idle(stage) == [0, 0]
+    del held
+    assert idle(stage) == [0, 0]
+    assert stage.lease()[0].shape == (8, 5)  # a run that is ending may still ask
+
+
+def test_pickled_it_arrives_empty():
+    stage = Staging(FORM, 2)
+    held = stage.lease()
+    other = pickle.loads(pickle.dumps(stage))
+    assert (other.mapped, idle(other)) == (0, [0, 0])
+    assert address(other.lease()[0]) != address(held[0])
+
+
+# -- under a feed: what is given back is overwritten at once
+
+BATCH = 16
+ROWS = 96
+SHAPES = {"aligned": (64,), "misaligned": (3,)}  # of a row, in float32: shards on 64-byte borders, or not
+
+
+def mesh_of(devices):
+    return NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
+
+
+def rows_of(shape, dtype=np.float32):
+    return np.broadcast_to(np.arange(ROWS, dtype=dtype).reshape(-1, *[1] * len(shape)), (ROWS, *shape)).copy()
+
+
+def expected(feed, shape):
+    """The batch that comes next, by the rows that the feed says it will hold."""
+    return np.broadcast_to(feed.rows_of(feed.get_state()).reshape(-1, *[1] * len(shape)), (BATCH, *shape))
+
+
+def changed(batch, rows):
+    """Through a transform and a cast: memory that is read into is not what is placed."""
+    return {"x": batch["x"] * 1.0}
+
+
+USES = {
+    "held": lambda x: x,
+    "sliced": lambda x: x[3:7],
+    "one shard": lambda x: x.addressable_shards[-1].data,
+    "computed": jax.jit(lambda x: x + 0),
+    "computed for long": jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: jnp.sin(y) * 0 + x, x)),
+    "donated": jax.jit(lambda x: x + 0, donate_argnums=0),
+    "as NumPy": np.asarray,
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("alignment", SHAPES)
+@pytest.mark.parametrize(
+    "options", [{}, {"transform": changed}, {"prefetch": 0}], ids=["plain", "transform", "synchronous"]
+)
+def test_no_batch_is_ever_poisoned(use, devices, alignment, options):
+    shape = SHAPES[alignment]
+    kept, wanted = [], []
+    feed = feedline.Feed({"x": rows_of(shape)}, BATCH, mesh_of(devices), epochs=4, **options)
+    iter(feed)
+    for _ in range(len(feed)):
+        want = expected(feed, shape)
+        used = USES[use](next(feed)["x"])  # the batch itself is let go, perhaps while it is computed on
+        rows = (
+            slice(3, 7)
+            if use == "sliced"
+            else slice(-BATCH // devices, None)
+            if use == "one shard"
+            else slice(None)
+        )
+        kept.append(used)
+        wanted.append(want[rows])
+        if len(kept) % 5 == 0:  # some die while others live
+            np.testing.assert_array_equal(kept.pop(0), wanted.pop(0))
+    feed.close()
+    del feed
+    gc.collect()
+    for used, want in zip(kept, wanted, strict=True):  # they outlive the feed
+        np.testing.assert_array_equal(used, want)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_no_batch_of_a_drop_in_is_ever_poisoned():
+    given = (np.full((BATCH, 64), i, np.float32) for i in range(40))
+    kept = [batch for i, batch in enumerate(feedline.prefetch_to_mesh(given, mesh_of(8))) if i % 3]
+    for batch, i in zip(kept, [i for i in range(40) if i % 3], strict=True):
+        np.testing.assert_array_equal(batch, np.full((BATCH, 64), i, np.float32))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("alignment", SHAPES)
+def test_no_batch_of_workers_is_ever_poisoned(alignment):
+    source = PoisonedSource(ROWS, SHAPES[alignment], np.float32)
+    with feedline.Feed(source, BATCH, mesh_of(8), epochs=2, reading=Reading(workers=2)) as feed:
+        wanted = [feed.rows_of(state) for state in states_of(feed)]
+        kept = [batch["x"] for batch in feed]
+    for batch, rows in zip(kept, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(batch)[:, 0], rows % 251)
+
+
+def states_of(feed):
+    """The states before each batch of the pass."""
+    state = feed.get_state()
+    steps = feed.steps_per_epoch
+    return [{**state, "step": k, "epoch": k // steps, "position": k % steps * BATCH} for k in range(len(feed))]
+
+
+def test_a_slab_that_came_back_too_early_would_be_noticed(monkeypatch):
+    def too_early(slab, lease, idle):
+        back = staging._Return(lease)
+        back.slab = slab
+        idle.append(back)
+        return back
+
+    monkeypatch.setattr(staging._Return, "of", staticmethod(too_early))
+    with feedline.Feed({"x": rows_of((64,))}, BATCH, mesh_of(8), epochs=2) as feed:
+        wanted = [feed.rows_of(state) for state in states_of(feed)]
+        kept = [batch["x"] for batch in feed]
+    assert any((np.asarray(batch)[:, 0] != rows).any() for batch, rows in zip(kept, wanted, strict=True))
+
+
+def test_aligned_shards_are_adopted_without_a_copy():
+    source = {"x": rows_of((64,))}
+    with feedline.Feed(source, BATCH, mesh_of(8), order=Order(shuffle=False), epochs=1) as feed:
+        batch = next(feed)["x"]
+        starts = [shard.data.unsafe_buffer_pointer() for shard in batch.addressable_shards]
+    assert np.diff(starts).tolist() == [BATCH // 8 * 64 * 4] * 7  # one after the other, in one slab
+    assert starts[0] % 4096 == 0
+
+
+def test_a_long_run_maps_no_more_slabs_than_the_formula_says():
+    source = {"x": rows_of((64,)), "y": rows_of((), np.int32)}
+    with feedline.Feed(source, BATCH, mesh_of(8), reading=Reading(threads=2, buffer=3), prefetch=2) as feed:
+        for _ in zip(range(300), feed):
+            pass
+        held = [next(feed) for _ in range(30)]
+        assert feed.statistics().slabs <= 2 * (3 + 2 + 3 + 30)
+        del held
+        assert max(idle(feed._pipeline.way.buffers.staging)) <= 3 + 2 + 3
