@@ -22,6 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
+    "Blocks": "options",
     "Feed": "feed",
     "FeedError": "errors",
     "Order": "options",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from feedline.loader.sources import RowSource as RowSource
     from feedline.loader.sources import open_source as open_source
     from feedline.observe.statistics import Statistics as Statistics
+    from feedline.options import Blocks as Blocks
     from feedline.options import Order as Order
     from feedline.options import Reading as Reading
     from feedline.placement.plan import local_rows as local_rows

@@ -11,12 +11,41 @@ _LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, 
 
 
 @dataclasses.dataclass(frozen=True)
+class Blocks:
+    """A shuffle that reads rows near each other at about the same time, for storage where random reads cost.
+
+    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside every window of so many blocks.
+    An order of such blocks is less random than one of all rows: a batch is drawn from `window` blocks. Shuffle
+    the files once when they are written if their neighbours are alike.
+
+    A page cache that is to read no page twice must hold rows · window · (bytes of a row) for each run.
+
+    Attributes:
+      rows: adjacent rows in a block, the last of which may have fewer. As many as storage reads in one
+        piece: the rows of a row group or a chunk, or what makes 1 MiB of them in a plain file.
+      window: blocks in a window. The more, the more random; 1 shuffles only blocks, and rows inside each.
+
+    Example:
+      >>> Order(seed=7, shuffle=Blocks(rows=256, window=64))
+      Order(seed=7, shuffle=Blocks(rows=256, window=64))
+    """
+
+    rows: int
+    window: int
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "window"):
+            object.__setattr__(self, name, checked_integer(f"Blocks.{name}", getattr(self, name), at_least=1))
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
     """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
     Attributes:
       seed: 0 ≤ seed < 2^64. Every epoch of every seed has an order of its own.
-      shuffle: True draws a keyed permutation of all rows; False keeps the source's order.
+      shuffle: True draws a keyed permutation of all rows; `Blocks` one that keeps rows near their neighbours,
+        for storage where random reads cost; False keeps the source's order.
 
     Example:
       >>> Order(seed=7)
@@ -24,14 +53,14 @@ class Order:
     """
 
     seed: int = 0
-    shuffle: bool = True
+    shuffle: bool | Blocks = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", checked_integer("Order.seed", self.seed, at_least=0))
         if self.seed >= 1 << _SEED_BITS:
             raise ValueError(f"Order.seed must be below 2^{_SEED_BITS}, got {self.seed}; use fewer bits")
-        if not isinstance(self.shuffle, bool):
-            raise TypeError(f"Order.shuffle must be True or False, got {self.shuffle!r}")
+        if not isinstance(self.shuffle, bool | Blocks):
+            raise TypeError(f"Order.shuffle must be True, False or feedline.Blocks, got {self.shuffle!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.options import Order
-from feedline.order import FEW_ROWS, feistel, grid, rows_at, words
+from feedline.order import rows_at
+from feedline.permutation import FEW, feistel, grid, words
 
 Key = tuple[int, int]
 Rows = Callable[[Key, NDArray[np.int64]], NDArray[np.int64]]
@@ -30,7 +31,7 @@ PAIRS: dict[str, Callable[[int], tuple[Key, Key]]] = {
     "exchanged": lambda seed: ((seed, 1000), (1000, seed)),
 }
 
-M64 = 2**64 - 1
+M32, M64 = 2**32 - 1, 2**64 - 1
 
 
 def documented_words(purpose, seed, epoch):
@@ -50,19 +51,24 @@ def documented_hash(purpose, seed, epoch, counter):
     return documented_mix(documented_mix(counter + key[0] & M64) ^ key[1])
 
 
+def documented_round(x, key):
+    """y, of 32 bits."""
+    y = x * (key % 2**32 | 1) + (key >> 32) & M32
+    return (y ^ y >> 16) * 0x85EBCA6B & M32
+
+
 def documented_row(n, seed, epoch, position):
     """In Python's unbounded integers, one position at a time."""
-    if n <= FEW_ROWS:
+    if n <= FEW:
         return sorted(range(n), key=lambda row: documented_hash("order", seed, epoch, row))[position]
-    sides = grid(n)
-    cell = [*divmod(position, sides[1])]
-    for turn, key in enumerate(documented_words("order", seed, epoch)):
-        moved, other = turn % 2, 1 - turn % 2
-        bits = sides[moved].bit_length()
-        scaled = (documented_mix(cell[other] + key & M64) >> bits) * sides[moved]
-        assert scaled <= M64
-        cell[moved] = (cell[moved] + (scaled >> 64 - bits)) % sides[moved]
-    row = cell[0] * sides[1] + cell[1]
+    a, k = grid(n)
+    left, right = divmod(position, 2**k)
+    for turn, key in enumerate(documented_words("order", seed, epoch)[:7]):
+        if turn % 2 == 0:
+            right ^= documented_round(left, key) >> 32 - k
+        else:
+            left = (left + documented_round(right, key) * a // 2**32) % a
+    row = left * 2**k + right
     return row if row < n else documented_row(n, seed, epoch, row)
 
 
@@ -74,8 +80,14 @@ def truly_random(n: int) -> Rows:
     return lambda key, positions: np.random.default_rng(key).permutation(n)[positions]
 
 
-def weak_rounds(n: int, rounds: int = 2) -> Rows:
-    return lambda key, positions: feistel(n, words("order", *key)[:rounds], positions)
+def weak_rounds(n: int, rounds: int = 1) -> Rows:
+    return lambda key, positions: feistel(n, words("order", *key)[:rounds], positions.astype(np.uint64))
+
+
+def nearly_linear(x, key, tweaks, mixed, spare):
+    """The round function without its xor."""
+    np.multiply(x, np.uint32((key & M32 | 1) * 0x85EBCA6B & M32), out=mixed)
+    mixed += np.uint32(key >> 32)
 
 
 def weak_key(n: int) -> Rows:
@@ -144,6 +156,22 @@ def correlation(rows: Rows, n: int, keys: Sequence[Key]) -> float:
     return chi_square_tail(sum(n * np.corrcoef(o, np.roll(o, 1))[0, 1] ** 2 for o in orders), len(keys))
 
 
+def progressions(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> float:
+    """Does the row at p + 2 step have nothing to do with the progression that the rows at p and p + step begin?"""
+    here = spots(n, b)
+    x, y, z = (np.concatenate([rows(key, (here + i * step) % n) for key in keys]) for i in range(3))
+    return evenness((x - y + z - y) % n, n)
+
+
+def low_bits(rows: Rows, n: int, b: int, steps: Sequence[int], keys: Sequence[Key]) -> float:
+    """Are the lowest six bits at p, and at p + each sum of some of the steps, fair when added without carry?"""
+    corners = [spots(n, b)]
+    for step in steps:
+        corners += [(corner + step) % n for corner in corners]
+    bits = [np.concatenate([rows(key, corner) for key in keys]) for corner in corners]
+    return evenness(np.bitwise_xor.reduce(bits) & 63, 64)
+
+
 def kept_distances(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
     """Are positions i·b apart, and their rows again i·b up to b (mod n = a·b), only by chance?
 
@@ -152,10 +180,28 @@ def kept_distances(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
     pairs = 0
     for key in keys:
         moved = (rows(key, np.arange(a * b)).reshape(a, b) // b - np.arange(a)[:, None]) % a
-        alike = np.bincount((moved * b + np.arange(b)).ravel())
-        pairs += int((alike * (alike - 1) // 2).sum())
+        pairs += _alike(moved * b + np.arange(b))
     expected = len(keys) * b * (a * (a - 1) / 2) * b / (a * b - 1)
     return chi_square_tail((pairs - expected) ** 2 / expected, 1)
+
+
+def kept_bits(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
+    """Do positions in one row of the grid differ in the same bits as their columns do, only by chance?
+
+    Each of the a · b (b - 1) / 2 pairs of them does, with probability a / (n - 1).
+    """
+    pairs = 0
+    for key in keys:
+        moved = rows(key, np.arange(a * b)).reshape(a, b) % b ^ np.arange(b)
+        pairs += _alike(moved + np.arange(a)[:, None] * b)
+    expected = len(keys) * a * (b * (b - 1) / 2) * a / (a * b - 1)
+    return chi_square_tail((pairs - expected) ** 2 / expected, 1)
+
+
+def _alike(values: NDArray[np.int64]) -> int:
+    """How many pairs of equal values there are."""
+    counts = np.bincount(values.ravel())
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def distance(rows: Rows, n: int, b: int, pairs: Sequence[tuple[Key, Key]]) -> float:

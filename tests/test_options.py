@@ -70,7 +70,7 @@ def test_seeds_fill_64_bits():
 
 @pytest.mark.parametrize("shuffle", [1, 0, None, "yes", np.bool_(True)])
 def test_shuffle_is_a_bool(shuffle):
-    with pytest.raises(TypeError, match=r"^Order\.shuffle must be True or False, got "):
+    with pytest.raises(TypeError, match=r"^Order\.shuffle must be True, False or feedline\.Blocks, got "):
         Order(shuffle=shuffle)
 
 

@@ -61,8 +61,8 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Feed", "FeedError", "Order", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics",
-        "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
+        "Blocks", "Feed", "FeedError", "Order", "Reading", "RowError", "RowSource", "Rows", "StallError",
+        "Statistics", "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
     ]  # fmt: skip
 
 
@@ -74,6 +74,7 @@ class Documented:
              transform=None, prefetch=2): ...  # fmt: skip
 
     def Order(seed=0, shuffle=True): ...
+    def Blocks(rows, window): ...
     def Reading(threads=None, workers=0, buffer=2, bad_rows="raise"): ...
     def prefetch_to_mesh(iterable, sharding, prefetch=2): ...
     def local_rows(sharding, batch_size): ...
@@ -167,7 +168,9 @@ OF_FEEDLINE = {
     # the pure core: nothing but options and errors, and a state the cursor that it holds
     "errors": [],
     "options": [],
-    "order": ["options"],
+    "permutation": [],
+    "blocks": ["permutation", "options"],
+    "order": ["permutation", "blocks", "options"],
     "schedule": [],
     "state": ["schedule"],
     "placement.plan": ["options"],
@@ -190,6 +193,8 @@ OF_FEEDLINE = {
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
+    "permutation": ["numpy"],
+    "blocks": ["numpy"],
     "order": ["numpy"],
     "schedule": ["numpy"],
     "placement": ["numpy", "jax"],
@@ -317,6 +322,8 @@ def test_what_is_loaded_when():
     pure = [
         "errors",
         "options",
+        "permutation",
+        "blocks",
         "order",
         "schedule",
         "state",
@@ -348,8 +355,8 @@ def test_what_is_loaded_when():
 
 WITHOUT_EXAMPLES = ("feedline.cli", "feedline.data", "feedline.__main__")
 WITH_EXAMPLES = {
-    "feedline.drop_in", "feedline.feed", "feedline.loader.sources", "feedline.options", "feedline.order",
-    "feedline.placement.plan", "feedline.schedule", "feedline.state",
+    "feedline.blocks", "feedline.drop_in", "feedline.feed", "feedline.loader.sources", "feedline.options",
+    "feedline.order", "feedline.permutation", "feedline.placement.plan", "feedline.schedule", "feedline.state",
 }  # fmt: skip
 
 
