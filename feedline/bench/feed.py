@@ -1,0 +1,161 @@
+"""How fast does a feed deliver rows to the mesh, as a share of what the machine's memory allows?
+
+The claim, 0.85 of the limit with 16 MB batches from memory, is refuted by a lower median on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline.bench.limit import MemoryLimit
+from feedline.bench.rounds import Entrant, alternate, compared
+from feedline.feed import Feed
+
+_WARM_UP = 8
+"""Batches taken first, so that what lay ready before does not count."""
+
+
+def matrix(
+    folder: Path,
+    data_bytes: int,
+    row_bytes: Sequence[int],
+    batch_bytes: Sequence[int],
+    rounds: int,
+    seconds: float,
+    told: Callable[[dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """Feeds of shuffled uint8 rows from memory and from a mapped, cached file, to one device and to all.
+
+    Args:
+      folder: where the file goes; it is removed.
+      data_bytes: of the source: far more than the caches.
+      row_bytes, batch_bytes: every pair is measured.
+      rounds, seconds: of each feed and of the limit, in turns.
+      told: called with each result as it is known.
+
+    Returns:
+      for each pair {"row_bytes", "batch_bytes", "batch_size", "devices", "threads",
+      "entrants": {name: as `compared` tells, in rows/s}}.
+    """
+    found = []
+    flat = filler(data_bytes)
+    with _file_of(flat, folder) as path:
+        for size in row_bytes:
+            rows = flat[: len(flat) // size * size].reshape(-1, size)
+            mapped = np.load(path, mmap_mode="r")[: rows.size].reshape(rows.shape)
+            for wanted in batch_bytes:
+                result = _measured(rows, mapped, wanted, rounds, seconds)
+                told(result)
+                found.append(result)
+    return found
+
+
+def _measured(
+    rows: npt.NDArray[Any], mapped: npt.NDArray[Any], batch_bytes: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    devices = jax.devices()
+    size = rows.shape[1]
+    batch_size = max(1, batch_bytes // size // len(devices)) * len(devices)
+    with contextlib.ExitStack() as stack:
+        entrants: dict[str, Entrant] = {}
+        threads = 0
+        for name, source in (("memory", rows), ("mapped", mapped)):
+            for count in sorted({1, len(devices)}, reverse=True):
+                mesh = Mesh(np.array(devices[:count]), ("data",))
+                feed = stack.enter_context(Feed(source, batch_size, NamedSharding(mesh, PartitionSpec("data"))))
+                threads = max(1, feed.statistics().threads)
+                entrants[f"{name} → {count}"] = _taking(feed, batch_size)
+        entrants["limit"] = MemoryLimit(rows, batch_size, threads).rate
+        alternate(entrants, 1, seconds / 4)  # everything is compiled, mapped and cached
+        rates = alternate(entrants, rounds, seconds)
+    return {
+        "row_bytes": size,
+        "batch_bytes": batch_bytes,
+        "batch_size": batch_size,
+        "devices": len(devices),
+        "threads": threads,
+        "entrants": compared(rates, "limit"),
+    }
+
+
+def _taking(feed: Feed, batch_size: int) -> Entrant:
+    """Rows per second of a loop that waits for each batch and does nothing with it."""
+
+    def rate(seconds: float) -> float:
+        for _ in range(_WARM_UP):
+            jax.block_until_ready(next(feed))
+        began, batches = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            jax.block_until_ready(next(feed))
+            batches += 1
+        return batches * batch_size / (time.perf_counter() - began)
+
+    return rate
+
+
+def own(feed: Feed, seconds: float) -> dict[str, Any]:
+    """How fast a user's feed delivers, and where its time goes.
+
+    Args:
+      feed: an endless one, or with more batches than are taken.
+      seconds: how long, after a warm-up.
+
+    Returns:
+      {"rows_per_s", "gb_per_s", "batches_per_s", "read_s", "transform_s", "place_s", "wait_s": seconds a batch,
+      "threads", "workers", "batch_size"}; the seconds of reading and transforming are those of one thread.
+    """
+    leaves = jax.tree.leaves(feed.spec)
+    batch_size = leaves[0].shape[0]
+    batches = _endless(feed)
+    for _ in range(_WARM_UP):
+        jax.block_until_ready(next(batches))
+    before, began = feed.statistics(), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        jax.block_until_ready(next(batches))
+    took, after = time.perf_counter() - began, feed.statistics()
+    count = after.batches - before.batches
+    bytes_a_batch = sum(np.dtype(leaf.dtype).itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
+    shares = ("read_s", "transform_s", "place_s", "wait_s")
+    return {
+        "batch_size": batch_size,
+        "batches_per_s": count / took,
+        "rows_per_s": (after.rows - before.rows) / took,
+        "gb_per_s": count * bytes_a_batch / took / 1e9,
+        **{name: (getattr(after, name) - getattr(before, name)) / count for name in shares},
+        "threads": after.threads,
+        "workers": after.workers,
+    }
+
+
+def _endless(feed: Feed) -> Iterator[Any]:
+    """Pass after pass."""
+    while True:
+        yield from feed
+
+
+def filler(size: int) -> npt.NDArray[np.uint8]:
+    """uint8[size], each page with bytes of its own."""
+    part = np.random.default_rng(0).integers(256, size=1 << 24, dtype=np.uint8)
+    flat = np.empty(size, np.uint8)
+    for start in range(0, size, len(part)):
+        flat[start : start + len(part)] = part[: size - start]
+    return flat
+
+
+@contextlib.contextmanager
+def _file_of(flat: npt.NDArray[np.uint8], folder: Path) -> Iterator[Path]:
+    path = folder / f"feedline-bench-{len(flat)}.npy"
+    try:
+        np.save(path, flat)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

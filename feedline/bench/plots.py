@@ -1,0 +1,101 @@
+"""Pictures of what `feedline bench` saved. Apart from the measuring, so that a result can be drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_LIMIT = "limit"
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Draw one benchmark's result, as it was saved, into a .png or .svg file.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is missing; the message says how to install it.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pictures need matplotlib: pip install 'feedline[bench]'") from error
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    _DRAW[result["benchmark"]](axes, result["results"])
+    machine = result["machine"]
+    figure.text(
+        0.995, 0.005, f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}", ha="right", size=7
+    )
+    figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+
+
+def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> None:
+    """Each kind of feed as a share of the memory limit; a user's own feed by the time of its stages."""
+    if isinstance(results, dict):
+        stages = ("read_s", "transform_s", "place_s", "wait_s")
+        axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
+        axes.set(xlabel="milliseconds a batch", title=f"{results['rows_per_s']:,.0f} rows/s")
+        return
+    names = [name for name in results[0]["entrants"] if name != _LIMIT]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        told = [result["entrants"][name] for result in results]
+        shares = [each["of_limit"] for each in told]
+        beyond = [[abs(each["of_limit_interval"][side] - each["of_limit"]) for each in told] for side in (0, 1)]
+        places = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
+        axes.bar(places, shares, width, yerr=beyond, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(
+        range(len(results)),
+        [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
+    )
+    axes.set(ylabel="share of the memory limit", title="Shuffled rows to the mesh, beside copying alone")
+    axes.legend(loc="lower right", ncols=2)
+
+
+def _draw_place(axes: Any, results: dict[str, Any]) -> None:
+    told = results["placing"]
+    names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in told[::2]]
+    for i, memory in enumerate(("aligned", "misaligned")):
+        axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in told[i::2]], 0.4)
+        axes.patches[-1].set_label(memory)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xscale="log", xlabel="microseconds to place a batch", title="Placing a batch that lies ready")
+    axes.legend(["aligned", "misaligned: copied by the CPU backend"])
+
+
+def _draw_overlap(axes: Any, results: dict[str, Any]) -> None:
+    depths = results["depths"]
+    axes.bar([str(depth["prefetch"]) for depth in depths], [depth["of_the_slower"] for depth in depths])
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set(
+        xlabel="prefetch", ylabel="step ÷ the slower of load and compute", title="Overlap of load and compute"
+    )
+
+
+def _draw_resume(axes: Any, results: list[dict[str, Any]]) -> None:
+    names = [f"{each['position']:,}" for each in results]
+    axes.bar(names, [each["restore_s"] * 1e3 for each in results], label="set_state")
+    axes.bar(
+        names,
+        [each["first_batch_s"] * 1e3 for each in results],
+        bottom=[each["restore_s"] * 1e3 for each in results],
+        label="the first batch",
+    )
+    axes.set(xlabel="position restored", ylabel="milliseconds", title="Resuming in 10¹⁵ rows")
+    axes.legend()
+
+
+def _size(count: int) -> str:
+    return f"{count} B" if count < 1000 else f"{count / 1000:.0f} KB"
+
+
+_DRAW: dict[str, Callable[[Any, Any], None]] = {
+    "feed": _draw_feed,
+    "place": _draw_place,
+    "overlap": _draw_overlap,
+    "resume": _draw_resume,
+}

@@ -1,0 +1,69 @@
+"""What does it cost to restore a state, at the start of a run and far into it?
+
+Our own time: reading rows is the source's. Refuted by more than 10 ms, or by a cost that grows with the position.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline.feed import Feed
+
+_ROWS = 10**15
+_POSITIONS = (0, 10**6, 10**12)
+_BATCH = 1024
+
+
+class _Vast:
+    """A `RowSource` of 10^15 rows that lie nowhere: row i is i mod 2^31."""
+
+    def __init__(self) -> None:
+        self.spec = jax.ShapeDtypeStruct((), np.int32)
+        self.identity = {"kind": "vast"}
+
+    def __len__(self) -> int:
+        return _ROWS
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        out[...] = rows % (1 << 31)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def resume(repeats: int) -> list[dict[str, Any]]:
+    """Restore a feed of 10^15 rows at several positions, and take the first batch from there.
+
+    Returns:
+      for each {"position", "restore_s": of `set_state`, "first_batch_s": until that batch is on the mesh,
+      medians, "samples": pairs of them}.
+    """
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    found = []
+    with Feed(_Vast(), _BATCH, sharding) as feed:
+        state = feed.get_state()
+        for position in _POSITIONS:
+            samples = []
+            for _ in range(repeats):
+                began = time.perf_counter()
+                feed.set_state({**state, "position": position})
+                restored = time.perf_counter()
+                jax.block_until_ready(next(feed))
+                samples.append((restored - began, time.perf_counter() - restored))
+            restore_s, first_batch_s = (statistics.median(times) for times in zip(*samples, strict=True))
+            found.append(
+                {
+                    "position": position,
+                    "restore_s": restore_s,
+                    "first_batch_s": first_batch_s,
+                    "samples": samples,
+                }
+            )
+    return found

@@ -1,0 +1,228 @@
+"""`feedline bench`: its subcommands and their options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from feedline.bench.peers import Peers
+from feedline.cli.train import use_cpu_devices
+
+_MB = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measurement:
+    """What all benchmarks share: where they run, and where the result goes.
+
+    Attributes:
+      cpu_devices: run on this many CPU devices. 0: on the accelerators that JAX finds.
+      json: print the result as one object on the last line of standard output.
+      out: file for the same object: machine, versions, options, raw samples.
+      plot: file for a picture of it, .png or .svg. Needs feedline[bench].
+    """
+
+    cpu_devices: int = 8
+    json: bool = False
+    out: Path | None = None
+    plot: Path | None = None
+
+    def run(self) -> int:
+        """Measure, print, save. 0."""
+        if self.cpu_devices:
+            use_cpu_devices(self.cpu_devices)
+        from feedline.bench.machine import describe
+
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        name = type(self).__name__.lower()
+        machine = describe()
+        result = {"benchmark": name, "machine": machine, "options": options, "results": self.measured()}
+        text = json.dumps(result, default=str)
+        if self.out is not None:
+            self.out.write_text(text + "\n")
+        if self.plot is not None:
+            from feedline.bench.plots import plot
+
+            plot(json.loads(text), self.plot)
+        if self.json:
+            print(text)
+        return 0
+
+    def measured(self) -> Any:
+        """Measure, and print what was found. JSON values."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed(_Measurement):
+    """How fast a feed delivers: your own, or shuffled rows of several sizes beside the memory limit.
+
+    Attributes:
+      target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
+        current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
+        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with the
+        memory limit.
+      row_bytes: sizes of generated rows.
+      batch_mb: sizes of batches of generated rows, in 10^6 bytes.
+      gib: size of the generated data, in memory and once more in a file.
+      rounds: how often each is measured.
+      seconds: how long, each time.
+      folder: where the file goes. None: the system's folder for temporary files.
+    """
+
+    target: tyro.conf.Positional[str | None] = None
+    row_bytes: tuple[int, ...] = (256, 3072, 12288, 153600)
+    batch_mb: tuple[float, ...] = (16, 4)
+    gib: float = 2.0
+    rounds: int = 7
+    seconds: float = 0.7
+    folder: Path | None = None
+
+    def measured(self) -> Any:
+        """As `feedline.bench.feed` tells."""
+        from feedline.bench import feed
+
+        if self.target is not None:
+            return self._own(self.target)
+        columns = f"{'from → devices':<16} {'M rows/s':>9} {'GB/s':>7}  of the memory limit"
+        _print(f"{'row B':>8} {'batch MB':>8}  {columns}")
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            return feed.matrix(
+                Path(folder),
+                int(self.gib * 2**30),
+                self.row_bytes,
+                [int(size * _MB) for size in self.batch_mb],
+                self.rounds,
+                self.seconds,
+                _print_feeds,
+            )
+
+    def _own(self, target: str) -> Any:
+        import jax
+        import numpy as np
+
+        from feedline.audit.feeds import maker
+        from feedline.bench.feed import own
+
+        devices = jax.devices()
+        mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
+        with maker(target, len(devices))(mesh) as feed:
+            found = own(feed, self.seconds * self.rounds)
+        _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
+        stages = ("read_s", "transform_s", "place_s", "wait_s")
+        for stage in stages:
+            _print(f"{stage.removesuffix('_s'):>10} {found[stage] * 1e3:9.3f} ms a batch")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Place(_Measurement):
+    """What it costs to place a batch that lies ready, and to take one that is placed.
+
+    Attributes:
+      batch_mb: size of the batch, in 10^6 bytes.
+      repeats: how often each is measured.
+    """
+
+    batch_mb: float = 4
+    repeats: int = 200
+
+    def measured(self) -> Any:
+        """As `feedline.bench.place` tells."""
+        from feedline.bench import place
+
+        taking, placing = place.taking(self.repeats), place.placing(int(self.batch_mb * _MB), self.repeats)
+        _print(f"take a ready batch, 1 leaf, {taking['devices']} devices: {taking['take_s'] * 1e6:.0f} µs")
+        for found in placing:
+            memory = "aligned" if found["aligned"] else "misaligned"
+            _print(
+                f"place {found['leaves']:>3} leaves on {found['devices']} devices, {memory:<10}: "
+                f"{found['place_s'] * 1e6:8.0f} µs"
+            )
+        return {"taking": taking, "placing": placing}
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap(_Measurement):
+    """How much longer a step is than the slower one of loading and computing, at several depths of prefetch.
+
+    Attributes:
+      step_ms: how long a load takes, and a computation.
+      steps: how many are measured at each depth.
+    """
+
+    step_ms: float = 20
+    steps: int = 100
+
+    def measured(self) -> Any:
+        """As `feedline.bench.overlap` tells."""
+        from feedline.bench.overlap import overlap
+
+        found = overlap(self.step_ms / 1e3, self.steps)
+        for depth in found["depths"]:
+            _print(
+                f"prefetch {depth['prefetch']}: a step of {depth['step_s'] * 1e3:.2f} ms, "
+                f"{depth['of_the_slower']:.3f} × the slower of load and compute"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume(_Measurement):
+    """What it costs to restore a state, at the start of 10^15 rows and far into them.
+
+    Attributes:
+      repeats: how often each is measured.
+    """
+
+    repeats: int = 50
+
+    def measured(self) -> Any:
+        """As `feedline.bench.resume` tells."""
+        from feedline.bench.resume import resume
+
+        found = resume(self.repeats)
+        for each in found:
+            _print(
+                f"at position {each['position']:>17,}: set_state {each['restore_s'] * 1e3:.2f} ms, "
+                f"the first batch {each['first_batch_s'] * 1e3:.2f} ms later"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Measure this machine, your own feed, or other loaders on the same bytes.
+
+    Run it alone: another program on the same cores changes what is measured.
+    """
+
+    what: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[Feed, tyro.conf.subcommand("feed")]
+        | Annotated[Place, tyro.conf.subcommand("place")]
+        | Annotated[Overlap, tyro.conf.subcommand("overlap")]
+        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        | Annotated[Peers, tyro.conf.subcommand("peers")]
+    ]
+
+    def run(self) -> int:
+        """The chosen benchmark's exit code."""
+        return self.what.run()
+
+
+def _print_feeds(result: dict[str, Any]) -> None:
+    size, batch = result["row_bytes"], result["batch_bytes"] / _MB
+    for name, told in result["entrants"].items():
+        rate = told["median"]
+        low, high = told["of_limit_interval"]
+        share = "" if name == "limit" else f"{told['of_limit']:.2f} [{low:.2f}, {high:.2f}]"
+        _print(f"{size:>8} {batch:>8g}  {name:<16} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  {share}")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
