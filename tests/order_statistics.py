@@ -51,25 +51,45 @@ def documented_hash(purpose, seed, epoch, counter):
     return documented_mix(documented_mix(counter + key[0] & M64) ^ key[1])
 
 
-def documented_round(x, key):
+def documented_round(x, key, tweak):
     """y, of 32 bits."""
-    y = x * (key % 2**32 | 1) + (key >> 32) & M32
+    y = x * (key % 2**32 | 1) + (key >> 32) + tweak & M32
     return (y ^ y >> 16) * 0x85EBCA6B & M32
 
 
-def documented_row(n, seed, epoch, position):
-    """In Python's unbounded integers, one position at a time."""
-    if n <= FEW:
-        return sorted(range(n), key=lambda row: documented_hash("order", seed, epoch, row))[position]
+def documented_network(n, keys, place, tweak=0):
+    """In Python's unbounded integers, one place at a time."""
     a, k = grid(n)
-    left, right = divmod(position, 2**k)
-    for turn, key in enumerate(documented_words("order", seed, epoch)[:7]):
+    left, right = divmod(place, 2**k)
+    for turn, key in enumerate(keys[:7]):
         if turn % 2 == 0:
-            right ^= documented_round(left, key) >> 32 - k
+            right ^= documented_round(left, key, tweak) >> 32 - k
         else:
-            left = (left + documented_round(right, key) * a // 2**32) % a
-    row = left * 2**k + right
-    return row if row < n else documented_row(n, seed, epoch, row)
+            left = (left + documented_round(right, key, tweak) * a // 2**32) % a
+    number = left * 2**k + right
+    return number if number < n else documented_network(n, keys, number, tweak)
+
+
+def documented_row(n, seed, epoch, position, purpose="order"):
+    if n <= FEW:
+        return sorted(range(n), key=lambda row: documented_hash(purpose, seed, epoch, row))[position]
+    return documented_network(n, documented_words(purpose, seed, epoch), position)
+
+
+def documented_blocked_order(rows, window, n, seed, epoch):
+    """The whole epoch, laid out block by block."""
+    blocks = [range(first, min(first + rows, n)) for first in range(0, n, rows)]
+    full, short = [b for b in blocks if len(b) == len(blocks[0])], [b for b in blocks if len(b) < len(blocks[0])]
+    slots = [full[documented_row(len(full), seed, epoch, slot, "blocks")] for slot in range(len(full))]
+    if short:
+        drawn = documented_words("blocks", seed, epoch)[7] * len(blocks) // 2**64
+        slots.insert(drawn // window * window + window - 1, *short)  # a list's insert stops at its end
+    order, (factor, term, *_) = [], documented_words("windows", seed, epoch)
+    for w in range(-(-len(slots) // window)):
+        inside = [row for block in slots[w * window : (w + 1) * window] for row in block]
+        keys, tweak = documented_words("order", seed, epoch), (w * factor + term & M64) >> 32
+        order += [inside[documented_network(len(inside), keys, i, tweak)] for i in range(len(inside))]
+    return order
 
 
 def feedlines(n: int) -> Rows:
