@@ -35,8 +35,10 @@ def main() -> None:
     weights = jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, PartitionSpec()))
     source = {"x": folder / "x.npy", "y": folder / "y.npy"}
     with feedline.Feed(source, batch_size=800, sharding=sharding, epochs=5) as feed:
-        for batch in feed:
+        for step, batch in enumerate(feed):
             weights, loss = train_step(weights, batch)
+            if step % 10 == 0:
+                print(f"step {step}, loss {loss:.6f}")  # waits for the devices, now and then
     print(f"{len(feed)} steps on {len(jax.devices())} devices, loss {loss:.6f}")
 
 

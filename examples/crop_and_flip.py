@@ -1,0 +1,53 @@
+"""Random crop and flip, vectorised: a transform in batch form, the same on any number of devices.
+
+python examples/crop_and_flip.py
+"""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.lib.stride_tricks import sliding_window_view
+
+import feedline
+
+SIZE = 32
+"""Of a cropped image; those of the source have 40 × 40 pixels."""
+
+
+def crop_and_flip(batch: dict[str, np.ndarray], rows: feedline.Rows) -> dict[str, np.ndarray]:
+    """Crop each image at random and mirror half of them.
+
+    What is random comes from rows.key: 64 random bits a row, a function of (seed, epoch, position). So
+    an image is cropped in the same way whichever process, thread or worker does it, and in another way in
+    each epoch. No loop: one gather and one choice for all images that this call was given.
+    """
+    image = batch["image"]  # uint8[k, 40, 40, 3]
+    places = image.shape[1] - SIZE + 1
+    top, left = rows.key % places, rows.key // places % places
+    mirrored = rows.key >> 63 == 1  # the highest bit, which the crop does not use
+
+    windows = sliding_window_view(image, (SIZE, SIZE), axis=(1, 2))  # [k, 9, 9, 3, 32, 32], no copy
+    cropped = np.moveaxis(windows[np.arange(len(image)), top, left], 1, -1)
+    return {**batch, "image": np.where(mirrored[:, None, None, None], cropped[:, :, ::-1], cropped)}
+
+
+def images_on(devices: list[jax.Device], source: dict[str, np.ndarray]) -> np.ndarray:
+    """All images of two epochs, as the devices of a mesh get them."""
+    sharding = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec("data"))
+    with feedline.Feed(source, batch_size=64, sharding=sharding, epochs=2, transform=crop_and_flip) as feed:
+        return np.concatenate([np.asarray(batch["image"]) for batch in feed])
+
+
+def main() -> None:
+    generator = np.random.default_rng(0)
+    source = {
+        "image": generator.integers(256, size=(512, 40, 40, 3), dtype=np.uint8),
+        "label": generator.integers(10, size=512, dtype=np.int32),
+    }
+    one, all_ = images_on(jax.devices()[:1], source), images_on(jax.devices(), source)
+    print(f"{one.shape} {one.dtype}")
+    print(f"{jax.device_count()} devices hold the images that 1 device held: {np.array_equal(one, all_)}")
+
+
+if __name__ == "__main__":
+    main()
