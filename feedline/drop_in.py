@@ -169,18 +169,19 @@ class _Source:
 
     def _own(self, given: list[Array], spec: RowSpec) -> list[Array]:
         """The leaves in placed dtypes: copies, but where the user said that they never change."""
+        copied = [self._copy or leaf.dtype != leaf.placed for leaf in spec.leaves]
         if spec != self._form:  # slabs of another form are of no use
             self._form = spec
             self._staging.close()
-            self._staging = Staging([(leaf.shape, leaf.placed) for leaf in spec.leaves], self._idle)
-        leased = self._staging.lease()
-        for i, (mine, values, leaf) in enumerate(zip(leased, given, spec.leaves, strict=True)):
-            if not self._copy and leaf.dtype == leaf.placed:
-                leased[i] = values
-            else:
+            shapes = [(leaf.shape, leaf.placed) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine]
+            self._staging = Staging(shapes, self._idle)
+        leased = iter(self._staging.lease())
+        leaves = [next(leased) if mine else values for values, mine in zip(given, copied, strict=True)]
+        for target, values, leaf in zip(leaves, given, spec.leaves, strict=True):
+            if target is not values:
                 row = dataclasses.replace(leaf, shape=leaf.shape[1:])
-                cast_into(mine, values, row, np.arange(len(values)))
-        return leased
+                cast_into(target, values, row, np.arange(len(values)))
+        return leaves
 
 
 class _Place:

@@ -1,0 +1,84 @@
+"""Does a feed's memory grow?
+
+It takes 100,000 batches, and reads the resident memory of the process before and after, as the kernel counts it.
+Refuted by growth of 8 MiB or more, or by a host buffer that is mapped after the first 20 batches.
+
+    python benchmarks/memory.py --out memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.bench.machine import describe
+
+SETTLED = 20
+"""Batches after which nothing new is to be mapped."""
+WARM_UP = 2_000
+"""Batches after which memory is read first: allocators have their arenas by then, and caches their entries."""
+
+
+def resident_bytes() -> int:
+    """Of this process, counted page by page: /proc/self/status lags behind."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("the kernel does not say how much memory is resident")
+
+
+def run(batches: int, transform: bool) -> dict[str, object]:
+    """Memory along a run of so many batches of 64 KB in two leaves, one of them cast."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    source = {"x": np.zeros((50_000, 1_000), np.uint8), "y": np.zeros(50_000, np.int64)}
+    keep = (lambda batch, rows: dict(batch)) if transform else None
+    samples = []
+    with feedline.Feed(source, 64, sharding, transform=keep) as feed:
+        for batch in range(1, batches + 1):
+            jax.block_until_ready(next(feed))
+            if batch == SETTLED:
+                slabs = feed.statistics().slabs
+            if batch == WARM_UP or batch % max(1, batches // 20) == 0:
+                samples.append((batch, resident_bytes(), feed.statistics().slabs))
+        after = feed.statistics().slabs
+    start = next(resident for batch, resident, _ in samples if batch >= WARM_UP)
+    return {
+        "batches": batches,
+        "transform": transform,
+        "growth_bytes": samples[-1][1] - start,
+        "slabs_after_20": slabs,
+        "slabs_at_the_end": after,
+        "samples": samples,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=100_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    machine = describe()
+    results = []
+    for transform in (False, True):
+        result = run(options.batches, transform)
+        results.append(result)
+        print(
+            f"{result['batches']:,} batches, transform {transform}: {result['growth_bytes'] / 2**20:+.2f} MiB, "
+            f"slabs {result['slabs_after_20']} after 20 batches, {result['slabs_at_the_end']} at the end"
+        )
+    if options.out:
+        options.out.write_text(json.dumps({"benchmark": "memory", "machine": machine, "results": results}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
