@@ -1,8 +1,7 @@
-"""Rows of arrays, in memory or mapped from `.npy` and `.npz` files: the columnar source."""
+"""Rows of arrays, in memory or mapped from files: the columnar source."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,17 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.loader import files
+from feedline.loader import arrow, digests, files
+from feedline.loader.declared import Declared
+from feedline.loader.scattered import Scattered
+from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import is_numeric
+from feedline.loader.windows import windows
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
-_SAMPLED_ROWS = 16
-_SAMPLED_BYTES = 1 << 12
+_SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
+_MOST_OF_A_SHARD = 16
 
 
 class ArraySource:
@@ -28,8 +31,10 @@ class ArraySource:
     files again where it lands.
 
     Args:
-      shards: each a path to a `.npy` or `.npz` file, or a tree of arrays and of paths to `.npy` files,
-        all of one structure. The source's rows are those of the first, then of the second, and so on.
+      shards: each a path to a `.npy`, `.npz`, `.bin` or uncompressed Arrow file, or a tree of arrays and of
+        paths to `.npy` files, all of one structure. The source's rows are those of the first, then of the
+        second, and so on.
+      declared: what the files do not say.
 
     Raises:
       ValueError: no rows, or leaves, or shards that do not fit together.
@@ -43,74 +48,89 @@ class ArraySource:
       [[4, 5], [0, 1]]
     """
 
-    def __init__(self, shards: Sequence[Any]) -> None:
-        self._shards = list(shards)
+    def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
+        self._given = list(shards)
+        self._declared = declared or Declared()
         self._open()
 
     def _open(self) -> None:
-        trees = [_as_arrays(shard) for shard in self._shards]
-        self._treedef = jax.tree_util.tree_structure(trees[0])
-        self._parts = [_checked_leaves(tree, trees[0], i) for i, tree in enumerate(trees)]
-        lengths = [len(part[0]) for part in self._parts]
-        self._ends = np.cumsum(lengths, dtype=np.int64)
-        if self._ends[-1] == 0:
-            raise ValueError("a source must have at least one row, got arrays of length 0")
+        trees = [tree for shard in self._given for tree in _as_trees(shard, self._declared)]
+        parts = [_checked_leaves(tree, trees[0], i) for i, tree in enumerate(trees)]
+        self._leaves = list(zip(*parts, strict=True))
+        self._shards = Shards([len(part[0]) for part in parts])
+        if len(self._shards) == 0:
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared)}")
+        self._scattered = [Scattered(leaf) if Scattered.fits(leaf) else None for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
-        return {"kind": "arrays", "shards": [[_sample(array) for array in part] for part in self._parts]}
+        samples = min(_MOST_OF_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
+        sampled = [
+            [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
+        ]
+        return {"kind": "arrays", "shards": sampled}
 
     @property
     def picklable(self) -> bool:
         """Whether worker processes can open it again: every leaf is a path."""
-        return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._shards))
+        return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._shards)
 
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+    def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`."""
+        part = self._part_of(rows)
         for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
-            self.read_leaf(leaf, rows, (slice(None),) * (target.ndim - 1), target)
+            self._read_leaf(leaf, part, rows, (slice(None),) * (target.ndim - 1), target)
 
-    def read_leaf(self, leaf: int, rows: npt.NDArray[np.int64], columns: Columns, out: Array) -> None:
+    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype."""
-        if len(self._parts) == 1:
-            return _take(self._parts[0][leaf], rows, columns, out)
-        shard_of = np.searchsorted(self._ends, rows, side="right")
-        for shard in np.unique(shard_of):
-            here = np.flatnonzero(shard_of == shard)
-            part = self._parts[shard][leaf]
-            first = self._ends[shard] - len(part)
-            temporary = np.empty((len(here), *out.shape[1:]), out.dtype)
-            _take(part, rows[here] - first, columns, temporary)
-            out[here] = temporary
-        return None
+        self._read_leaf(leaf, self._part_of(rows), rows, columns, out)
 
     def close(self) -> None:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
 
+    def _part_of(self, rows: Indices) -> Indices | None:
+        part = self._shards.of(rows)  # also the check that there are such rows
+        return None if len(self._shards.ends) == 1 else part
+
+    def _read_leaf(self, leaf: int, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
+        scattered = self._scattered[leaf]
+        if scattered is not None:
+            local = rows if part is None else rows - self._shards.firsts.take(part)
+            return scattered.read(part, local, columns, out)
+        for shard, local, places in self._shards.split(rows):
+            out[places] = _picked(self._leaves[leaf][shard], local, columns)
+        return None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_shards": self._shards}
+        return {"shards": self._given, "declared": self._declared}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._shards = state["_shards"]
-        self._open()
+        self.__init__(**state)  # type: ignore[misc]
 
 
-def _as_arrays(shard: Any) -> Any:
-    """A tree of arrays: a `.npz` file is a dict of them."""
-    if isinstance(shard, str | os.PathLike) and Path(shard).suffix == ".npz":
-        shard = files.load(Path(shard))
-    return jax.tree_util.tree_map_with_path(_as_array, shard)
+def _as_trees(shard: Any, declared: Declared) -> list[Any]:
+    """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
+    if isinstance(shard, str | os.PathLike):
+        path = Path(shard)
+        if path.suffix in arrow.SUFFIXES:
+            return arrow.mapped(path, declared)
+        shard = declared.named(files.load(path, declared.dtype), str(path))
+    tree = jax.tree_util.tree_map_with_path(_as_array, shard)
+    length = declared.window
+    if length is None:
+        return [tree]
+    return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
 
 
 def _as_array(path: Any, leaf: Any) -> Array:
     name = f"source{jax.tree_util.keystr(path)}"
     if isinstance(leaf, str | os.PathLike):
-        array = files.load(Path(leaf))
+        array: Any = files.load(Path(leaf))
         if not isinstance(array, np.ndarray):
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
@@ -129,7 +149,7 @@ def _as_array(path: Any, leaf: Any) -> Array:
             f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
             "numbers first (rows of different lengths make dtype object: pad them)"
         )
-    return array
+    return np.asarray(array)
 
 
 def _checked_leaves(tree: Any, first: Any, shard: int) -> list[Array]:
@@ -153,25 +173,17 @@ def _checked_leaves(tree: Any, first: Any, shard: int) -> list[Array]:
     return [leaf for _, leaf in leaves]
 
 
-def _take(array: Array, rows: npt.NDArray[np.int64], columns: Columns, out: Array) -> None:
-    """out[i] = array[rows[i]] cut to columns, without a copy of anything but these rows."""
-    whole = all(isinstance(column, slice) for column in columns)
-    if array.flags.c_contiguous and out.flags.c_contiguous and out.shape[1:] == array.shape[1:]:
-        # mode="clip" spares the temporary that "raise" makes with out=; the rows are in range by construction
-        np.take(array, rows, axis=0, out=out, mode="clip")
-    elif whole:
-        out[...] = array[(slice(None), *columns)][rows]
-    else:  # np.take would first copy the whole of an array that is not contiguous
-        part = array[rows]
-        for axis, column in enumerate(columns, start=1):
-            part = part[(slice(None),) * axis + (column,)]
-        out[...] = part
+def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
+    """array[rows] cut to columns, where rows are not contiguous (np.take would copy the whole array first)."""
+    if all(isinstance(column, slice) for column in columns):
+        return array[(slice(None), *columns)][rows]
+    part = array[rows]
+    for axis, column in enumerate(columns, start=1):
+        part = part[(slice(None),) * axis + (column,)]
+    return part
 
 
-def _sample(array: Array) -> list[Any]:
-    """Dtype, shape and a digest of sampled rows of one array."""
-    picked = np.unique(np.linspace(0, max(len(array) - 1, 0), _SAMPLED_ROWS).astype(np.int64))
-    hashed = hashlib.sha256()
-    for row in picked[: len(array)]:
-        hashed.update(np.ascontiguousarray(array[row]).reshape(-1).view(np.uint8)[:_SAMPLED_BYTES].tobytes())
-    return [array.dtype.str, list(array.shape), hashed.hexdigest()[:32]]
+def _why_empty(declared: Declared) -> str:
+    if declared.window is None:
+        return "arrays of length 0"
+    return f"no shard with {declared.window} elements, the length of a window; choose a shorter one"

@@ -1,18 +1,23 @@
-"""What rows can be read from: the `RowSource` contract, and which source a user's object becomes."""
+"""What rows can be read from: the `RowSource` contract, and which source a path or a user's object becomes."""
 
 from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import grain
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline.loader import array_record, arrow, parquet, zarr
+from feedline.loader.array_record import ArrayRecordSource
 from feedline.loader.arrays import ArraySource
+from feedline.loader.declared import CACHE_BYTES, Declared, Decode
+from feedline.loader.groups import GroupSource
 from feedline.loader.records import RecordSource
 
 
@@ -43,32 +48,105 @@ class RowSource(Protocol):
         """Let go of files. Called once by the owner of the feed, never while `read` runs."""
 
 
-def open_source(path_or_glob: str | os.PathLike[str]) -> RowSource:
+class _Format(NamedTuple):
+    open: Callable[[list[str], Declared], RowSource]
+    takes: frozenset[str]
+
+
+def _open_arrow(paths: list[str], declared: Declared) -> RowSource:
+    if all(arrow.is_mapped(Path(path)) for path in paths):
+        return ArraySource(paths, declared)
+    return GroupSource(arrow.grouped, paths, declared)
+
+
+_ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
+_RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
+_GROUPED = frozenset({"columns", "cache_bytes"})
+_FORMATS = {
+    ".npy": _ARRAYS,
+    ".npz": _ARRAYS,
+    ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
+    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
+    ".parquet": _Format(lambda paths, declared: GroupSource(parquet.grouped, paths, declared), _GROUPED),
+    **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
+    ".zarr": _Format(lambda paths, declared: GroupSource(zarr.grouped, paths, declared), _GROUPED),
+}
+
+
+def open_source(
+    path_or_glob: str | os.PathLike[str],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    columns: Sequence[str] | None = None,
+    decode: Decode | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> RowSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
+    The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
+    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
+
     Args:
-      path_or_glob: of a `.npy` file (the batch is one array) or a `.npz` file (the batch is a dict), or a glob
-        of such files, whose rows follow each other.
+      path_or_glob: of a file, or a glob of files of one format, whose rows follow each other.
+      dtype: what one element of a `.bin` file, or one ArrayRecord record, is. A structured dtype gives a
+        dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
+      window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
+        never cross the border of a file; elements after the last whole window are left out.
+      stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
+        that follow each other. Smaller ones overlap.
+      columns: the names of the leaves to read; None: all. One array without a name gets the one given here.
+      decode: for ArrayRecord records that are no dtype: (list of k records as bytes) → tree of arrays whose
+        first axes are k. Called from many threads; record i decides row i alone. With workers it must pickle.
+      cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
+        batches, Zarr chunks), which are read whole. To read each once, it must hold what a stretch of the order
+        touches: for a blocked order window × bytes of a block. One larger group is kept alone; a thread that
+        reads a batch holds its groups besides, up to as many bytes.
 
     Raises:
       FileNotFoundError: no such file, or no match.
-      ValueError: truncated, another format, or files that do not fit together.
+      ValueError: truncated, another format, files that do not fit together, or an option of another format.
+      TypeError: a column is no number.
+      ImportError: the format needs a library that is not installed; it says which line installs it.
 
     Example:
       >>> import tempfile
       >>> folder = Path(tempfile.mkdtemp())
       >>> for shard in range(2):
-      ...     np.save(folder / f"rows-{shard}.npy", np.zeros((5, 3), np.uint8))
-      >>> len(open_source(folder / "rows-*.npy"))
-      10
+      ...     np.arange(10, dtype=np.uint16).tofile(folder / f"tokens-{shard}.bin")
+      >>> source = open_source(folder / "tokens-*.bin", dtype=np.uint16, window=5, stride=4)
+      >>> len(source), source.spec
+      (4, ShapeDtypeStruct(shape=(5,), dtype=uint16))
     """
-    name = os.fspath(path_or_glob)
+    declared = Declared(dtype, window, stride, columns, decode, cache_bytes)
+    paths = _matches(os.fspath(path_or_glob))
+    suffixes = sorted({_suffix(path) for path in paths})
+    if len(suffixes) > 1:
+        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
+    if suffixes[0] not in _FORMATS:
+        raise ValueError(
+            f"files of rows end in {', '.join(_FORMATS)}, got {paths[0]}; rename or convert it, "
+            "or write a RowSource"
+        )
+    form = _FORMATS[suffixes[0]]
+    for option in sorted(declared.given() - form.takes):
+        takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
+        raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
+    return form.open(paths, declared)
+
+
+def _matches(name: str) -> list[str]:
     if not glob.has_magic(name) or Path(name).exists():
-        return ArraySource([name])
+        return [name]
     matches = sorted(glob.glob(name, recursive=True))
     if not matches:
         raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
-    return ArraySource(matches)
+    return matches
+
+
+def _suffix(path: str) -> str:
+    return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any]:

@@ -1,0 +1,155 @@
+"""ArrayRecord files, of one size and decoded, against the arrays that they were written from."""
+
+import pickle
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import feedline
+
+RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
+
+
+def _write(path, records, options="group_size:1"):
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+def _records(count, seed=0):
+    random = np.random.default_rng(seed)
+    records = np.empty(count, RECORD)
+    records["image"], records["label"] = random.integers(0, 255, (count, 4, 3)), random.integers(-9, 9, count)
+    return records
+
+
+def lengths_first(records):
+    """A decoder of one byte that counts, then as many."""
+    counts = np.array([record[0] for record in records], np.int32)
+    padded = np.stack([np.frombuffer(record[1:].ljust(8, b"\0"), np.uint8) for record in records])
+    return {"count": counts, "bytes": padded}
+
+
+@pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed"])
+def test_records_of_one_size(tmp_path, is_source_of, options):
+    records = _records(3000)
+    for i, part in enumerate((records[:100], records[100:100], records[100:])):
+        _write(tmp_path / f"{i}.array_record", [record.tobytes() for record in part], options)
+    source = feedline.open_source(tmp_path / "*.array_record", dtype=RECORD)
+    is_source_of(source, {"image": records["image"], "label": records["label"]})
+    source.close()
+
+
+def test_one_array_a_record_and_its_name(tmp_path, is_source_of):
+    rows = np.arange(40, dtype=">u2").reshape(10, 4)
+    _write(tmp_path / "x.arrayrecord", [row.tobytes() for row in rows])
+    form = np.dtype((">u2", (4,)))
+    is_source_of(feedline.open_source(tmp_path / "x.arrayrecord", dtype=form), rows)
+    is_source_of(feedline.open_source(tmp_path / "x.arrayrecord", dtype=form, columns=["x"]), {"x": rows})
+
+
+def test_a_decoder_reads_many_records_at_once(tmp_path, is_source_of):
+    texts = [bytes([i % 8]) + bytes([i]) * (i % 8) for i in range(100)]
+    _write(tmp_path / "x.array_record", texts)
+    source = feedline.open_source(tmp_path / "x.array_record", decode=lengths_first)
+    is_source_of(source, lengths_first(texts))
+
+
+def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
+    records = _records(500)
+    _write(tmp_path / "x.array_record", [record.tobytes() for record in records], "group_size:64")
+    with pytest.warns(UserWarning, match=r"x\.array_record was written in groups of 64 .* 'group_size:1'"):
+        source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
+    with pytest.warns(UserWarning, match="groups of 64"):  # unpickled, it opens the file again
+        is_source_of(source, {"image": records["image"], "label": records["label"]})
+
+
+def test_a_record_of_another_size_is_named(tmp_path):
+    records = [record.tobytes() for record in _records(50)]
+    _write(tmp_path / "a.array_record", records)
+    _write(tmp_path / "b.array_record", [*records[:7], b"short", *records[8:]])
+    source = feedline.open_source(tmp_path / "?.array_record", dtype=RECORD)
+    out = {"image": np.empty((100, 4, 3), np.uint8), "label": np.empty(100, np.int32)}
+    with pytest.raises(
+        feedline.RowError, match=r"must have the 16 bytes of dtype .*, this one has 5 bytes"
+    ) as error:
+        source.read(np.arange(100)[::-1], out)
+    assert (error.value.row, error.value.file) == (57, str(tmp_path / "b.array_record"))
+
+
+def test_a_record_that_cannot_be_decoded_is_named(tmp_path):
+    _write(tmp_path / "x.array_record", [b"\x01a", b"\x01b", b"", b"\x01c"])
+    source = feedline.open_source(tmp_path / "x.array_record", decode=lengths_first)
+    out = {"count": np.empty(4, np.int32), "bytes": np.empty((4, 8), np.uint8)}
+    with pytest.raises(feedline.RowError, match="decode failed on this record with IndexError") as error:
+        source.read(np.arange(4), out)
+    assert error.value.row == 2
+    assert isinstance(error.value.__cause__, IndexError)
+
+
+def test_a_decoder_that_changes_its_form_or_fails_on_many_is_told(tmp_path):
+    _write(tmp_path / "x.array_record", [b"1", b"2", b"3"])
+
+    def first_only(records):
+        return np.zeros(1, np.uint8)
+
+    def alone(records):
+        (record,) = records
+        return np.frombuffer(record, np.uint8)
+
+    for decode, match in (
+        (first_only, r"arrays of one form; of 3 records .* made \[\(\(1,\)"),
+        (alone, "decode failed on 3 records from this one on, but on none alone, with ValueError"),
+    ):
+        source = feedline.open_source(tmp_path / "x.array_record", decode=decode)
+        with pytest.raises(feedline.RowError, match=match):
+            source.read(np.arange(3), np.empty(3, np.uint8))
+
+
+def test_files_that_are_none_are_refused(tmp_path):
+    records = [record.tobytes() for record in _records(2000)]
+    _write(tmp_path / "x.array_record", records)
+    _write(tmp_path / "none.array_record", [])
+    (tmp_path / "cut.array_record").write_bytes((tmp_path / "x.array_record").read_bytes()[:-70_000])
+    (tmp_path / "text.array_record").write_text("no records")
+    (tmp_path / "empty.array_record").touch()
+    for name in ("cut", "text", "empty"):
+        with pytest.raises(ValueError, match=rf"{name}\.array_record cannot be read as an ArrayRecord file"):
+            feedline.open_source(tmp_path / f"{name}.array_record", dtype=RECORD)
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.array_record; check the path"):
+        feedline.open_source(tmp_path / "gone.array_record", dtype=RECORD)
+    with pytest.raises(ValueError, match=r"at least one row, got .*none\.array_record with no records"):
+        feedline.open_source(tmp_path / "none.array_record", dtype=RECORD)
+
+
+def test_one_of_dtype_and_decode_is_needed(tmp_path):
+    _write(tmp_path / "x.array_record", [b"abcd"])
+    with pytest.raises(ValueError, match=r"got .* with neither dtype nor decode"):
+        feedline.open_source(tmp_path / "x.array_record")
+    with pytest.raises(ValueError, match=r"got .* with dtype and decode"):
+        feedline.open_source(tmp_path / "x.array_record", dtype=np.uint8, decode=lengths_first)
+    with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, this one has 4 bytes"):
+        feedline.open_source(tmp_path / "x.array_record", dtype=np.uint8)
+    with pytest.raises(ValueError, match="columns is for arrays with names; a decoder names its own"):
+        feedline.open_source(tmp_path / "x.array_record", decode=len, columns=["x"])
+
+
+def test_identity_follows_the_data_and_not_the_path(tmp_path):
+    records = [record.tobytes() for record in _records(50)]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        _write(tmp_path / name / "x.array_record", records)
+    _write(tmp_path / "x.array_record", [*records[:-1], bytes(16)])
+    a, b, c = (
+        feedline.open_source(tmp_path / n / "x.array_record", dtype=RECORD).identity for n in ("a", "b", ".")
+    )
+    assert a == b != c
+    assert str(tmp_path) not in str(a)
+
+
+def test_pickled_it_carries_paths_and_not_the_records(tmp_path):
+    _write(tmp_path / "x.array_record", [record.tobytes() for record in _records(5000)])
+    source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
+    assert len(pickle.dumps(source)) < 2000
