@@ -14,16 +14,17 @@ _LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, 
 class Blocks:
     """A shuffle that reads rows near each other at about the same time, for storage where random reads cost.
 
-    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside every window of so many blocks.
-    An order of such blocks is less random than one of all rows: a batch is drawn from `window` blocks. Shuffle
-    the files once when they are written if their neighbours are alike.
+    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside every window of so many blocks. So
+    a batch comes from `window` blocks: where neighbours are alike, as in files sorted by label, that is far less
+    random than a shuffle of all rows, and the files should be shuffled once when they are written.
 
-    A page cache that is to read no page twice must hold rows · window · (bytes of a row) for each run.
+    The page cache reads nothing twice if it holds a window: rows · window · (bytes of a row).
 
     Attributes:
-      rows: adjacent rows in a block, the last of which may have fewer. As many as storage reads in one
-        piece: the rows of a row group or a chunk, or what makes 1 MiB of them in a plain file.
-      window: blocks in a window. The more, the more random; 1 shuffles only blocks, and rows inside each.
+      rows: adjacent rows in a block; the last block may have fewer. As many as storage reads in one piece: the
+        rows of a row group or a chunk; in a plain file, as many as the kernel reads ahead (often 128 KiB, but
+        8 MiB on some machines: `cat /sys/block/*/queue/read_ahead_kb`).
+      window: blocks in a window, as many as memory allows. 1 shuffles the blocks, and the rows of each.
 
     Example:
       >>> Order(seed=7, shuffle=Blocks(rows=256, window=64))

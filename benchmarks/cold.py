@@ -1,0 +1,173 @@
+"""How many times faster does a blocked order read a file that is not in memory than a shuffle of all rows does?
+
+A mapped .npy of random bytes, in rows of 3 KiB, read by feedline's source in batches, by several threads, each
+order from a page cache that holds none of it. Refuted if no blocked order reads twice the rows/s of the full
+shuffle.
+
+Every order reads 256 MiB of rows from the start of an epoch, which is one window of each blocked one. `read` is
+what the kernel fetched for this process over the bytes of these rows, `resident` the share of the file that was in
+memory in the end. What a full shuffle makes the kernel read ahead stays there and serves later rows. So its rows/s
+grow with what it reads, as they do not on data that memory cannot hold, and no gain can exceed the bytes
+of the file over those of the rows: a file of 256 MiB shows nothing. Blocks smaller than the kernel's read-ahead,
+which is printed, should gain little.
+
+    python benchmarks/cold.py --folder /data          # 8 GiB, minutes; --json: one object in the last line
+
+The file is removed afterwards, unless --keep is given; one that is there and has the right size is used again.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+import feedline
+from feedline import Blocks, Order
+from feedline.bench.machine import describe
+from feedline.order import rows_at
+
+ROW_BYTES = 3072
+PART_ROWS = 1 << 15
+BLOCKS = [(85, 1024), (341, 256), (1365, 64), (5461, 16)]  # rows, window: 256 MiB in blocks of ¼, 1, 4 and 16
+SHUFFLES = {"full": True, **{f"{rows} x {window}": Blocks(rows, window) for rows, window in BLOCKS}}
+READ_ROWS = max(rows * window for rows, window in BLOCKS)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def make(path, rows):
+    """Real bytes, none of which repeat, so that no file system stores fewer."""
+    if path.exists():
+        held = np.load(path, mmap_mode="r")
+        if held.shape == (rows, ROW_BYTES):
+            return
+    random = np.random.default_rng(0)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (rows, ROW_BYTES)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, rows, PART_ROWS):
+            file.write(random.bytes(min(PART_ROWS, rows - first) * ROW_BYTES))
+
+
+def drop(path):
+    """Write the file back and let go of its pages. They stay where someone has it mapped."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident(path):
+    """The share of the file that is in the page cache."""
+    with path.open("r+b") as file, contextlib.closing(mmap.mmap(file.fileno(), 0)) as mapped:
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        here, told = (ctypes.c_char * 1).from_buffer(mapped), (ctypes.c_ubyte * pages)()
+        if LIBC.mincore(ctypes.c_void_p(ctypes.addressof(here)), ctypes.c_size_t(len(mapped)), told):
+            raise OSError(ctypes.get_errno(), "mincore failed")
+        del here  # mapped cannot be closed before
+        return float((np.frombuffer(told, np.uint8) & 1).mean())
+
+
+def read_ahead_kib(path):
+    """How much the kernel reads around a page of this file that it has to fetch."""
+    device = path.stat().st_dev
+    told = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    return int(told.read_text()) if told.exists() else None
+
+
+def fetched_bytes():
+    """What this process had read from storage."""
+    told = Path("/proc/self/io").read_text()
+    return int(told.partition("\nread_bytes: ")[2].split()[0])
+
+
+def sample(path, order, options):
+    """One cold pass over the first positions of an epoch."""
+    drop(path)
+    if (before := resident(path)) > 0.01:
+        raise RuntimeError(f"the file must be out of memory, {before:.1%} is in it; does another process map it?")
+    with contextlib.closing(feedline.open_source(path)) as source, ThreadPoolExecutor(options.threads) as pool:
+        own, rows = threading.local(), min(READ_ROWS, len(source))
+
+        def read(first):
+            if not hasattr(own, "buffer"):
+                own.buffer = np.empty((options.batch, ROW_BYTES), np.uint8)
+            places = np.arange(first, min(first + options.batch, rows))
+            source.read(rows_at(order, len(source), 0, places), own.buffer[: places.size])
+
+        fetched, begun = fetched_bytes(), time.perf_counter()
+        for _ in pool.map(read, range(0, rows, options.batch)):
+            pass
+        seconds, fetched = time.perf_counter() - begun, fetched_bytes() - fetched
+    return {
+        "rows_per_s": round(rows / seconds),
+        "read_bytes": fetched,
+        "read": round(fetched / (rows * ROW_BYTES), 3),
+        "resident": round(resident(path), 4),
+    }
+
+
+def measure(path, options):
+    """Rounds in turns, so that a busy moment of the machine does not fall on one order alone."""
+    samples = {name: [] for name in SHUFFLES}
+    for seed in range(options.repeats):
+        for name, shuffle in SHUFFLES.items():
+            found = sample(path, Order(seed, shuffle), options)
+            samples[name].append(found)
+            print(f"{name:>10} {found['rows_per_s']:>10,} rows/s, read {found['read']:6.2f}", flush=True)
+    return samples
+
+
+def show(samples):
+    """Print the medians, and return each order's gain over the full shuffle of its round."""
+    print(f"\n{'rows x window':>13} {'rows/s':>10} {'gain':>6} {'read':>6} {'resident':>8}")
+    gains = {}
+    for name, found in samples.items():
+        middle = {key: statistics.median(sample[key] for sample in found) for key in found[0]}
+        pairs = zip(found, samples["full"], strict=True)
+        gains[name] = statistics.median(one["rows_per_s"] / full["rows_per_s"] for one, full in pairs)
+        figures = f"{middle['rows_per_s']:10,.0f} {gains[name]:6.2f} {middle['read']:6.2f}"
+        print(f"{name:>13} {figures} {middle['resident']:8.1%}")
+    return gains
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where the file is made; not a tmpfs")
+    parser.add_argument("--gib", type=float, default=8.0, help="size of the file")
+    parser.add_argument("--batch", type=int, default=4096, help="rows that are read at a time")
+    parser.add_argument("--threads", type=int, default=8, help="that read")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help="leave the file there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
+    return parser.parse_args()
+
+
+def main():
+    options = parsed()
+    path = options.folder / "feedline-cold.npy"
+    try:
+        make(path, int(options.gib * 2**30) // ROW_BYTES)
+        machine = {**describe(), "read_ahead_kib": read_ahead_kib(path)}
+        print("read-ahead:", machine["read_ahead_kib"], "KiB")
+        samples = measure(path, options)
+    finally:
+        if not options.keep:
+            path.unlink(missing_ok=True)
+    gains = show(samples)
+    refuted = max(gain for name, gain in gains.items() if name != "full") < 2
+    print("refuted" if refuted else "not refuted")
+    if options.json:
+        asked = {name: getattr(options, name) for name in ("gib", "batch", "threads", "repeats")}
+        print(json.dumps({"machine": machine, **asked, "refuted": refuted, "gains": gains, "samples": samples}))
+
+
+if __name__ == "__main__":
+    main()
