@@ -2,8 +2,8 @@
 
 feedline claims at most 12 ns of a core for a row at 16,384 positions a call and 8 ns at 65,536, for any number of
 rows. Refuted if the median CPU time of one thread is above that for one of ROWS, with Order(shuffle=True).
-Nothing is claimed for the blocked order, nor for two threads: they are shown because a loader has several, whose
-time on the clock does not halve, since each NumPy call takes the interpreter's lock.
+Nothing is claimed for the blocked order, nor for two threads: they are shown because a loader has several, and
+each NumPy call hands the interpreter's lock over. On a busy machine only the CPU time of one thread says much.
 
     python benchmarks/order.py          # about half a minute; --json: samples as one object in the last line
 """
