@@ -1,0 +1,103 @@
+"""`feedline audit`: its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from typing import Literal
+
+import tyro
+
+from feedline.errors import FeedError
+from feedline.options import checked_integer
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """See on your own data that a feed keeps its promises: the same rows on any layout, each once an epoch.
+
+    It runs the feed on one CPU device, and then on several processes with several devices each, on meshes of
+    several shapes, with other threads, workers and batch sizes, stopped and killed half way and resumed on other
+    processes. Each process digests every row that it really holds; the rows must be those of one device, bit by
+    bit. Exit code 1 names the first layout, batch, row and leaf that differ.
+
+    Attributes:
+      target: a path or glob of rows, of which a feed of all leaves is made; or module:make_feed, found from the
+        current folder: make_feed(mesh) builds a new feedline.Feed over a mesh with the axes data and model.
+      processes: how many, each count in turn; 1 is always among them.
+      batches: that are compared, at the most, from the start of the feed.
+      batch_size: rows in the global batch. None: the feed's own; for a path, about an eighth of its rows. Must be
+        a multiple of the devices: the least common multiple of --processes, and at least 4.
+      limit_s: how long one layout may take, in seconds.
+      json: print one line of JSON on standard output, in place of the table.
+      plant: a fault to put in, to see that it is found: two rows of a batch swapped, rows chosen by process index
+        in place of the sharding, or a state that counts a batch not yet delivered.
+    """
+
+    target: tyro.conf.Positional[str]
+    processes: str = "1,2,4,8"
+    batches: int = 20
+    batch_size: int | None = None
+    limit_s: float = 60.0
+    json: bool = False
+    plant: Literal["swap", "local-order", "late-state"] | None = None
+
+    def run(self) -> int:
+        """Run all layouts, compare and print. The exit code.
+
+        Raises:
+          ValueError: an option is wrong.
+          FileNotFoundError: there is no such file.
+          FeedError: a process failed or took too long.
+        """
+        counts = self.check()
+        from rich.console import Console
+
+        from feedline.audit import report
+        from feedline.audit.held import Held
+        from feedline.audit.job import Job
+        from feedline.audit.layouts import launches
+        from feedline.audit.runs import results
+        from feedline.audit.verdict import Reference, Verdict, judged
+
+        began = time.monotonic()
+        job = Job(self.target, self.batches, self.batch_size, self.plant)
+        verdicts: list[Verdict] = []
+        reference: Reference | None = None
+        try:
+            with Console(stderr=True).status("starting 1 process") as status:
+                for layout, held in results(job, launches(counts), os.environ, self.limit_s):
+                    if reference is None:
+                        assert isinstance(held[0], Held)
+                        reference = Reference.of(held[0])
+                    verdicts.append(judged(layout, held, reference))
+                    status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
+        except FeedError as error:
+            if self.json:
+                print(json.dumps({"ok": False, "error": str(error)}), flush=True)
+                return 1
+            raise
+        assert reference is not None
+        result = report.as_object(verdicts, reference, time.monotonic() - began)
+        if self.json:
+            print(json.dumps(result), flush=True)
+        else:
+            report.show(verdicts, reference, result["seconds"], Console())
+        return 0 if result["ok"] else 1
+
+    def check(self) -> list[int]:
+        """The counts of processes, ascending. `ValueError` where the options do not fit."""
+        checked_integer("--batches", self.batches, at_least=4)
+        if self.batch_size is not None:
+            checked_integer("--batch-size", self.batch_size, at_least=1)
+        if not 0 < self.limit_s < 1e9:
+            raise ValueError(f"--limit-s must be above 0 and below 1e9 seconds, got {self.limit_s}")
+        counts = self.processes.split(",")
+        if not all(count.strip().isdecimal() and int(count) for count in counts):
+            raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
+        found = sorted({1, *map(int, counts)})
+        if self.plant == "local-order" and found == [1]:
+            raise ValueError("--plant local-order shows itself on several processes; add --processes 1,2")
+        return found
