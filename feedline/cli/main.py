@@ -63,12 +63,17 @@ def _parsed(arguments: list[str]) -> Command:
     """The subcommand with its options. What follows the first -- of `launch` is its command, untouched."""
     import tyro  # here, and not above, so that Ctrl-C meanwhile is met by `_ran`
 
+    from feedline.cli.audit import Audit
+    from feedline.cli.bench import Bench
     from feedline.cli.launch import Launch
     from feedline.cli.train import Train
 
     border = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
-    parsed: Train | Launch = tyro.cli(
-        Annotated[Train, tyro.conf.subcommand("train")] | Annotated[Launch, tyro.conf.subcommand("launch")],
+    parsed: Train | Launch | Audit | Bench = tyro.cli(
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Launch, tyro.conf.subcommand("launch")]
+        | Annotated[Audit, tyro.conf.subcommand("audit")]
+        | Annotated[Bench, tyro.conf.subcommand("bench")],
         prog="feedline",
         description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:border],
