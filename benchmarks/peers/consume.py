@@ -5,6 +5,8 @@
     SETTINGS: dict                                      # the keyword arguments of batches
     def batches(task, **settings) -> Iterator           # uint8[batch_rows, row_bytes], placed by task.sharding
     def prepare(task) -> None                           # optional: converts the rows to the peer's own format
+    AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
+    SWEEP: list[dict]                                   # optional: settings that feedline.bench.sweep compares
 
 Each line on standard input is one request, each line on standard output its answer; whatever the
 peer itself prints goes to standard error. An error ends the process.
@@ -17,8 +19,8 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import dataclasses
 import gc
+import importlib
 import importlib.metadata
-import importlib.util
 import json
 import sys
 import time
@@ -54,23 +56,43 @@ class Task:
         """Rows over all eight devices."""
         return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
-    def load(self):
-        """uint8[rows, row_bytes], in memory of this process."""
-        flat = np.load(self.file)
+    def load(self, mapped=False):
+        """uint8[rows, row_bytes], in memory of this process; or the file mapped into it."""
+        flat = np.load(self.file, mmap_mode="r" if mapped else None)
         rows = len(flat) // (self.row_bytes * self.batch_rows) * self.batch_rows
         return flat[: rows * self.row_bytes].reshape(rows, self.row_bytes)
 
+    def records(self):
+        """The rows as a sequence that can be sent to other processes."""
+        return Records(self)
+
     def orders(self, seed=0):
         """A permutation of all rows for each epoch, as NumPy makes it."""
-        rows = len(np.load(self.file, mmap_mode="r")) // (self.row_bytes * self.batch_rows) * self.batch_rows
-        generator, epoch = np.random.default_rng(seed), 0
+        rows, generator, epoch = len(self.load(mapped=True)), np.random.default_rng(seed), 0
         while self.epochs is None or epoch < self.epochs:
             yield generator.permutation(rows)
             epoch += 1
 
 
+class Records:
+    """The rows one by one, from the mapped file: worker processes open it again instead of copying an array."""
+
+    def __init__(self, task):
+        self.task, self.rows = task, task.load(mapped=True)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def __reduce__(self):
+        return Records, (self.task,)
+
+
 def measure(reader, task, settings, warm_up_s, seconds):
     """Rows and seconds of one round, after a warm-up that also empties what was read ahead."""
+    at_once = getattr(reader, "AT_ONCE", 1)
     batches = reader.batches(task, **settings)
     first = next(batches)
     if (first.shape, first.dtype) != ((task.batch_rows, task.row_bytes), np.uint8):
@@ -79,8 +101,8 @@ def measure(reader, task, settings, warm_up_s, seconds):
         )
     if isinstance(first, jax.Array) and not first.sharding.is_equivalent_to(task.sharding, 2):
         raise ValueError(f"a batch must lie on all devices as {task.sharding}, got {first.sharding}")
-    draw(batches, warm_up_s, at_least=1)
-    count, elapsed = draw(batches, seconds, at_least=2)
+    draw(batches, warm_up_s, at_least=at_once)
+    count, elapsed = draw(batches, seconds, at_least=max(2, at_once))
     batches.close()
     return {"rows": count * task.batch_rows, "seconds": elapsed}
 
@@ -152,7 +174,7 @@ def answer(reader, request):
     """Do what one request asks."""
     settings = reader.SETTINGS | request.get("settings", {})
     if request["do"] == "describe":
-        return {"settings": settings, "versions": versions()}
+        return {"settings": settings, "sweep": getattr(reader, "SWEEP", [{}]), "versions": versions()}
     task = Task(**request["task"])
     match request["do"]:
         case "prepare":
@@ -168,10 +190,8 @@ def main(path):
     """Load the reader, then answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    spec = importlib.util.spec_from_file_location("reader", path)
-    reader = importlib.util.module_from_spec(spec)
-    sys.modules["reader"] = reader  # so that worker processes can pickle what it defines
-    spec.loader.exec_module(reader)
+    sys.path.append(str(Path(path).parent))  # worker processes get it too, and find the reader there
+    reader = importlib.import_module("reader")
     for line in sys.stdin:
         print(json.dumps(answer(reader, json.loads(line))), file=answers, flush=True)
         gc.collect()

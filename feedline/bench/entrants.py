@@ -66,16 +66,22 @@ class Entrant:
         return {"prepare_s": prepared["seconds"], **found, "right": right}
 
     def measure(
-        self, data: Path, row_bytes: int, batch_rows: int, warm_up_s: float, seconds: float
+        self,
+        data: Path,
+        row_bytes: int,
+        batch_rows: int,
+        warm_up_s: float,
+        seconds: float,
+        settings: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One round: rows, and the seconds in which they came."""
+        """One round: rows, and the seconds in which they came. `settings` override the reader's own."""
+        request = {"do": "measure", "warm_up_s": warm_up_s, "seconds": seconds, "settings": settings or {}}
         task = self._task(data, row_bytes, batch_rows)
-        request = {"do": "measure", "task": task, "warm_up_s": warm_up_s, "seconds": seconds}
-        found = self._peer.ask(request, _MEASURE_LIMIT_S)
+        found = self._peer.ask({**request, "task": task}, _MEASURE_LIMIT_S)
         return {**found, "rows_per_s": found["rows"] / found["seconds"]}
 
     def describe(self) -> dict[str, Any]:
-        """Its settings, and the versions of what it has imported."""
+        """Its settings, those of its sweep, and the versions of what it has imported."""
         return self._peer.ask({"do": "describe"}, _CHECK_LIMIT_S)
 
     def _task(self, data: Path, row_bytes: int, batch_rows: int) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Peers:
     row_bytes: tuple[int, ...] = (256, 3072)
     batch_mib: int = 16
     rounds: int = 5
-    seconds: float = 1.5
-    warm_up_s: float = 1.0
+    seconds: float = 1.2
+    warm_up_s: float = 0.8
     only: tuple[str, ...] = ()
     environments: str = f"{_CACHE}/environments"
     work: Path = Path(f"{_CACHE}/work")
@@ -66,11 +66,7 @@ class Peers:
           FileNotFoundError: benchmarks/peers is not there.
         """
         self.check()
-        if self.quick:
-            return dataclasses.replace(
-                self, quick=False, gib=1 / 32, batch_mib=1, rounds=2, seconds=0.2, warm_up_s=0.1
-            ).run()
-        result = contest(self.plan())
+        result = contest(self.sized().plan())
         text = json.dumps(result)
         if self.out is not None:
             self.out.write_text(text + "\n")
@@ -97,6 +93,12 @@ class Peers:
                     f"a row must have {_LEAST_ROW_BYTES} bytes at least, a batch {_DEVICES} rows and the data one "
                     f"batch; got --row-bytes {size}, --batch-mib {self.batch_mib} and --gib {self.gib:g}"
                 )
+
+    def sized(self) -> Peers:
+        """These options, with the sizes that --quick stands for."""
+        if not self.quick:
+            return self
+        return dataclasses.replace(self, gib=1 / 32, batch_mib=1, rounds=2, seconds=0.2, warm_up_s=0.1)
 
     def plan(self) -> Plan:
         """These options as the contest takes them."""

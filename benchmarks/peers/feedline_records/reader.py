@@ -8,12 +8,14 @@ import grain
 
 import feedline
 
-SETTINGS = {"threads": 1}
+SETTINGS = {"threads": 1, "workers": 0}
+SWEEP = [{}, {"threads": 0}, {"threads": 2}, {"workers": 1}, {"workers": 2}]
 
 
-def batches(task, threads):
+def batches(task, threads, workers):
     """A feed over a dataset whose element is a row."""
-    dataset = grain.MapDataset.source(task.load()).seed(42).shuffle()
-    reading = feedline.Reading(threads=threads)
+    source = task.records() if workers else task.load()
+    dataset = grain.MapDataset.source(source).seed(42).shuffle()
+    reading = feedline.Reading(threads=threads, workers=workers)
     with feedline.Feed(dataset, task.batch_rows, task.sharding, epochs=task.epochs, reading=reading) as feed:
         yield from feed

@@ -10,7 +10,8 @@ import sys
 import grain
 import numpy as np
 
-SETTINGS = {"threads": 2, "take": False}
+SETTINGS = {"threads": 1, "take": True}
+SWEEP = [{}, {"threads": 0}, {"threads": 2}, {"threads": 4}, {"take": False}]
 
 
 def batches(task, threads, take):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 SETTINGS = {"workers": 0, "vectors": True, "select": True}
+SWEEP = [{}, {"select": False}, {"vectors": False}, {"workers": 2}]
 
 
 class Rows(Dataset):

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 SETTINGS = {"workers": 0}
+SWEEP = [{}, {"workers": 2}]
 
 
 def batches(task, workers):
