@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from feedline.options import Blocks
 from feedline.permutation import CHUNK, ROUNDS, feistel, permuted, words
 
+_PART = CHUNK // 2  # positions at a time: there are more arrays of them
+
 
 def blocked(blocks: Blocks, n: int, seed: int, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The rows, int64[k], at these positions of an epoch of 1 ≤ n ≤ 2⁶² rows.
@@ -33,8 +35,8 @@ def blocked(blocks: Blocks, n: int, seed: int, epoch: int, positions: NDArray[np
     keys = words("blocks", seed, epoch)
     slots = _Slots.of(blocks, n, int(keys[-1]))  # a word that the permutation of the blocks does not use
     rows = np.empty(positions.shape, np.int64)
-    for start in range(0, positions.size, CHUNK):
-        part = slice(start, start + CHUNK)
+    for start in range(0, positions.size, _PART):
+        part = slice(start, start + _PART)
         places = _shuffled_in_windows(slots, n, seed, epoch, slots.places(positions[part]))
         slot = places // slots.rows
         rows[part] = places - slot * slots.rows

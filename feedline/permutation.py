@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 LARGEST = 1 << 62
 FEW = 4096
 ROUNDS = 7
-CHUNK = 1 << 14  # places at a time: many for each NumPy call, but all arrays of them stay in half a MiB of cache
+CHUNK = 1 << 15  # places at a time: many for each NumPy call, but all arrays of them stay in a MiB of cache
 
 
 @functools.lru_cache(maxsize=64)
