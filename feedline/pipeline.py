@@ -144,7 +144,7 @@ def build(request: Request) -> Pipeline:
         "rows": rows,
         "spec": spec.described(),
         "data": _digest(source),
-        "order": {"seed": order.seed, "shuffle": order.shuffle},
+        "order": dataclasses.asdict(order),
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
