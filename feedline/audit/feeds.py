@@ -73,6 +73,17 @@ def built(
     return feed, arguments[id(feed)]
 
 
+def endless(feed: Feed) -> Iterator[Any]:
+    """The batches of all passes."""
+    barren = 0
+    while barren < 2:  # one that was restored at the end of a pass begins with an empty one
+        barren += 1
+        for batch in feed:
+            barren = 0
+            yield batch
+    raise ValueError("a pass of the feed must hold at least one batch, and this one's holds none")
+
+
 @contextlib.contextmanager
 def _built_with(layout: Layout, batch_size: int | None) -> Iterator[dict[int, dict[str, Any]]]:
     """While entered, a Feed is built with other options than it is given; {id(feed): its arguments}.

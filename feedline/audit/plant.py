@@ -11,17 +11,16 @@ from jax.sharding import Mesh
 
 from feedline.audit.job import Fault
 from feedline.audit.layouts import AXES, Layout
-from feedline.feed import Feed
 
 
 def planted(
-    fault: Fault | None, layout: Layout, batches: Iterator[Any], make_feed: Callable[[Mesh], Feed]
+    fault: Fault | None, layout: Layout, batches: Iterator[Any], over: Callable[[Mesh], Iterator[Any]]
 ) -> Iterator[Any]:
-    """The batches, with the fault in them if this layout has one."""
+    """The batches, with the fault in them if this layout has one. `over(mesh)` gives them on another mesh."""
     if fault == "swap" and layout.name == "data":
         return _swapped(batches)
     if fault == "local-order" and layout.processes > 1 and layout.name == "permuted devices":
-        return _by_process(batches, make_feed)
+        return _by_process(batches, over)
     if fault == "late-state" and layout.saves.startswith("stopped"):
         return _one_ahead(batches)
     return batches
@@ -45,7 +44,7 @@ def _swapped(batches: Iterator[Any]) -> Iterator[Any]:
         yield jax.tree.map(leaf, batch) if number == 1 else batch
 
 
-def _by_process(batches: Iterator[Any], make_feed: Callable[[Mesh], Feed]) -> Iterator[Any]:
+def _by_process(batches: Iterator[Any], over: Callable[[Mesh], Iterator[Any]]) -> Iterator[Any]:
     """Process i supplies the i-th stretch of every batch, whatever the sharding says."""
 
     def leaf(values: jax.Array, meant: jax.Array) -> Any:
@@ -54,9 +53,8 @@ def _by_process(batches: Iterator[Any], make_feed: Callable[[Mesh], Feed]) -> It
         return jax.make_array_from_process_local_data(meant.sharding, own, meant.shape)
 
     alone = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), AXES)
-    with make_feed(alone) as feed:
-        for batch in batches:
-            yield jax.tree.map(leaf, next(feed), batch)
+    for batch, values in zip(batches, over(alone), strict=False):
+        yield jax.tree.map(leaf, values, batch)
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:

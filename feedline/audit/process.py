@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from feedline import cluster
 from feedline.audit.census import census
-from feedline.audit.feeds import built, maker
+from feedline.audit.feeds import built, endless, maker
 from feedline.audit.held import Failed, Held, Refused, Settings, State, pieces_of
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import AXES, Layout
@@ -73,8 +73,8 @@ def _run(folder: Path, job: Job, layout: Layout, until_told: contextlib.ExitStac
         saved = json.loads((folder / layout.resumes).read_text())
         feed.set_state(saved["state"])
     count = job.half if layout.saves else (job.batches - saved["taken"]) // layout.times
-    whole = lambda mesh: built(make_feed, mesh, layout, job.batch_size)[0]  # noqa: E731
-    batches = planted(job.plant, layout, _endless(feed), whole)
+    whole = lambda mesh: endless(built(make_feed, mesh, layout, job.batch_size)[0])  # noqa: E731
+    batches = planted(job.plant, layout, endless(feed), whole)
     batches_held, states = _delivered(feed, itertools.islice(batches, count), _saver(folder, layout))
     leaves = jax.tree_util.tree_leaves_with_path(feed.spec)
     held = Held(
@@ -115,14 +115,3 @@ def _replace(path: Path, content: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(content)
     part.replace(path)
-
-
-def _endless(feed: Feed) -> Iterator[Any]:
-    """The batches of all passes."""
-    barren = 0
-    while barren < 2:  # one that was restored at the end of a pass begins with an empty one
-        barren += 1
-        for batch in feed:
-            barren = 0
-            yield batch
-    raise ValueError("a pass of the feed must hold at least one batch, and this one's holds none")

@@ -1,0 +1,47 @@
+"""The audit's own arithmetic finds the places that feedline's schedule finds."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.audit.held import Settings
+from feedline.audit.places import places, starts
+from feedline.schedule import Cursor, Schedule
+
+
+def batches(schedule, count):
+    """The start of each batch of all passes, as a feed finds them."""
+    found, cursor = [], Cursor(0, 0)
+    while len(found) < count:
+        if not schedule.batches_from(cursor):
+            cursor = schedule.start_of_pass(schedule.pass_of(cursor) + 1)
+        start = schedule.batch_at(cursor, 0)
+        found.append(start)
+        cursor = schedule.after(start)
+    return found
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "wrap"])
+@given(rows=st.integers(1, 30), size=st.integers(1, 12), epochs=st.one_of(st.none(), st.integers(1, 3)))
+def test_places(remainder, rows, size, epochs):
+    if (rows if remainder == "drop" else rows * (epochs or size)) < size and remainder != "pad":
+        return
+    schedule = Schedule(rows, size, remainder, epochs)
+    settings = Settings(rows, size, remainder, epochs, transformed=False)
+    expected = batches(schedule, 12)
+    epoch, position = places(settings, (0, 0), 12)
+    for k, start in enumerate(expected):
+        meant = schedule.places(start, np.arange(size))
+        np.testing.assert_array_equal(epoch[k], meant.epoch)
+        np.testing.assert_array_equal(position[k] % rows, meant.position)
+        np.testing.assert_array_equal(position[k] < rows, meant.valid)
+
+
+def test_after_a_place_in_the_middle_and_a_stream():
+    settings = Settings(10, 4, "drop", None, transformed=False)
+    assert list(itertools.islice(starts(settings, (2, 5)), 2)) == [(2, 5), (3, 0)]
+    stream = Settings(None, 4, "drop", 1, transformed=False)
+    assert list(itertools.islice(starts(stream), 3)) == [(0, 0), (0, 4), (0, 8)]

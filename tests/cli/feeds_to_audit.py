@@ -1,0 +1,48 @@
+"""Functions that `feedline audit` is given by its test, right ones and wrong ones."""
+
+import os
+import time
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+
+ROWS = {"x": np.arange(400, dtype=np.int32).reshape(100, 4), "y": np.arange(100, dtype=np.int32)}
+
+
+def made(mesh, source=ROWS, batch_size=16, **options):
+    return feedline.Feed(source, batch_size, NamedSharding(mesh, P("data")), **options)
+
+
+def as_it_should_be(mesh):
+    columns, rows = (NamedSharding(mesh, P("data", "model")), NamedSharding(mesh, P("data")))
+    return feedline.Feed(
+        ROWS, 16, {"x": columns, "y": rows}, epochs=1, transform=lambda batch, rows: {**batch, "y": rows.index}
+    )
+
+
+def stream(mesh):
+    rows = grain.MapDataset.range(100).map(lambda i: {"x": np.int32(i)})
+    return made(mesh, rows.to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["x"] % 3 > 0))
+
+
+def centred(mesh):
+    """A transform that looks at the other rows of its batch."""
+    return made(mesh, transform=lambda batch, rows: {"x": batch["x"] - batch["x"].max(), "y": batch["y"]})
+
+
+def raises_on_one(mesh):
+    if jax.process_index() == 1:
+        raise ArithmeticError("as it was told to")
+    return made(mesh)
+
+
+def hangs(mesh):
+    """Tells a named pipe that it does, and holds it open."""
+    pipe = os.open(os.environ["FEEDS_TO_AUDIT_PIPE"], os.O_WRONLY)
+    os.write(pipe, b"here")
+    time.sleep(1000)

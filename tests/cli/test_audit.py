@@ -1,0 +1,161 @@
+"""`feedline audit` in real processes: what is right passes, and each kind of fault is found and named."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline.cli.main import main
+
+HERE = Path(__file__).parent
+PATIENCE_S = 100
+pytestmark = pytest.mark.multiprocess
+
+
+def audit(target, *options):
+    """Exit code, the object that --json prints, and what stands on standard error."""
+    command = [sys.executable, "-m", "feedline", "audit", str(target), *options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=HERE, check=False)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def same(told):
+    return {(layout["name"], layout["processes"]): layout["same"] for layout in told["layouts"]}
+
+
+def test_a_feed_as_it_should_be():
+    code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "2")
+    assert (code, told["ok"], told["difference"]) == (0, True, None)
+    outcomes = same(told)
+    assert [name for name, outcome in outcomes.items() if outcome is None] == [("two workers", 1)]
+    for name in ("model across processes", "resumed after kill -9", "resumed, batch size × 2"):
+        assert outcomes[name, 2] is True
+    assert len({layout["digest"] for layout in told["layouts"] if layout["rows"] == 320}) == 1
+    # 20 batches of 16, 6 to an epoch of 100 rows
+    assert (told["rows"], told["epochs_counted"], told["left_out_of_each_epoch"]) == (100, 4, 4)
+    assert told["rows_compared"] == sum(layout["rows"] for layout in told["layouts"]) > 3000
+    assert any("arrays in memory" in what for what in told["not_covered"])
+
+
+def test_a_file_is_read_by_workers_too_and_compared_with_what_it_holds(tmp_path, capfd):
+    np.save(tmp_path / "rows.npy", np.arange(600).reshape(100, 6))
+    assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0
+    told = capfd.readouterr().out
+    assert [line.split()[-1] for line in told.splitlines() if "two workers" in line] == ["same"]
+    assert "72 rows delivered on one device are what the source holds at their index." in told
+    assert "Not covered: what an epoch's rows after the first 72 hold, and its end" in told
+    assert told.splitlines()[-1].startswith("ok in ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout", "place", "resumed"),
+    [
+        ("swap", "'data' on 1 process", (1, 0, "batch['x']"), True),
+        ("local-order", "'permuted devices' on 2 processes", (0, 0, "batch['x']"), True),
+        ("late-state", "'stopped half way' on 1 process", (0, None, None), False),
+    ],
+)
+def test_a_planted_fault_is_found(fault, layout, place, resumed):
+    code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "1,2", "--plant", fault)
+    assert (code, told["ok"]) == (1, False)
+    found = told["difference"]
+    assert (found["layout"], (found["batch"], found["row"], found["leaf"])) == (layout, place)
+    assert same(told)["resumed after a stop", 2] is resumed
+    assert same(told)["resumed, batch size × 2", 2] is resumed
+    assert same(told)["one device", 1] is True
+
+
+def test_a_transform_that_looks_at_other_rows_is_found():
+    code, told, _ = audit("feeds_to_audit:centred", "--processes", "1")
+    assert (code, told["difference"]["layout"]) == (1, "'four threads a batch' on 1 process")
+    assert "row i of its result must depend on row i alone" in told["difference"]["found"]
+
+
+def test_a_stream_says_what_is_not_shown():
+    code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
+    assert (code, told["rows"], told["epochs_counted"]) == (0, None, 0)
+    assert "a stream has no row indices, so that rows come once was not shown" in told["not_covered"]
+
+
+def test_a_process_that_raises_is_named():
+    code, told, _ = audit("feeds_to_audit:raises_on_one", "--processes", "2")
+    assert code == 1
+    assert told == {
+        "ok": False,
+        "error": "'resumed after a stop' on 2 processes: ArithmeticError: as it was told to [process 1]",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "text"),
+    [
+        (7, (), "needs at least 8 rows, rows.npy has 7; audit more rows, or fewer processes"),
+        (100, ("--batch-size", "6"), "must be a multiple of the 4 shards that its mesh axes make, got 6"),
+    ],
+)
+def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", np.arange(rows))
+    assert main(["audit", "rows.npy", "--processes", "1", *options]) == 1
+    assert text in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--processes", "1,x"], "--processes takes counts with commas between, as 1,2,4, got '1,x'"),
+        (["--processes", "0"], "got '0'"),
+        (["--batches", "3"], "--batches must be at least 4, got 3"),
+        (["--limit-s", "0"], "--limit-s must be above 0 and below 1e9 seconds, got 0"),
+        (["--processes", "1", "--plant", "local-order"], "add --processes 1,2"),
+    ],
+)
+def test_wrong_options(options, text, capsys):
+    assert main(["audit", "rows.npy", *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """An audit of which one process hangs, and a pipe that ends when that process does."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def start(*options):
+        command = [sys.executable, "-m", "feedline", "audit", "feeds_to_audit:hangs", "--processes", "1", *options]
+        environ = {**os.environ, "FEEDS_TO_AUDIT_PIPE": str(pipe)}
+        auditor = subprocess.Popen(command, cwd=HERE, env=environ, stderr=subprocess.PIPE, text=True)
+        end = os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        assert heard(end) == b"here"
+        return auditor, end
+
+    return start
+
+
+def heard(end):
+    """What comes next through the pipe; nothing once nobody holds its other end any more."""
+    assert select.select([end], [], [], PATIENCE_S)[0]
+    return end.read(4)
+
+
+def test_a_layout_that_hangs_is_ended(hanging):
+    auditor, end = hanging("--limit-s", "0.5")
+    with auditor, end:
+        _, told = auditor.communicate(timeout=PATIENCE_S)
+        assert "'one device' on 1 process must take no more than 0.5 s, and process 0 took longer" in told
+        assert (auditor.returncode, heard(end)) == (1, b"")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_no_process_outlives_the_audit(number, code, hanging):
+    auditor, end = hanging()
+    with auditor, end:
+        auditor.send_signal(number)
+        assert auditor.wait(PATIENCE_S) == code
+        assert heard(end) == b""
