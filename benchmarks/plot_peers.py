@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 
 COLOURS = {"limit": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d1495b"}
 OTHERS = "#30638e"
+GLOBAL = 0.8
+"""Jumps of a shuffle over all rows are about 1."""
 
 
 def draw(result, path):
@@ -32,7 +34,7 @@ def draw(result, path):
     missing = ", ".join(result["failures"])
     figure.suptitle(
         f"Rows per second onto 8 CPU devices, from {plan['data_bytes'] / 2**30:g} GiB in memory or on the local "
-        f"disk, globally shuffled*, batches of {plan['batch_bytes'] / 2**20:g} MiB\n"
+        f"disk, shuffled, batches of {plan['batch_bytes'] / 2**20:g} MiB\n"
         f"{machine['processor']}, {machine['cores']} cores; median of {plan['rounds']} rounds, dots: each round"
         + (f"; not measured: {missing}" if missing else ""),
         fontsize=10,
@@ -43,8 +45,10 @@ def draw(result, path):
 def _bars(chart, result, size):
     found = result["standings"][str(size)]["entrants"]
     names = list(found)
+    locally = {c["entrant"] for c in result["checks"] if c["row_bytes"] == size and c["jump"] < GLOBAL}
     medians = [found[name]["median_rows_per_s"] for name in names]
-    chart.barh(names, medians, color=[COLOURS.get(name, OTHERS) for name in names], height=0.7)
+    labels = [f"{name}\n(shuffles nearby rows)" if name in locally else name for name in names]
+    chart.barh(range(len(names)), medians, color=[COLOURS.get(name, OTHERS) for name in names], height=0.7)
     for sample in result["samples"]:
         if sample["row_bytes"] == size:
             chart.plot(sample["rows_per_s"], names.index(sample["entrant"]), ".", color="black", markersize=3)
@@ -54,6 +58,7 @@ def _bars(chart, result, size):
     }
     for place, (name, median) in enumerate(zip(names, medians, strict=True)):
         chart.text(highest[name] * 1.15, place, _millions(median), va="center", fontsize=8)
+    chart.set_yticks(range(len(names)), labels, fontsize=9)
     chart.set_xscale("log")
     chart.set_xlim(min(medians) / 3, max(medians) * 4)
     chart.invert_yaxis()

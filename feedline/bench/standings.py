@@ -10,6 +10,9 @@ from typing import Any
 from feedline.bench.entrants import FEEDLINE, LIMIT, PAIR
 from feedline.bench.ratios import paired
 
+_GLOBAL_JUMP = 0.8
+"""The mean distance of rows that follow each other is 1, in a third of all rows, if all are shuffled alike."""
+
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
     """Medians and ratios for one size of rows.
@@ -53,7 +56,9 @@ def _ratio(rates: Mapping[str, Mapping[int, float]], over: str, under: str) -> d
 def table(result: Mapping[str, Any], row_bytes: int) -> str:
     """The standings for one size of rows, as text."""
     found = result["standings"][str(row_bytes)]
-    wrong = {told["entrant"] for told in result["checks"] if not told["right"]}
+    checks = [told for told in result["checks"] if told["row_bytes"] == row_bytes]
+    wrong = {told["entrant"] for told in checks if not told["right"]}
+    local = {told["entrant"] for told in checks if told["jump"] < _GLOBAL_JUMP}
     lines = [
         f"\nrows of {row_bytes} B",
         f"{'':<20} {'M rows/s':>9} {'GB/s':>7}  {'of the limit':<20}  {'feedline ÷ it':<22}",
@@ -62,7 +67,8 @@ def table(result: Mapping[str, Any], row_bytes: int) -> str:
         rate = told["median_rows_per_s"]
         lines.append(
             f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(told['of_limit']):<20}  "
-            f"{_shown(told['feedline_over']):<22}{'  WRONG ROWS' if name in wrong else ''}"
+            f"{_shown(told['feedline_over']):<22}"
+            f"{'  WRONG ROWS' if name in wrong else ''}{'  shuffles nearby rows only' if name in local else ''}"
         )
     lines += [f"{name:<20} not measured: {why}" for name, why in result["failures"].items()]
     lines.append(f"{PAIR[0]} ÷ {PAIR[1]}, round by round: {_shown(found['pair'])}")

@@ -17,6 +17,7 @@ from feedline.bench.peers import Peers
 from feedline.bench.process import Peer
 from feedline.bench.ratios import paired
 from feedline.bench.standings import standings, table
+from feedline.bench.sweep import Sweep
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
 CONSUMER = """
@@ -237,7 +238,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
             self.name, self.rounds, self.close = name, 0, lambda: None
 
         def check(self, *_):
-            return {"right": self.name != "numpy", "prepare_s": 0.0}
+            return {"right": self.name != "numpy", "jump": 0.1 if self.name == "feedline" else 1.0}
 
         def describe(self):
             return {}
@@ -257,7 +258,38 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
     assert result["failures"] == {"limit": "the disk is full"}
     told = capsys.readouterr().out
     assert "numpy                WRONG ROWS" in told
+    assert told.count("shuffles nearby rows only") == 1
     assert "limit                not measured: the disk is full" in told
+
+
+def test_a_sweep_goes_on_without_a_setting_that_fails(tmp_path, monkeypatch, capsys):
+    started = []
+
+    class Fake:
+        def __init__(self, name, *_):
+            started.append(name)
+            self.close = lambda: None
+
+        def check(self, *_):
+            return {}
+
+        def describe(self):
+            return {"sweep": [{}, {"workers": 2}]}
+
+        def measure(self, *arguments):
+            if arguments[-1]:
+                raise CannotRun("no workers here")
+            return {"rows_per_s": 2e6}
+
+    monkeypatch.setattr("feedline.bench.sweep.Entrant", Fake)
+    saved = tmp_path / "sweep.json"
+    sweep = Sweep(only=("spdl",), quick=True, row_bytes=(256,), rounds=2, work=tmp_path, out=saved)
+    assert sweep.run() == 1
+    first, second = json.loads(saved.read_text())["settings"]
+    assert (first["settings"], first["rows_per_s"]) == ({}, [2e6, 2e6])
+    assert (second["settings"], second["failure"]) == ({"workers": 2}, "no workers here")
+    assert started == ["spdl", "spdl"]  # once more after the failure, and not tried in the second round
+    assert "2.000 M rows/s" in capsys.readouterr().out
 
 
 # --- what it adds up to ---
