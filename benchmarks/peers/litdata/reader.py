@@ -2,7 +2,8 @@
 
 Source: github.com/Lightning-AI/litdata, README: rows of fixed length are stored without a header
 for each and read as blocks by TokensLoader. item_shuffle_window=0 is its full shuffle inside a
-chunk; chunks themselves are shuffled, rows do not cross them.
+chunk; chunks themselves are shuffled, rows do not cross them. Its default, windows of 256, and two
+workers made no clear difference on two cores.
 """
 
 import jax

@@ -1,7 +1,8 @@
 """MosaicML Streaming from MDS shards on the local disk, which lie in the page cache.
 
 Sources: docs.mosaicml.com/projects/streaming, "Performance Tuning" and "Shuffling" (its default
-algorithm, py1e, shuffles inside a range of samples, not globally).
+algorithm, py1e, shuffles inside a range of samples, not globally). It opens the shard's file for each sample.
+Two workers were no clear gain on two cores.
 """
 
 import sys

