@@ -56,6 +56,20 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
     axes.legend(loc="lower right", ncols=2)
 
 
+def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
+    for shuffle in ("full", "blocked"):
+        for batch in sorted({each["batch"] for each in results}):
+            told = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
+            style = "-" if shuffle == "full" else "--"
+            axes.plot(
+                [x["rows"] for x in told], [x["median_cpu_ns"] for x in told], style, label=f"{shuffle}, {batch:,}"
+            )
+    axes.set(
+        xlabel="rows in the source", ylabel="ns of a core for a row", title="Cost of the order", ylim=(0, None)
+    )
+    axes.legend(title="shuffle, positions a call", ncols=2)
+
+
 def _draw_place(axes: Any, results: dict[str, Any]) -> None:
     told = results["placing"]
     names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in told[::2]]
@@ -95,6 +109,7 @@ def _size(count: int) -> str:
 
 _DRAW: dict[str, Callable[[Any, Any], None]] = {
     "feed": _draw_feed,
+    "order": _draw_order,
     "place": _draw_place,
     "overlap": _draw_overlap,
     "resume": _draw_resume,

@@ -121,6 +121,25 @@ class Feed(_Measurement):
 
 
 @dataclasses.dataclass(frozen=True)
+class Order(_Measurement):
+    """What it costs a row to know its place in the shuffle, for 10^6 to 10^15 rows.
+
+    Attributes:
+      repeats: how often each is measured.
+    """
+
+    repeats: int = 9
+
+    def measured(self) -> Any:
+        """As `feedline.bench.order` tells."""
+        from feedline.bench import order
+
+        found = order.costs(self.repeats)
+        _print(order.table(found))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
 class Place(_Measurement):
     """What it costs to place a batch that lies ready, and to take one that is placed.
 
@@ -204,6 +223,7 @@ class Bench:
 
     what: tyro.conf.OmitSubcommandPrefixes[
         Annotated[Feed, tyro.conf.subcommand("feed")]
+        | Annotated[Order, tyro.conf.subcommand("order")]
         | Annotated[Place, tyro.conf.subcommand("place")]
         | Annotated[Overlap, tyro.conf.subcommand("overlap")]
         | Annotated[Resume, tyro.conf.subcommand("resume")]

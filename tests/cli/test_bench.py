@@ -69,6 +69,7 @@ def test_a_target_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("order", ["--repeats", "1"]),
         ("place", ["--batch-mb", "0.1", "--repeats", "8"]),
         ("overlap", ["--step-ms", "2", "--steps", "4"]),
         ("resume", ["--repeats", "3"]),
@@ -84,6 +85,11 @@ def test_the_others_run_and_are_drawn(name, options, tmp_path):
         assert {(each["leaves"], each["devices"]) for each in found["placing"]} == {
             (leaves, devices) for leaves in (1, 10, 100) for devices in (1, 2)
         }
+    elif name == "order":
+        assert {(each["shuffle"], each["threads"]) for each in found} == {
+            (shuffle, threads) for shuffle in ("full", "blocked") for threads in (1, 2)
+        }
+        assert all(each["median_cpu_ns"] > 0 for each in found)
     elif name == "overlap":
         assert [depth["prefetch"] for depth in found["depths"]] == [0, 1, 2, 3]
         assert found["depths"][0]["step_s"] > 2e-3  # nothing overlaps there, and the load alone takes that
