@@ -23,6 +23,7 @@ from array_record.python import array_record_module
 
 import feedline
 from feedline.bench.machine import describe
+from feedline.loader.arrays import ArraySource
 
 BATCH_ROWS = 4096
 GROUP_ROWS = 4096  # a row group, a record batch, a chunk
@@ -72,11 +73,8 @@ def array_record(folder):
         writer.write(row.tobytes())
     writer.close()
     source = feedline.open_source(path, dtype=(np.uint8, (WIDTH,)), columns=["image"])
-    reader = array_record_module.ArrayRecordReader(
-        str(path),
-        options="readahead_buffer_size:0,index_storage_option:in_memory",
-        file_reader_buffer_size=1 << 15,
-    )
+    options = "readahead_buffer_size:0,index_storage_option:in_memory"
+    reader = array_record_module.ArrayRecordReader(str(path), options=options, file_reader_buffer_size=1 << 15)
     batches = shuffled(len(data))
 
     def library():
@@ -100,10 +98,9 @@ def table(rows):
 
 def as_numpy(taken):
     """A table without copies that need not be: features, image and label as arrays."""
-    columns = {name: taken.column(name).combine_chunks() for name in taken.column_names}
-    image = np.frombuffer(columns["image"].buffers()[1], np.uint8).reshape(-1, WIDTH)
-    features = columns["features"].flatten().to_numpy().reshape(-1, 64)
-    return {"features": features, "image": image, "label": columns["label"].to_numpy()}
+    features, image, label = (taken.column(name).combine_chunks() for name in ("features", "image", "label"))
+    pixels = np.frombuffer(image.buffers()[1], np.uint8).reshape(-1, WIDTH)
+    return {"features": features.flatten().to_numpy().reshape(-1, 64), "image": pixels, "label": label.to_numpy()}
 
 
 def parquet(folder):
@@ -140,12 +137,10 @@ def zarr(folder):
     """Blocked, Zarr 3 with zstd. The library: a window's chunks at once, in parallel; NumPy takes the rows."""
     path = folder / "x.zarr" / "image"
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
-    codecs = [{"name": "zstd", "configuration": {"level": 1}}]
+    metadata = {"codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
+    form = {"dtype": ts.uint8, "shape": [GROUPS * GROUP_ROWS, WIDTH]}
     chunks = ts.ChunkLayout(chunk_shape=[GROUP_ROWS, WIDTH])
-    store = ts.open(
-        {**spec, "metadata": {"codecs": codecs}}, create=True, dtype=ts.uint8, shape=[GROUPS * GROUP_ROWS, WIDTH],
-        chunk_layout=chunks,
-    ).result()  # fmt: skip
+    store = ts.open({**spec, "metadata": metadata}, create=True, chunk_layout=chunks, **form).result()
     store.write(images(GROUPS * GROUP_ROWS) // 32).result()  # values that zstd makes smaller
     (path.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     batches = [rows[i : i + BATCH_ROWS] for _, rows in blocked() for i in range(0, len(rows), BATCH_ROWS)]
@@ -161,15 +156,25 @@ def zarr(folder):
     return lambda: read_batches(feedline.open_source(path.parent), batches), library
 
 
-def shards(folder, count, width):
-    """Globally shuffled `.npy` files. In place of the library: feedline itself on one file with all rows."""
-    rows = GROUPS * GROUP_ROWS // count * count
-    data = np.random.default_rng(4).integers(0, 255, (rows, width), np.uint8)
+def shards(folder, count):
+    """Globally shuffled `.npy` files. In place of the library: feedline itself on one file with all rows.
+
+    Linux maps a large file with pages of 2 MiB, and files of that size with small ones, so that these are slower.
+    """
+    data = images(GROUPS * GROUP_ROWS)
     np.save(folder / "whole.npy", data)
     for i, part in enumerate(np.split(data, count)):
         np.save(folder / f"part-{i:05}.npy", part)
     many, one = (feedline.open_source(folder / name, columns=["x"]) for name in ("part-*.npy", "whole.npy"))
-    batches = shuffled(rows)
+    batches = shuffled(len(data))
+    return lambda: read_batches(many, batches), lambda: read_batches(one, batches)
+
+
+def parts(folder, count):
+    """Globally shuffled rows of arrays that are parts of one. In place of the library: feedline on the whole."""
+    data = images(GROUPS * GROUP_ROWS // count * count)
+    many, one = ArraySource([{"x": part} for part in np.split(data, count)]), ArraySource([{"x": data}])
+    batches = shuffled(len(data))
     return lambda: read_batches(many, batches), lambda: read_batches(one, batches)
 
 
@@ -193,9 +198,10 @@ CASES = {
     "parquet": parquet,
     "arrow": arrow,
     "zarr": zarr,
-    "shards 64 of 3 KB rows": lambda folder: shards(folder, 64, WIDTH),
-    "shards 1000 of 3 KB rows": lambda folder: shards(folder, 1000, WIDTH),
-    "shards 64 of 256 B rows": lambda folder: shards(folder, 64, 256),
+    "shards 8 of 18 MB": lambda folder: shards(folder, 8),
+    "shards 64 of 2 MB": lambda folder: shards(folder, 64),
+    "parts 64 of 2 MB": lambda folder: parts(folder, 64),
+    "parts 1000 of 147 KB": lambda folder: parts(folder, 1000),
     "windows": windows,
 }
 
@@ -234,9 +240,8 @@ def main():
             print(f"{name:26} {told['ratio']:5.2f} × the library, {told['rows_per_s']:12,.0f} rows/s", flush=True)
     if options.json:
         settings = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-        options.json.write_text(
-            json.dumps({"machine": describe(), "settings": settings, "results": results}, indent=1)
-        )
+        saved = {"machine": describe(), "settings": settings, "results": results}
+        options.json.write_text(json.dumps(saved, indent=1))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
 _LEAST_UNIT_BYTES = 256  # below it, indices of many units cost more than the copy that they spare
-_CHUNK_BYTES = 1 << 18  # of the copy between a gather and `out`: it stays in a core's cache
+_CHUNK_BYTES = 1 << 19  # of the copy between a gather and `out`: it stays in the cache of a core
 
 
 class Scattered:

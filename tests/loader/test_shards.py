@@ -15,7 +15,9 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 def test_the_shard_of_a_row_is_found(lengths, data):
     shards = Shards(lengths)
     rows = np.array(data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=30)), np.int64)
-    np.testing.assert_array_equal(shards.of(rows), np.repeat(np.arange(len(lengths)), lengths)[rows])
+    expected = np.repeat(np.arange(len(lengths)), lengths)
+    np.testing.assert_array_equal(shards.of(rows), expected[rows])
+    np.testing.assert_array_equal(shards.of(np.arange(sum(lengths))), expected)
 
 
 def test_one_long_shard_among_many_tiny_ones():
@@ -79,9 +81,7 @@ def test_rows_of_any_size_distance_and_address_are_gathered(shape, dtype, more, 
         st.lists(st.sampled_from([(i, j) for i, length in enumerate(lengths) for j in range(length)]), max_size=25)
     )
     assert Scattered.fits(parts)
-    columns = tuple(
-        data.draw(st.sampled_from([slice(None), slice(0, (n + 1) // 2), np.arange(n)[::2]])) for n in shape
-    )
+    columns = tuple(data.draw(st.sampled_from([slice(None), slice(n // 3, n), np.arange(n)[::2]])) for n in shape)
     expected = [parts[i][j] for i, j in places]
     for axis, column in enumerate(columns):
         expected = [row[(slice(None),) * axis + (column,)] for row in expected]
@@ -97,12 +97,17 @@ def test_rows_of_any_size_distance_and_address_are_gathered(shape, dtype, more, 
     assert not wide[..., 1].any()
 
 
-def test_many_files_read_straight_and_in_pieces_alike():
-    wide = [np.random.default_rng(i).integers(0, 255, (50, 3072), np.uint8) for i in range(3)]
-    whole, rows = np.concatenate(wide), np.random.default_rng(3).integers(0, 150, 400)
-    out = np.empty((400, 3072), np.uint8)
-    Scattered(wide).read(rows // 50, rows % 50, (slice(None),), out)
-    np.testing.assert_array_equal(out, whole[rows])
+@pytest.mark.parametrize("offset", [0, 1024, 3072, 128, 7])
+def test_rows_are_copied_straight_or_in_pieces_alike(offset):
+    """Parts that lie 0, 1, … × offset bytes off the grid of the first one's rows."""
+    memory = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
+    parts = [np.ndarray((50, 3072), np.uint8, memory, i * (50 * 3072 + offset)) for i in range(3)]
+    whole, rows = np.concatenate(parts), np.random.default_rng(3).integers(0, 150, 400)
+    rows[:3] = 0, 49, 149
+    for columns in (slice(None), slice(1024, 2048), slice(2047, 3072), np.arange(5)):
+        out = np.empty((400, *whole[0, columns].shape), np.uint8)
+        Scattered(parts).read(rows // 50, rows % 50, (columns,), out)
+        np.testing.assert_array_equal(out, whole[rows][:, columns])
 
 
 def test_what_does_not_lie_row_by_row_does_not_fit():
