@@ -243,3 +243,20 @@ def test_a_feed_over_row_groups(tmp_path, sharding, delivered):
     source = feedline.open_source(tmp_path / "x.parquet", columns=["label", "list"])
     batches = delivered(feedline.Feed(source, 16, sharding, epochs=1, order=feedline.Order(shuffle=False)))
     np.testing.assert_array_equal(np.concatenate([batch["list"] for batch in batches]), whole["list"][:288])
+
+
+def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered, monkeypatch):
+    pq.write_table(pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", row_group_size=64)
+    read, counted = groups.GroupSource._group, []
+    monkeypatch.setattr(
+        groups.GroupSource, "_group", lambda self, leaf, i: counted.append(i) or read(self, leaf, i)
+    )
+    window = 2 * 64 * 8  # bytes
+    source = feedline.open_source(tmp_path / "x.parquet", cache_bytes=window)
+    order = feedline.Order(shuffle=feedline.Blocks(rows=64, window=2))
+    reading = feedline.Reading(threads=1)
+    feed = feedline.Feed(source, 32, sharding, order=order, epochs=1, reading=reading)
+    counted.clear()
+    got = np.concatenate([batch["x"] for batch in delivered(feed)])
+    np.testing.assert_array_equal(np.sort(got), np.arange(1024))
+    assert sorted(counted) == list(range(16))
