@@ -21,7 +21,10 @@ from feedline.order import rows_at
 
 ROWS = {"10^6": 10**6, "2^20+1": 2**20 + 1, "10^9": 10**9, "2^40+1": 2**40 + 1, "10^12": 10**12, "10^15": 10**15}
 CLAIMED_NS = {8192: None, 16_384: 12.0, 65_536: 8.0}
-SHUFFLES: dict[str, bool | Blocks] = {"full": True, "blocked": Blocks(rows=341, window=64)}  # blocks of 1 MiB, were the rows of 3 KiB
+SHUFFLES: dict[str, bool | Blocks] = {
+    "full": True,
+    "blocked": Blocks(rows=341, window=64),  # blocks of 1 MiB, were the rows of 3 KiB
+}
 _POSITIONS = 1 << 20
 """A sample: so many positions, in as many calls as it takes."""
 
