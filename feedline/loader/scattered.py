@@ -40,14 +40,14 @@ class Scattered:
     def fits(parts: Sequence[Array]) -> bool:
         """Whether these arrays can be read so: whole rows, equally far apart in each of them, none backwards."""
         filled = [part for part in parts if len(part)]
-        distances = {part.strides[0] for part in filled}
+        distances = _distances(filled)
         return all(part[0].flags.c_contiguous for part in filled) and len(distances) == 1 and min(distances) >= 0
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self._parts = parts
         filled = [part for part in parts if len(part)]
         self._row = filled[0][:1]
-        self._distance = filled[0].strides[0]
+        (self._distance,) = _distances(filled)
         self._lowest = min(filled, key=_address)
         base = _address(self._lowest)
         self._starts = np.array([_address(part) - base if len(part) else 0 for part in parts], np.int64)
@@ -102,6 +102,11 @@ class Scattered:
         first = self._lowest[:1].reshape(-1).view(np.uint8)[skipped : skipped + size].view(f"V{size}")
         count = (self._span - self._row.nbytes + last - size) // distance + 1
         return np.lib.stride_tricks.as_strided(first, (count,), (distance,), writeable=False)
+
+
+def _distances(filled: Sequence[Array]) -> set[int]:
+    """How far rows stand apart; an array of one row does not say (its stride may be anything)."""
+    return {part.strides[0] for part in filled if len(part) > 1} or {filled[0][:1].nbytes}
 
 
 def _address(array: Array) -> int:

@@ -117,3 +117,13 @@ def test_what_does_not_lie_row_by_row_does_not_fit():
     assert not Scattered.fits([x, x[::2]])
     assert not Scattered.fits([x[:, ::2]])
     assert Scattered.fits([x[:, 2:4], x[:0]])
+
+
+def test_a_part_of_one_row_may_have_any_stride():
+    x = np.arange(24).reshape(4, 6)
+    parts = [x[::3][:1], x[1:], x[2:3]]
+    assert Scattered.fits(parts)
+    assert Scattered.fits(parts[:1])
+    out = np.empty((3, 6), x.dtype)
+    Scattered(parts).read(np.array([1, 0, 2]), np.array([2, 0, 0]), (slice(None),), out)
+    np.testing.assert_array_equal(out, x[[3, 0, 2]])
