@@ -42,7 +42,9 @@ def main(folder: str, launch: int) -> None:
                 result = _run(here, job, layout, until_told)
             except Exception as error:  # noqa: BLE001  whatever it is, the audit tells it
                 traceback.print_exc()
-                result = Failed(traceback.format_exception_only(error)[0].strip())
+                line = traceback.format_exception_only(error)[0].strip()
+                # a source that cannot travel to workers is no fault: it was the audit that asked for them
+                result = Refused(line) if layout.workers and "pickle" in line else Failed(line)
             _replace(result_file(here, launch, number, jax.process_index()), pickle.dumps(result))
             print(f"\n{DONE} {number}", flush=True)  # on a line of its own: the user's code may have begun one
             if layout.killed:

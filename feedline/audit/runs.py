@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ _SAID = re.compile(rf"\[(\d+)\] {DONE} (\d+)".encode())
 
 def results(
     job: Job, launches: Sequence[Sequence[Layout]], environ: Mapping[str, str], limit_s: float
-) -> Iterator[tuple[Layout, list[Result]]]:
+) -> Generator[tuple[Layout, list[Result]], None, None]:
     """Each layout with what its processes held, as soon as all of them are done with it.
 
     Raises:

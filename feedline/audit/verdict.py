@@ -50,7 +50,10 @@ class Reference:
     """uint64[batches, batch_size, leaves]."""
 
     @classmethod
-    def of(cls, held: Held) -> Reference:
+    def of(cls, processes: Sequence[Held | Refused]) -> Reference:
+        """From what the one process of the first layout held. Nothing in that layout can be refused."""
+        (held,) = processes
+        assert isinstance(held, Held)
         return cls(held, whole([held]))
 
     @property

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from feedline.errors import FeedError
 from feedline.options import checked_integer
+
+if TYPE_CHECKING:
+    from feedline.audit.verdict import Reference, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,43 +53,46 @@ class Audit:
 
         Raises:
           ValueError: an option is wrong.
-          FileNotFoundError: there is no such file.
           FeedError: a process failed or took too long.
         """
         counts = self.check()
         from rich.console import Console
 
         from feedline.audit import report
-        from feedline.audit.held import Held
-        from feedline.audit.job import Job
-        from feedline.audit.layouts import launches
-        from feedline.audit.runs import results
-        from feedline.audit.verdict import Reference, Verdict, judged
 
         began = time.monotonic()
-        job = Job(self.target, self.batches, self.batch_size, self.plant)
-        verdicts: list[Verdict] = []
-        reference: Reference | None = None
         try:
-            with Console(stderr=True).status("starting 1 process") as status:
-                for layout, held in results(job, launches(counts), os.environ, self.limit_s):
-                    if reference is None:
-                        assert isinstance(held[0], Held)
-                        reference = Reference.of(held[0])
-                    verdicts.append(judged(layout, held, reference))
-                    status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
+            verdicts, reference = self._judged(counts)
         except FeedError as error:
-            if self.json:
-                print(json.dumps({"ok": False, "error": str(error)}), flush=True)
-                return 1
-            raise
-        assert reference is not None
+            if not self.json:
+                raise
+            print(json.dumps({"ok": False, "error": str(error)}), flush=True)
+            return 1
         result = report.as_object(verdicts, reference, time.monotonic() - began)
         if self.json:
             print(json.dumps(result), flush=True)
         else:
             report.show(verdicts, reference, result["seconds"], Console())
         return 0 if result["ok"] else 1
+
+    def _judged(self, counts: list[int]) -> tuple[list[Verdict], Reference]:
+        from rich.console import Console
+
+        from feedline.audit.job import Job
+        from feedline.audit.layouts import launches
+        from feedline.audit.runs import results
+        from feedline.audit.verdict import Reference, judged
+
+        job = Job(self.target, self.batches, self.batch_size, self.plant)
+        found = results(job, launches(counts), os.environ, self.limit_s)
+        with Console(stderr=True).status("starting 1 process") as status, contextlib.closing(found):
+            layout, alone = next(found)
+            reference = Reference.of(alone)
+            verdicts = [judged(layout, alone, reference)]
+            for layout, held in found:
+                verdicts.append(judged(layout, held, reference))
+                status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
+        return verdicts, reference
 
     def check(self) -> list[int]:
         """The counts of processes, ascending. `ValueError` where the options do not fit."""

@@ -35,14 +35,14 @@ def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False)
 
 
 def verdict(held, layout=LAYOUT, reference=None):
-    return judged(layout, [held], Reference.of(reference or run()))
+    return judged(layout, [held], Reference.of([reference or run()]))
 
 
 def test_the_same_rows():
     found = verdict(run())
     assert (found.difference, found.rows, found.batches) == (None, 32, 8)
     assert found.digest == found.on_one_device
-    assert Reference.of(run()).different_rows == 32
+    assert Reference.of([run()]).different_rows == 32
 
 
 def test_resumed_in_batches_of_twice_the_size():

@@ -1,6 +1,7 @@
 """Functions that `feedline audit` is given by its test, right ones and wrong ones."""
 
 import os
+import threading
 import time
 
 import grain
@@ -30,9 +31,25 @@ def stream(mesh):
     return made(mesh, rows.to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["x"] % 3 > 0))
 
 
+class Locked:
+    """Records that cannot travel to worker processes."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, row):
+        with self.lock:
+            return {"x": ROWS["x"][row], "y": ROWS["y"][row]}
+
+
 def centred(mesh):
-    """A transform that looks at the other rows of its batch."""
-    return made(mesh, transform=lambda batch, rows: {"x": batch["x"] - batch["x"].max(), "y": batch["y"]})
+    """A transform that looks at the other rows of its batch, and a source that no worker can read."""
+    return made(
+        mesh, Locked(), transform=lambda batch, rows: {"x": batch["x"] - batch["x"].max(), "y": batch["y"]}
+    )
 
 
 def raises_on_one(mesh):
