@@ -52,7 +52,7 @@ class MemoryLimit:
 
         def copy() -> None:
             mine = 0
-            while time.perf_counter() - began < seconds:
+            while not mine or time.perf_counter() - began < seconds:
                 turn = next(turns)
                 indices = self._batches[turn % len(self._batches)]
                 # mode="clip" spares the temporary that "raise" makes beside `out`

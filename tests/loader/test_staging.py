@@ -251,7 +251,7 @@ def test_aligned_shards_are_adopted_without_a_copy():
 def test_a_long_run_maps_no_more_slabs_than_the_formula_says():
     source = {"x": rows_of((64,)), "y": rows_of((), np.int32)}
     with feedline.Feed(source, BATCH, mesh_of(8), reading=Reading(threads=2, buffer=3), prefetch=2) as feed:
-        for _ in zip(range(300), feed):
+        for _ in zip(range(300), feed, strict=False):
             pass
         held = [next(feed) for _ in range(30)]
         assert feed.statistics().slabs <= 2 * (3 + 2 + 3 + 30)
