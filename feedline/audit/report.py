@@ -88,7 +88,8 @@ def _proof(verdicts: Sequence[Verdict], reference: Reference) -> Iterator[str]:
     census, settings = reference.held.census, reference.held.settings
     if isinstance(census, Census) and census.epochs:
         left = f"; batches of {settings.batch_size} leave out {census.left_out} of each" if census.left_out else ""
-        yield f"{census.epochs} epochs of {settings.rows:,} rows: by their indices each row comes once{left}."
+        epochs = f"{census.epochs} epoch{'s' if census.epochs > 1 else ''}"
+        yield f"{epochs} of {settings.rows:,} rows: by their indices each row comes once{left}."
     if isinstance(census, Census) and census.compared:
         yield f"{census.compared:,} rows delivered on one device are what the source holds at their index."
 
