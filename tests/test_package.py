@@ -191,8 +191,10 @@ OF_FEEDLINE = {
     "trainer": ["trainer", "options"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
     "bench": ["bench", "feed", "order", "options", "loader.staging", "placement.place", "cluster.cores"],
-    "audit": ["audit", "feed", "cluster", "loader.sources", "loader.spec", "errors", "options", "order", "schedule"],
-    "cli": ["cli", "", "audit", "bench", "cluster", "data", "trainer", "feed", "errors", "options"],  # "": the version
+    "audit": ["audit", "feed", "cluster", "loader.sources", "loader.spec", "errors", "options", "order",
+              "schedule"],
+    "cli": ["cli", "", "audit", "bench", "cluster", "data", "trainer", "feed", "errors",
+            "options"],  # "": the version
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
