@@ -12,9 +12,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from feedline.bench.contest import Plan, contest
 from feedline.bench.entrants import ENTRANTS
+
+if TYPE_CHECKING:
+    from feedline.bench.contest import Plan
 
 _CACHE = "~/.cache/feedline/peers"
 _LEAST_ROW_BYTES = 8  # by which a row is recognised
@@ -66,6 +69,8 @@ class Peers:
           FileNotFoundError: benchmarks/peers is not there.
         """
         self.check()
+        from feedline.bench.contest import contest  # and not above, nor below: it imports numpy
+
         result = contest(self.sized().plan())
         text = json.dumps(result)
         if self.out is not None:
@@ -102,6 +107,8 @@ class Peers:
 
     def plan(self) -> Plan:
         """These options as the contest takes them."""
+        from feedline.bench.contest import Plan
+
         named = self.environments != "none"
         return Plan(
             names=tuple(name for name in ENTRANTS if name in (self.only or ENTRANTS)),

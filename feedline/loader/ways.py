@@ -58,6 +58,8 @@ class RandomAccess:
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
         schedule = self.recipe.schedule
+        if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
+            after = self.next_pass(after)
         places = schedule.places(schedule.batch_at(after, 0), np.arange(schedule.batch_size))
         return np.where(places.valid, self.recipe.locate(places), -1)
 
