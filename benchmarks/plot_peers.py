@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 COLOURS = {"limit": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d1495b"}
 OTHERS = "#30638e"
-GLOBAL = 0.8
+GLOBAL = 0.5
 """Jumps of a shuffle over all rows are about 1."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from feedline.bench.entrants import FEEDLINE, LIMIT, PAIR
 from feedline.bench.ratios import paired
 
-_GLOBAL_JUMP = 0.8
+_GLOBAL_JUMP = 0.5
 """The mean distance of rows that follow each other is 1, in a third of all rows, if all are shuffled alike."""
 
 
