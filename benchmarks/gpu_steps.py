@@ -1,0 +1,149 @@
+"""What a training loop loses to its input: accelerator utilisation, and the share of transfers under compute."""
+
+import collections
+import contextlib
+import functools
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gpu_trace import traced
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.bench.feed import filler, own
+from feedline.bench.rounds import alternate, compared
+
+DEPTHS = (0, 1, 2, 3)
+AHEAD = (0, 8)
+"""Steps whose result a loop has not looked at yet: it looks at each loss, or lets eight run."""
+FACTORS = (1.0, 1.2, 2.0)
+"""How long a step is, as a multiple of the time that a batch takes to arrive when nothing is computed."""
+_WARM_UP = 8
+_TRACED = 24
+_PROBE = 8
+"""Matrix products in the step by which one is timed."""
+
+
+class _Work(NamedTuple):
+    """What all cases share: rows, where batches go, and how long things take alone."""
+
+    rows: Any
+    sharding: Any
+    batch_size: int
+    state: Any
+    weights: Any
+    alone: dict[str, Any]
+    product_s: float
+
+    def feed(self, prefetch):
+        return feedline.Feed(self.rows, self.batch_size, self.sharding, prefetch=prefetch)
+
+    def step(self, factor):
+        """A step of about `factor` times as long as a batch takes to arrive."""
+        products = max(1, round(factor / self.alone["batches_per_s"] / self.product_s))
+        return functools.partial(_products, self.weights, products)
+
+
+def utilisation_cases(scale):
+    """AU: batches × the time of a step on resident data ÷ wall time (MLPerf Storage's), to the device."""
+    return {
+        f"step {factor:g} × input, {ahead} ahead": functools.partial(_utilisation, factor, ahead, scale)
+        for factor in FACTORS
+        for ahead in AHEAD
+    }
+
+
+def overlap_cases(scale):
+    """The step is twice as long as the input, so that all of a transfer can lie under it."""
+    return {
+        f"prefetch {prefetch}, {ahead} ahead": functools.partial(_overlap, prefetch, ahead, scale)
+        for ahead in AHEAD
+        for prefetch in DEPTHS
+    }
+
+
+def _utilisation(factor, ahead, scale):
+    work = _work(scale)
+    step = work.step(factor)
+    with contextlib.ExitStack() as stack:
+        feeds = {depth: stack.enter_context(work.feed(depth)) for depth in DEPTHS}
+        resident = itertools.repeat(jax.block_until_ready(next(feeds[0])))
+        entrants = {
+            str(name): functools.partial(_rate, step, work.state, batches, ahead)
+            for name, batches in [*feeds.items(), ("resident", resident)]
+        }
+        alternate(entrants, 1, 0)  # everything is compiled
+        told = compared(alternate(entrants, scale.rounds, scale.seconds), "resident")
+    step_s, input_s = 1 / told["resident"]["median"], 1 / work.alone["batches_per_s"]
+    return {
+        "factor": factor,
+        "ahead": ahead,
+        "step_s": step_s,
+        "input_s": input_s,
+        "headroom": step_s / input_s - 1,
+        "feed_alone": work.alone,
+        "batches_per_s": told,
+        "au": {str(depth): told[str(depth)]["of_limit"] for depth in DEPTHS},
+    }
+
+
+def _overlap(prefetch, ahead, scale):
+    work = _work(scale)
+    step = work.step(2.0)
+    with work.feed(prefetch) as feed:
+        state, _ = _run(step, work.state, feed, ahead, _WARM_UP)
+        found = traced(lambda: _run(step, state, feed, ahead, _TRACED))
+    return {"prefetch": prefetch, "ahead": ahead, "steps": _TRACED, **found}
+
+
+def _rate(step, state, batches, ahead, seconds):
+    """Steps per second, after a warm-up that drains what lay ready."""
+    state, _ = _run(step, state, batches, ahead, _WARM_UP)
+    began = time.perf_counter()
+    _, count = _run(step, state, batches, ahead, 1, seconds)
+    return count / (time.perf_counter() - began)
+
+
+def _run(step, state, batches, ahead, steps, seconds=0.0):
+    """(state, steps done): a training loop, at least so many steps and so long, until all of it is computed.
+
+    In each turn it waits for the result of the step `ahead` steps ago.
+    """
+    waiting, began, count = collections.deque(), time.perf_counter(), 0
+    while count < steps or time.perf_counter() - began < seconds:
+        state = step(state, next(batches))
+        waiting.append(state)
+        if len(waiting) > ahead:
+            jax.block_until_ready(waiting.popleft())
+        count += 1
+    return jax.block_until_ready(state), count
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _products(weights, products, state, batch):
+    """Reads the whole batch, then multiplies matrices. The number of them is known to the compiler: the host
+    would otherwise wait on the device for each turn of the loop, and could not run ahead."""
+    read = batch.reshape(len(state), -1).max(axis=1)[:, None, None]
+    state = state + read.astype(state.dtype)
+    return jax.lax.fori_loop(0, products, lambda _, y: jnp.tanh(y @ weights), state)
+
+
+@functools.cache
+def _work(scale):
+    devices = jax.devices()
+    sharding = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec("data"))
+    rows = filler(scale.data_bytes // scale.step_row * scale.step_row).reshape(-1, scale.step_row)
+    batch_size = max(1, int(scale.step_mb * 1e6) // scale.step_row // len(devices)) * len(devices)
+    square = np.full((len(devices), scale.width, scale.width), 1 / scale.width, np.float32)
+    state = weights = jax.device_put(square.astype(scale.dtype), sharding)
+    with feedline.Feed(rows, batch_size, sharding) as feed:
+        batch = itertools.repeat(jax.block_until_ready(next(feed)))
+        alone = own(feed, max(0.2, scale.seconds))
+    step = functools.partial(_products, weights, _PROBE)
+    _rate(step, state, batch, 0, 0)
+    product_s = 1 / _rate(step, state, batch, 0, scale.seconds) / _PROBE
+    return _Work(rows, sharding, batch_size, state, weights, alone, product_s)

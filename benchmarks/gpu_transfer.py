@@ -1,0 +1,109 @@
+"""How fast batches go from host memory to the devices, beside copies out of pinned memory, which is the limit."""
+
+import functools
+import mmap
+import time
+from collections import deque
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline.bench.rounds import alternate, compared
+from feedline.loader.staging import Staging
+from feedline.placement.place import Placement
+
+_GROUP = 4
+"""Host batches that are made, without being timed, and then sent one after the other."""
+_IN_FLIGHT = 2
+"""Sent and not waited for: as with a feed at its default depth."""
+
+
+def transfer_cases(scale):
+    """Pageable memory and feedline's slabs, in one leaf and in many, to one device and to all."""
+    return {
+        f"{mb:g} MB, {leaves} leaves, {count} devices": functools.partial(_transfer, mb, leaves, count, scale)
+        for mb in scale.sizes_mb
+        for leaves in scale.leaves
+        for count in sorted({1, len(jax.devices())})
+    }
+
+
+def registered_cases(scale):
+    """Memory that was registered with the devices. After all else: the call for it is private to JAX."""
+    return {f"{mb:g} MB": functools.partial(_registered, mb, scale) for mb in scale.sizes_mb}
+
+
+def _transfer(mb, leaves, count, scale):
+    spec = _spec(mb, leaves, count)
+    staging = Staging([(leaf.shape, np.dtype(np.uint8)) for leaf in spec], _GROUP)
+
+    def staged():
+        slabs = staging.lease()
+        for slab in slabs:
+            slab[...] = 1  # its pages exist
+        return slabs
+
+    return _beside_pinned(
+        spec, {"pageable": lambda: [np.full(leaf.shape, 1, np.uint8) for leaf in spec], "staged": staged}, scale
+    )
+
+
+def _registered(mb, scale):
+    client, spec = jax.devices()[0].client, _spec(mb, 1, len(jax.devices()))
+    size = spec[0].shape[0] * spec[0].shape[1]
+    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    memory[...] = 1
+    try:
+        client.dma_map(memory.ctypes.data, size)
+    except (AttributeError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        return {"mb": mb, "unavailable": f"{type(error).__name__}: {error}"}
+    try:
+        return _beside_pinned(spec, {"registered": lambda: [memory.reshape(spec[0].shape)]}, scale)
+    finally:
+        client.dma_unmap(memory.ctypes.data)
+
+
+def _beside_pinned(spec, hosts, scale):
+    """Bytes per second of each way, in turns with copies of the same leaves out of pinned memory."""
+    placement, shardings = Placement.of(spec), [leaf.sharding for leaf in spec]
+    pinned = jax.device_put(
+        [np.full(leaf.shape, 1, np.uint8) for leaf in spec],
+        [sharding.with_memory_kind("pinned_host") for sharding in shardings],
+    )
+    size = sum(leaf.shape[0] * leaf.shape[1] for leaf in spec)
+    entrants = {name: functools.partial(_rate, host, placement.place, size) for name, host in hosts.items()}
+    entrants["pinned"] = functools.partial(_rate, lambda: pinned, lambda x: jax.device_put(x, shardings), size)
+    alternate(entrants, 1, 0)  # memory is allocated on both sides
+    rates = alternate(entrants, scale.rounds, scale.seconds)
+    return {
+        "mb": size / 1e6,
+        "leaves": len(spec),
+        "devices": spec[0].sharding.num_devices,
+        "bytes_per_s": compared(rates, "pinned"),
+    }
+
+
+def _rate(host, place, size, seconds):
+    """Bytes per second from the call that places to arrays that are there. `host` makes a batch, untimed."""
+    spent, moved, until = 0.0, 0, time.perf_counter() + seconds
+    while not moved or time.perf_counter() < until:
+        batches, placed = [host() for _ in range(_GROUP)], deque()
+        began = time.perf_counter()
+        for batch in batches:
+            if len(placed) == _IN_FLIGHT:
+                jax.block_until_ready(placed.popleft())
+            placed.append(place(batch))
+        jax.block_until_ready(list(placed))
+        spent += time.perf_counter() - began
+        moved += size * _GROUP
+    return moved / spent
+
+
+def _spec(mb, leaves, count):
+    """Of a batch of `mb` MB in so many uint8 leaves, with rows of 4 KiB at the most."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
+    shard = int(mb * 1e6) // leaves // count
+    width = max(64, min(4096, shard // 64 * 64))
+    shape = (max(1, shard // width) * count, width)
+    return [jax.ShapeDtypeStruct(shape, np.uint8, sharding=sharding)] * leaves
