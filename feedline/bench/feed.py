@@ -139,7 +139,8 @@ def own(feed: Feed, seconds: float) -> dict[str, Any]:
 def _endless(feed: Feed) -> Iterator[Any]:
     """Pass after pass."""
     while True:
-        yield from feed
+        for batch in feed:  # not `yield from`, by which the end of this generator would close the feed
+            yield batch
 
 
 def filler(size: int) -> npt.NDArray[np.uint8]:
