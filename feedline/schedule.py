@@ -42,12 +42,14 @@ class Places:
     epoch: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
+    one_run: bool = False
+    """Whether it is known that all stand in one epoch, and that positions ascend."""
 
-    def by_epoch(self) -> Iterator[tuple[int, slice]]:
-        """The epochs that occur, and which of the rows stand in each."""
+    def runs(self) -> Iterator[tuple[int, slice]]:
+        """An epoch, and rows that stand in it one after the other, their positions ascending."""
         count = len(self.epoch)
-        several = count and self.epoch[0] != self.epoch[-1]
-        changes = np.flatnonzero(np.diff(self.epoch)) + 1 if several else ()
+        several = count and not self.one_run
+        changes = np.flatnonzero((np.diff(self.epoch) != 0) | (np.diff(self.position) < 0)) + 1 if several else ()
         for start, stop in itertools.pairwise([0, *changes, count] if count else ()):
             yield int(self.epoch[start]), slice(start, stop)
 
@@ -139,7 +141,9 @@ class Schedule:
         """Where the rows `offsets`, ascending, of the batch that starts at `start` stand in the run."""
         if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
             count = len(offsets)
-            return Places(_same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count))
+            return Places(
+                _same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count), True
+            )
         # no sum of two positions: with n near 2^63 it would not fit
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)

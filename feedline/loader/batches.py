@@ -21,9 +21,9 @@ from feedline.loader.spec import Array, cast_into
 from feedline.options import Order
 from feedline.schedule import ENDLESS, Cursor, Places, Schedule
 
-_STRETCH = 1 << 13
-"""Positions whose rows are computed at once for batches of few rows: a call costs some 70 µs for any number of
-positions, and that is as much as copying a MiB."""
+_STRETCH = 1 << 16
+"""Positions whose rows are computed at once for batches of fewer rows: a call costs some 70 µs for any number of
+positions, as much as copying a MiB, and hands the interpreter's lock over seventy times."""
 
 
 class Element(NamedTuple):
@@ -63,15 +63,22 @@ class Recipe:
 
     def locate(self, places: Places) -> Indices:
         """int64[k]: the row index at each place."""
-        parts = [self._rows_at(epoch, places.position[here]) for epoch, here in places.by_epoch()]
+        parts = [self._rows_at(epoch, places.position[here]) for epoch, here in places.runs()]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _rows_at(self, epoch: int, positions: Indices) -> Indices:
-        """As `order.rows_at`. Few positions are looked up in a stretch that neighbouring batches share."""
-        stretch = int(positions[0]) // _STRETCH
-        if len(positions) < _STRETCH // 4 and (positions // _STRETCH == stretch).all():
-            return _stretch(self.order, self.schedule.rows, epoch, stretch).take(positions - stretch * _STRETCH)
-        return order.rows_at(self.order, self.schedule.rows, epoch, positions)
+        """As `order.rows_at`, of ascending positions. Near ones are looked up in stretches that batches share."""
+        first, last = int(positions[0]), int(positions[-1])
+        if last - first >= _STRETCH // 4:
+            return order.rows_at(self.order, self.schedule.rows, epoch, positions)
+        border = last // _STRETCH * _STRETCH
+        rest = int(np.searchsorted(positions, border)) if first < border else 0
+        rows = np.empty_like(positions)
+        for here, start in ((slice(rest), border - _STRETCH), (slice(rest, None), border)):
+            if here.stop != 0:
+                stretch = _stretch(self.order, self.schedule.rows, epoch, start)
+                np.take(stretch, positions[here] - start, out=rows[here], mode="clip")
+        return rows
 
     def fill(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
         """Write a part of the batch at `start` into its `buffers`: seconds of reading, and of the rest."""
@@ -133,10 +140,9 @@ class Recipe:
         return self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid)
 
 
-@functools.lru_cache(maxsize=16)
-def _stretch(how: Order, rows: int, epoch: int, index: int) -> Indices:
-    """The rows at `_STRETCH` positions of an epoch: 64 KiB."""
-    start = index * _STRETCH
+@functools.lru_cache(maxsize=8)
+def _stretch(how: Order, rows: int, epoch: int, start: int) -> Indices:
+    """The rows at `_STRETCH` positions of an epoch: half a MiB. The last stretch has fewer."""
     return order.rows_at(how, rows, epoch, np.arange(start, min(start + _STRETCH, rows)))
 
 

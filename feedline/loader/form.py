@@ -109,7 +109,7 @@ class LocalForm:
         self, transform: Transform, buffers: list[Array], places: Places, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
-        for epoch, here in places.by_epoch():
+        for epoch, here in places.runs():
             keys[here] = order.keys_at(self.seed, epoch, places.position[here])
         try:
             batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
