@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
@@ -36,6 +35,18 @@ class _Delivered(NamedTuple):
     step: int
     cursor: Cursor
     lanes: dict[str, Any] | None
+
+
+class _Counted(NamedTuple):
+    """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""
+
+    batches: int
+    rows: int
+    dropped_rows: int
+    read_s: float
+    transform_s: float
+    place_s: float
+    wait_s: float
 
 
 class Feed:
@@ -115,7 +126,7 @@ class Feed:
         self._turn: dict[str, int] = {}  # "holder": the thread that is inside next, seek or set_state
         self._run: Run | None = None  # the run that reads ahead
         self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
-        self._counted = Statistics(threads=self._pipeline.reading.threads or 0, workers=reading.workers)
+        self._counted = _Counted(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
     def __iter__(self) -> Feed:
@@ -237,8 +248,13 @@ class Feed:
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
-        ready = sum(run.waiting for run in self._runs)
-        return dataclasses.replace(self._counted, ready=ready, slabs=self._pipeline.slabs)
+        return Statistics(
+            **self._counted._asdict(),
+            ready=sum(run.waiting for run in self._runs),
+            threads=self._pipeline.reading.threads or 0,
+            workers=self._pipeline.reading.workers,
+            slabs=self._pipeline.slabs,
+        )
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -267,7 +283,7 @@ class Feed:
             return (self._run or self._start()).take()
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
-            self._counted, self._exhausted = dataclasses.replace(self._counted, dropped_rows=dropped), True
+            self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
             raise StopIteration from None
         except Closed:
             raise ValueError(_CLOSED) from None
@@ -320,17 +336,16 @@ class Feed:
         if self._closed:
             raise ValueError(_CLOSED)
 
-    def _counted_with(self, placed: Placed, wait_s: float) -> Statistics:
+    def _counted_with(self, placed: Placed, wait_s: float) -> _Counted:
         was, account = self._counted, placed.account
-        return dataclasses.replace(
-            was,
-            batches=was.batches + 1,
-            rows=was.rows + account.rows,
-            dropped_rows=was.dropped_rows + account.dropped_rows,
-            read_s=was.read_s + account.read_s,
-            transform_s=was.transform_s + account.transform_s,
-            place_s=was.place_s + placed.place_s,
-            wait_s=was.wait_s + wait_s,
+        return _Counted(
+            was.batches + 1,
+            was.rows + account.rows,
+            was.dropped_rows + account.dropped_rows,
+            was.read_s + account.read_s,
+            was.transform_s + account.transform_s,
+            was.place_s + placed.place_s,
+            was.wait_s + wait_s,
         )
 
 
