@@ -25,9 +25,10 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     _DRAW[result["benchmark"]](axes, result["results"])
     machine = result["machine"]
-    figure.text(
-        0.995, 0.005, f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}", ha="right", size=7
-    )
+    told = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
+    axes.set_title(told, loc="right", size=7)
+    axes.set_title(axes.get_title(), loc="left")
+    axes.set_title("")
     figure.savefig(path, dpi=160)
     pyplot.close(figure)
 
@@ -52,8 +53,10 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
         range(len(results)),
         [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
     )
-    axes.set(ylabel="share of the memory limit", title="Shuffled rows to the mesh, beside copying alone")
-    axes.legend(loc="lower right", ncols=2)
+    axes.set(
+        ylabel="share of the memory limit", ylim=(0, 1.25), title="Shuffled rows to the mesh, beside copying alone"
+    )
+    axes.legend(loc="upper left", ncols=4, fontsize=8)
 
 
 def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
@@ -104,7 +107,7 @@ def _draw_resume(axes: Any, results: list[dict[str, Any]]) -> None:
 
 
 def _size(count: int) -> str:
-    return f"{count} B" if count < 1000 else f"{count / 1000:.0f} KB"
+    return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
 
 
 _DRAW: dict[str, Callable[[Any, Any], None]] = {

@@ -1,0 +1,120 @@
+"""What keeps a feed from the memory limit?
+
+The same feed with a stage replaced by a stand-in that costs nothing: the order computed beforehand, placing left
+out, both. What a stand-in gains is what its stage costs, with all that it makes other threads wait for. Refuted as
+an explanation if a feed without both is still below 0.8 of the limit at 16 MB.
+
+    python benchmarks/stand_ins.py --out stand_ins.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.bench.feed import filler
+from feedline.bench.limit import MemoryLimit
+from feedline.bench.machine import describe
+from feedline.bench.rounds import Entrant, alternate, compared
+from feedline.loader.batches import Recipe
+from feedline.placement.place import Placement
+
+STAND_INS = {"whole": (), "order beforehand": ("order",), "not placed": ("place",), "neither": ("order", "place")}
+SIZES = [(256, 16), (3072, 16), (153_600, 16), (256, 4), (3072, 4), (153_600, 4)]  # bytes of a row, MB of a batch
+
+
+@contextlib.contextmanager
+def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
+    """While entered, these stages cost nothing."""
+    with contextlib.ExitStack() as stack:
+        if "order" in stages:
+            stack.enter_context(mock.patch.object(Recipe, "locate", lambda _, places: order[places.position]))
+        if "place" in stages:
+            stack.enter_context(mock.patch.object(Placement, "place", lambda _, leaves: leaves))
+        yield
+
+
+def taking(
+    feed: feedline.Feed, batch_size: int, stages: tuple[str, ...], order: np.ndarray, cpu: list[float]
+) -> Any:
+    """Rows per second, with the stages left out; the cores that were busy go to `cpu`."""
+
+    def rate(seconds: float) -> float:
+        with without(stages, order):
+            for _ in range(8):
+                jax.block_until_ready(next(feed))
+            began, busy, batches = time.perf_counter(), time.process_time(), 0
+            while time.perf_counter() - began < seconds:
+                jax.block_until_ready(next(feed))
+                batches += 1
+            took = time.perf_counter() - began
+            cpu.append((time.process_time() - busy) / took)
+            return batches * batch_size / took
+
+    return rate
+
+
+def measured(flat: np.ndarray, row_bytes: int, batch_mb: float, rounds: int, seconds: float) -> dict[str, Any]:
+    """The limit and the feeds, in turns."""
+    rows = flat[: len(flat) // row_bytes * row_bytes].reshape(-1, row_bytes)
+    batch_size = int(batch_mb * 1e6) // row_bytes // 8 * 8
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    order = np.random.default_rng(0).permutation(len(rows))
+    cpu: dict[str, list[float]] = {name: [] for name in STAND_INS}
+    with contextlib.ExitStack() as stack:
+        entrants: dict[str, Entrant] = {}
+        for name, stages in STAND_INS.items():
+            with without(stages, order):
+                feed = stack.enter_context(feedline.Feed(rows, batch_size, sharding))
+                next(feed)
+            entrants[name] = taking(feed, batch_size, stages, order, cpu[name])
+        entrants["limit"] = MemoryLimit(rows, batch_size, max(1, feed.statistics().threads)).rate
+        alternate(entrants, 1, seconds / 4)
+        rates = alternate(entrants, rounds, seconds)
+    found = compared(rates, "limit")
+    for name, busy in cpu.items():
+        found[name]["cores_busy"] = statistics.median(busy)
+    return {"row_bytes": row_bytes, "batch_mb": batch_mb, "batch_size": batch_size, "entrants": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    machine, flat, results = describe(), filler(int(options.gib * 2**30)), []
+    print("share of the memory limit (cores busy)")
+    for row_bytes, batch_mb in SIZES:
+        result = measured(flat, row_bytes, batch_mb, options.rounds, options.seconds)
+        results.append(result)
+        told = (
+            f"{name} {result['entrants'][name]['of_limit']:.2f} ({result['entrants'][name]['cores_busy']:.2f})"
+            for name in STAND_INS
+        )
+        print(f"{row_bytes:>7} B, {batch_mb:>2} MB:", ", ".join(told), flush=True)
+    if options.out:
+        options.out.write_text(
+            json.dumps({"benchmark": "stand-ins", "machine": machine, "results": results}) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
