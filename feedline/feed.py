@@ -17,7 +17,7 @@ from feedline import state as states
 from feedline.errors import StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
-from feedline.observe.statistics import Statistics
+from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
 from feedline.pipeline import Placed, Request, Run, build
 from feedline.prefetch.handover import Closed
@@ -35,18 +35,6 @@ class _Delivered(NamedTuple):
     step: int
     cursor: Cursor
     lanes: dict[str, Any] | None
-
-
-class _Counted(NamedTuple):
-    """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""
-
-    batches: int
-    rows: int
-    dropped_rows: int
-    read_s: float
-    transform_s: float
-    place_s: float
-    wait_s: float
 
 
 class Feed:
@@ -126,7 +114,7 @@ class Feed:
         self._turn: dict[str, int] = {}  # "holder": the thread that is inside next, seek or set_state
         self._run: Run | None = None  # the run that reads ahead
         self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
-        self._counted = _Counted(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        self._counted = Counted()
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
     def __iter__(self) -> Feed:
@@ -154,7 +142,14 @@ class Feed:
                 placed = self._take()
                 account = placed.account
                 delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
-                counted = self._counted_with(placed, time.perf_counter() - began)
+                counted = self._counted.plus(
+                    rows=account.rows,
+                    dropped_rows=account.dropped_rows,
+                    read_s=account.read_s,
+                    transform_s=account.transform_s,
+                    place_s=placed.place_s,
+                    wait_s=time.perf_counter() - began,
+                )
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
@@ -335,18 +330,6 @@ class Feed:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(_CLOSED)
-
-    def _counted_with(self, placed: Placed, wait_s: float) -> _Counted:
-        was, account = self._counted, placed.account
-        return _Counted(
-            was.batches + 1,
-            was.rows + account.rows,
-            was.dropped_rows + account.dropped_rows,
-            was.read_s + account.read_s,
-            was.transform_s + account.transform_s,
-            was.place_s + placed.place_s,
-            was.wait_s + wait_s,
-        )
 
 
 def _close_runs(runs: list[Run]) -> None:

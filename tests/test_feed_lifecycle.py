@@ -212,6 +212,18 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     assert {"_my_turn", "take"} <= set(interrupted)
 
 
+def test_an_interrupt_at_any_line_of_the_first_next_leaves_nothing_held():
+    """There the memory is mapped; a lock that stayed held would hang the next batch."""
+    for line in range(1, 2000):
+        with feed_of(Rows(), prefetch=0) as feed:
+            where, batch = interrupted_at(line, lambda: next(feed))
+            delivered = [rows_in(batch)] if batch else ORDER[: feed.get_state()["step"]]
+            assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        if where is None:
+            break
+    assert 100 < line < 1999
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_interrupt_at_any_line_of_the_end_skips_nothing(prefetch):
     for line in range(1, 1000):

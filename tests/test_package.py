@@ -191,9 +191,9 @@ OF_FEEDLINE = {
     "trainer": ["trainer", "options"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
     "bench": ["bench", "feed", "order", "options", "loader.staging", "placement.place", "cluster.cores"],
-    "audit": ["audit", "feed", "cluster", "loader.sources", "loader.spec", "errors", "options", "order",
-              "schedule"],
-    "cli": ["cli", "", "audit", "bench", "cluster", "data", "trainer", "feed", "errors",
+    "target": ["feed", "loader.sources"],
+    "audit": ["audit", "target", "feed", "cluster", "loader.sources", "errors", "schedule"],
+    "cli": ["cli", "", "audit", "bench", "target", "cluster", "data", "trainer", "feed", "errors",
             "options"],  # "": the version
     "__main__": ["cli"],
 }  # fmt: skip
@@ -211,6 +211,7 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "bench": ["numpy", "jax", "matplotlib", "tyro"],
+    "target": ["jax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "flax", "optax", "rich", "tyro"],
 }

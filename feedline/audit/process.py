@@ -19,12 +19,13 @@ from jax.sharding import Mesh
 
 from feedline import cluster
 from feedline.audit.census import census
-from feedline.audit.feeds import built, endless, maker
+from feedline.audit.feeds import built, endless
 from feedline.audit.held import Failed, Held, Refused, Settings, State, pieces_of
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import AXES, Layout
 from feedline.audit.plant import planted
 from feedline.feed import Feed
+from feedline.target import maker
 
 _CLOSE_S = 5.0
 

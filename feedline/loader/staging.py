@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -59,9 +58,13 @@ class Staging:
         self._form = list(form)
         self._most_idle = idle
         self._idle = self._new_idle()
-        self._mapping = threading.Lock()
-        self.mapped = 0
-        """Slabs mapped so far. In a steady run it stops growing. Changed under _mapping."""
+        # Sizes of the slabs mapped so far. A number would need a lock, and an interrupt may leave that held
+        self._mapped: list[int] = []
+
+    @property
+    def mapped(self) -> int:
+        """Slabs mapped so far. In a steady run it stops growing."""
+        return len(self._mapped)
 
     def lease(self) -> list[Array]:
         """An uninitialised array for each leaf, which starts on a page border."""
@@ -83,8 +86,7 @@ class Staging:
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def _map(self, size: int) -> Slab:
-        with self._mapping:
-            self.mapped += 1
+        self._mapped.append(size)
         memory = mmap.mmap(-1, max(size, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer faults while it is new, fewer TLB misses later
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +36,29 @@ class Statistics:
     threads: int = 0
     workers: int = 0
     slabs: int = 0
+
+
+class Counted(NamedTuple):
+    """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""
+
+    batches: int = 0
+    rows: int = 0
+    dropped_rows: int = 0
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    place_s: float = 0.0
+    wait_s: float = 0.0
+
+    def plus(
+        self, *, rows: int, dropped_rows: int, read_s: float, transform_s: float, place_s: float, wait_s: float
+    ) -> Counted:
+        """With one more batch."""
+        return Counted(
+            self.batches + 1,
+            self.rows + rows,
+            self.dropped_rows + dropped_rows,
+            self.read_s + read_s,
+            self.transform_s + transform_s,
+            self.place_s + place_s,
+            self.wait_s + wait_s,
+        )

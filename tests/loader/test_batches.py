@@ -1,12 +1,20 @@
-"""Which rows a batch holds, whether its few positions are looked up in a stretch of the order or computed."""
+"""Which rows a batch holds, and that threads which share one write it whole, however it is cut."""
 
+import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import order
-from feedline.loader.batches import _STRETCH, Recipe
+from feedline.loader.arrays import ArraySource
+from feedline.loader.batches import _STRETCH, LocalBatches, Recipe
+from feedline.loader.buffers import BatchBuffers
+from feedline.loader.form import LocalForm
+from feedline.loader.spec import RowSpec
 from feedline.options import Blocks, Order
+from feedline.placement.plan import plan_leaf, union_of_rows
 from feedline.schedule import Cursor, Schedule
 
 
@@ -28,3 +36,45 @@ def test_every_position_has_the_row_that_the_order_says(data):
     told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
     whole = {epoch: order.rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
     assert found.tolist() == [whole[epoch][position] for epoch, position in told]
+
+
+BATCH = 16
+SOURCE = {
+    "narrow": np.arange(40, dtype=np.int64),  # cast to int32 when it is placed
+    "wide": np.arange(40 * 6, dtype=np.float32).reshape(40, 6),
+}
+CUTS = {"narrow": PartitionSpec("model"), "wide": PartitionSpec("data", "model")}  # other rows, and columns
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 99])
+@pytest.mark.parametrize("way", ["by leaf", "whole rows", "transformed"])
+@pytest.mark.parametrize("owned", [[0], [5], [2, 3, 7], range(8)], ids=str)
+def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
+    """As a process sees it that owns some devices of a 4 × 2 mesh."""
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    devices = [jax.devices()[i] for i in owned]
+    plans = [
+        plan_leaf(NamedSharding(mesh, CUTS[name]), (BATCH, *SOURCE[name].shape[1:]), devices, name)
+        for name in SOURCE
+    ]
+    source = ArraySource([SOURCE])
+    spec = RowSpec.of(source.spec)
+    double = (
+        (lambda batch, rows: {name: values * 2 for name, values in batch.items()})
+        if way == "transformed"
+        else None
+    )
+    form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
+    recipe = Recipe(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
+    batches = LocalBatches(recipe, BatchBuffers(form, 2), Cursor(0, 0), parts)
+    run = np.concatenate([order.rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
+    for k in range(5):
+        elements = [batches[k * batches.parts + part] for part in reversed(range(batches.parts))]
+        (leaves,) = [element.leaves for element in elements if element.leaves]
+        rows = run[k * BATCH : (k + 1) * BATCH]
+        for found, name, plan in zip(leaves, SOURCE, plans, strict=True):
+            expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)
+            for axis, column in enumerate(plan.columns, start=1):
+                expected = expected.take(np.arange(expected.shape[axis])[column], axis)
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
