@@ -43,15 +43,19 @@ def _close_all() -> None:
     began = time.monotonic()
     for run, patience_s in runs.items():
         run.join(max(0.0, began + patience_s - time.monotonic()))
-    _forget_stuck_threads()
+    _forget_stuck_threads(time.monotonic() + _PATIENCE_S)
 
 
-def _forget_stuck_threads() -> None:
+def _forget_stuck_threads(deadline: float) -> None:
     """Let the interpreter go while one of Grain's threads is stuck in a read.
 
-    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not.
+    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not. One that is merely
+    busy, with a batch that nobody wants any more, is waited for until `deadline`: CPython ends a thread that
+    runs on into its finalisation wherever it stands, and the process aborts if that is inside C++ code.
     """
     joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():
         if thread.daemon and thread.name.startswith("grain-prefetch"):
-            joined.pop(thread, None)
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                joined.pop(thread, None)

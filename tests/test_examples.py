@@ -45,7 +45,7 @@ def test_two_processes():
     script = [sys.executable, "-W", "error", EXAMPLES / "two_processes.py"]
     done = subprocess.run([*launch, "--", *script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    printed = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    printed = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
     assert printed == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 
 

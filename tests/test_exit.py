@@ -66,6 +66,21 @@ print("end", time.time(), flush=True)
     assert delay_s < 2
 
 
+def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(tmp_path):
+    done, _ = run(
+        tmp_path,
+        """
+import atexit, grain
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
+rows = grain.MapDataset.range(100).map(lambda i: time.sleep(0.02) or {"x": np.float32(i)})
+with feedline.Feed(rows, 8, sharding) as feed:
+    next(feed)
+assert any(t.name.startswith("grain") for t in threading.enumerate())  # busy with a batch that nobody takes
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left []\n", "")
+
+
 def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):
     done, _ = run(
         tmp_path,
