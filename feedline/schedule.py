@@ -45,6 +45,10 @@ class Places:
     one_run: bool = False
     """Whether it is known that all stand in one epoch, and that positions ascend."""
 
+    def part(self, here: slice) -> Places:
+        """Some of these rows, one after the other."""
+        return Places(self.epoch[here], self.position[here], self.valid[here], self.one_run)
+
     def runs(self) -> Iterator[tuple[int, slice]]:
         """An epoch, and rows that stand in it one after the other, their positions ascending."""
         count = len(self.epoch)

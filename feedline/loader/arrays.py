@@ -94,8 +94,10 @@ class ArraySource:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
 
     def _part_of(self, rows: Indices) -> Indices | None:
-        part = self._shards.of(rows)  # also the check that there are such rows
-        return None if len(self._shards.ends) == 1 else part
+        if len(self._shards.ends) == 1:
+            self._shards.check(rows)
+            return None
+        return self._shards.of(rows)
 
     def _read_leaf(self, leaf: int, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
         scattered = self._scattered[leaf]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -45,6 +45,22 @@ class Part(NamedTuple):
         return slice(rows * self.which // self.parts, rows * (self.which + 1) // self.parts)
 
 
+class Found(NamedTuple):
+    """Where rows of a batch stand in the run, and in the source.
+
+    Attributes:
+      places: of k rows.
+      rows: int64[k], the row index of each.
+    """
+
+    places: Places
+    rows: Indices
+
+    def part(self, here: slice) -> Found:
+        """Some of these rows, one after the other."""
+        return self if here == slice(0, len(self.rows)) else Found(self.places.part(here), self.rows[here])
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """What decides the values of this process's part of a batch. Pure but for the reads.
@@ -80,14 +96,19 @@ class Recipe:
                 np.take(stretch, positions[here] - start, out=rows[here], mode="clip")
         return rows
 
-    def fill(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
-        """Write a part of the batch at `start` into its `buffers`: seconds of reading, and of the rest."""
+    def found(self, start: Cursor) -> Sequence[Found]:
+        """Where the rows of the batch at `start` are: for all leaves, or for each that is read for itself."""
+        wanted = [plan.rows for plan in self.form.plans] if self.form.by_leaf else [self.form.rows]
+        places = [self.schedule.places(start, rows) for rows in wanted]
+        return [Found(here, self.locate(here)) for here in places]
+
+    def fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> tuple[float, float]:
+        """Write a part of the batch that was `found` into its `buffers`: seconds of reading, and of the rest."""
         if self.form.by_leaf:
-            return self._fill_by_leaf(start, part, buffers)
+            return self._fill_by_leaf(found, part, buffers)
         started = time.perf_counter()
         here = part.of(len(self.form.rows))
-        places = self.schedule.places(start, self.form.rows[here])
-        index = self.locate(places)
+        places, index = found[0].part(here)
         read = [leaf[here] for leaf in buffers.read]
         try:
             self._read(places, index, self.form.spec.tree(read))
@@ -121,12 +142,12 @@ class Recipe:
                 stage="read",
             ) from error
 
-    def _fill_by_leaf(self, start: Cursor, part: Part, buffers: Buffers) -> tuple[float, float]:
+    def _fill_by_leaf(self, found: Sequence[Found], part: Part, buffers: Buffers) -> tuple[float, float]:
         """Each leaf reads only its own rows and columns."""
         started = time.perf_counter()
         for i, (leaf, plan) in enumerate(zip(self.form.spec.leaves, self.form.plans, strict=True)):
             here = part.of(len(plan.rows))
-            index = self.locate(self.schedule.places(start, plan.rows[here]))
+            index = found[i].rows[here]
             read, placed = buffers.read[i], buffers.leaves[i]
             self.source.read_leaf(i, index, plan.columns, read[here])  # type: ignore[attr-defined]
             if placed is not read:
@@ -169,8 +190,8 @@ class LocalBatches(grain.MapDataset[Element]):
         self._advanced = advanced
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Buffers, int]] = {}
-        """Batches of which parts are missing: their buffers, and how many parts are. Held by _lock."""
+        self._open: dict[int, tuple[Sequence[Found], Buffers, int]] = {}
+        """Batches of which parts are missing: their rows, their buffers, how many parts are. Held by _lock."""
 
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
@@ -180,13 +201,15 @@ class LocalBatches(grain.MapDataset[Element]):
         start = self._recipe.schedule.batch_at(self._origin, k)
         with self._lock:
             if k not in self._open:
-                self._open[k] = self._buffers.lease(), self.parts
-            buffers = self._open[k][0]
-        read_s, transform_s = self._recipe.fill(start, Part(part, self.parts), buffers)
+                # under the lock: the order is a hundred NumPy calls, each of which lets go of the interpreter's
+                # lock and takes it back, so two threads that look up at once take twice as long
+                self._open[k] = self._recipe.found(start), self._buffers.lease(), self.parts
+            found, buffers, _ = self._open[k]
+        read_s, transform_s = self._recipe.fill(found, Part(part, self.parts), buffers)
         with self._lock:
-            missing = self._open.pop(k)[1] - 1
+            missing = self._open.pop(k)[2] - 1
             if missing:
-                self._open[k] = buffers, missing
+                self._open[k] = found, buffers, missing
         if self._advanced is not None:
             self._advanced()
         leaves = [] if missing else self._recipe.masked(buffers.leaves, start)

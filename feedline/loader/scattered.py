@@ -53,6 +53,7 @@ class Scattered:
         self._starts = np.array([_address(part) - base if len(part) else 0 for part in parts], np.int64)
         ends = [_address(part) - base + (len(part) - 1) * self._distance + self._row.nbytes for part in filled]
         self._span = max(ends)
+        self._only = parts[0] if len(parts) == 1 and parts[0].flags.c_contiguous else None
         # NumPy takes rows straight into `out` where all start on a grid, as those of files mapped page by page do
         self._unit = int(np.gcd.reduce(self._starts, initial=self._distance))
 
@@ -61,6 +62,10 @@ class Scattered:
 
         `part` is None if there is only one.
         """
+        whole_rows = all(isinstance(column, slice) and column == slice(None) for column in columns)
+        if self._only is not None and whole_rows and out.flags.c_contiguous and out.dtype == self._only.dtype:
+            np.take(self._only, rows, axis=0, out=out, mode="clip")  # the usual case, with nothing in between
+            return
         cut = self._row[(slice(None), *(c if isinstance(c, slice) else slice(None) for c in columns))]
         if cut.flags.c_contiguous:  # what is cut away is never touched
             columns = tuple(slice(None) if isinstance(c, slice) else c for c in columns)

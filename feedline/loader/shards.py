@@ -39,14 +39,19 @@ class Shards:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
+    def check(self, rows: Indices) -> None:
+        """Raise IndexError if there is no such row."""
+        # as unsigned words negative ones are the greatest: one pass
+        if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+
     def of(self, rows: Indices) -> Indices:
         """int64[k]: the shard of each row.
 
         Raises:
           IndexError: there is no such row.
         """
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
-            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
+        self.check(rows)
         if len(self.ends) == 1:
             return np.zeros(len(rows), np.int64)
         if self._searches:
