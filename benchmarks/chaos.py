@@ -1,0 +1,244 @@
+"""Does a job that is killed again and again lose a row, or see one twice?
+
+Each round starts a job on 1, 2 or 4 processes, with a batch size of its own, over arrays, records or a stream,
+from its last commit, and kills it with SIGKILL at a random moment: all of it, or one process. A step of the job
+gathers the ids of the global batch on every process, then commits them with the feed's state, in one line. What
+was committed over all rounds must be what an uninterrupted feed in this process delivers, row for row. Refuted by
+a single row.
+
+    python benchmarks/chaos.py --folder chaos --rounds 200     # again with the same folder: goes on
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROWS = 1003
+KINDS = ("arrays", "records", "stream")
+TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devices of each
+BATCH_SIZES = (16, 24, 48, 64, 200)
+COMMITS = "commits.jsonl"
+STARTED_S, ENDED_S = 120.0, 30.0
+"""How long a job may take to its first commits, and to end once it was killed, before that is a failure itself."""
+
+
+def source_of(kind: str) -> Any:
+    """Rows {"id": i, "x": 7·i + 3}, in one of three kinds."""
+    import grain
+    import numpy as np
+
+    def row(i: int) -> dict[str, Any]:
+        return {"id": np.int32(i), "x": np.int32(7 * i + 3)}
+
+    if kind == "arrays":
+        ids = np.arange(ROWS, dtype=np.int32)
+        return {"id": ids, "x": 7 * ids + 3}
+    records = grain.MapDataset.range(ROWS).map(row)
+    if kind == "records":
+        return records
+    return records.shuffle(seed=5).to_iter_dataset().filter(lambda found: bool(found["id"] % 3))
+
+
+def feed_of(kind: str, batch_size: int) -> Any:
+    """An endless feed on all devices, whose rows do not depend on its batch size."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import feedline
+
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    return feedline.Feed(source_of(kind), batch_size, sharding, remainder="wrap")
+
+
+def work(kind: str, folder: Path, batch_size: int) -> None:
+    """The job: goes on from the last commit, until it is killed."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import feedline
+
+    feedline.cluster.initialize()
+    feed = feed_of(kind, batch_size)
+    everywhere = NamedSharding(feed.spec["id"].sharding.mesh, PartitionSpec())
+
+    @jax.jit
+    def step(batch: Any) -> Any:
+        ids = jax.lax.with_sharding_constraint(batch["id"], everywhere)
+        return ids, jnp.all(batch["x"] == 7 * batch["id"] + 3)
+
+    committed = whole_lines(folder / COMMITS)
+    if committed:
+        feed.set_state(json.loads(committed[-1])["state"])
+    file = None
+    if jax.process_index() == 0:  # all have read the file before this one writes: it takes all of them to step
+        file = os.open(folder / COMMITS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for batch in feed:
+        ids, right = step(batch)
+        line = {"ids": np.asarray(ids).tolist(), "state": feed.get_state()}
+        if not right:
+            raise SystemExit("a batch holds leaves of different rows")
+        if file is not None:
+            os.write(file, f"{json.dumps(line)}\n".encode())
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that were written whole; what follows the last of them is cut off."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        os.truncate(path, whole)
+    return text[:whole].splitlines()
+
+
+class Job:
+    """The commits of one kind of source over all rounds, and what they should be."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder / kind
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._expected = uninterrupted(kind)
+        self._checked = 0
+        self.rows = 0
+
+    def check(self) -> int:
+        """Compare what was committed since the last check; how many commits there are.
+
+        Raises:
+          SystemExit: a row was lost, repeated or out of place.
+        """
+        lines = whole_lines(self.folder / COMMITS)
+        for number, line in enumerate(lines[self._checked :], start=self._checked):
+            ids = json.loads(line)["ids"]
+            expected = list(itertools.islice(self._expected, len(ids)))
+            if ids != expected:
+                raise SystemExit(f"refuted: commit {number} of {self.kind} holds {ids}, expected {expected}")
+            self.rows += len(ids)
+        self._checked = len(lines)
+        return len(lines)
+
+    def commits(self) -> int:
+        """How many there are now, while the job writes."""
+        path = self.folder / COMMITS
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def uninterrupted(kind: str) -> Iterator[int]:
+    """The ids that a feed delivers which nobody kills."""
+    import numpy as np
+
+    with feed_of(kind, 8) as feed:
+        for batch in feed:
+            yield from np.asarray(batch["id"]).tolist()
+
+
+def play(job: Job, chance: random.Random) -> dict[str, Any]:
+    """One round: start, kill, check.
+
+    Raises:
+      SystemExit: the job failed by itself, or did not end, or what it committed is wrong.
+    """
+    processes, devices = chance.choice(TOPOLOGIES)
+    batch_size = chance.choice([size for size in BATCH_SIZES if size % (processes * devices) == 0])
+    early, victim = chance.random() < 0.2, chance.choice(["all", "one"])
+    wanted, delay_s = chance.randrange(1, 60), chance.uniform(0, 4) if early else chance.uniform(0, 0.02)
+    began, before = time.monotonic(), job.check()
+    launch = ["launch", "--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
+    own = [sys.executable, __file__, "--work", job.kind, str(job.folder), str(batch_size)]
+    command = [sys.executable, "-m", "feedline", *launch, "--grace-s", "0.5", "--", *own]
+    with (job.folder / "output.log").open("w") as log:
+        launcher = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while not early and job.commits() < before + wanted:
+            if launcher.poll() is not None or time.monotonic() - began > STARTED_S:
+                raise SystemExit(f"refuted: the job ended by itself, or stands still: see {log.name}")
+            time.sleep(0.001)
+        time.sleep(delay_s)
+        workers = chance.sample(found := workers_of(launcher.pid), len(found))
+        for worker in workers if victim == "all" else workers[-1:]:
+            os.kill(worker, signal.SIGKILL)
+        if not workers:
+            launcher.kill()
+        launcher.wait(ENDED_S)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"refuted: the job goes on {ENDED_S:g} s after it was killed: see {log.name}") from None
+    finally:
+        launcher.kill()
+        launcher.wait()
+    return {
+        "kind": job.kind,
+        "processes": processes,
+        "devices": processes * devices,
+        "batch_size": batch_size,
+        "killed": f"{victim}, {'before it worked' if early else 'at work'}",
+        "commits": job.check() - before,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def workers_of(launcher: int) -> list[int]:
+    """The processes of the job; the launcher also has a guard, which ends them if it dies."""
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+            if b"--work" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("chaos"), help="commits and rounds.jsonl")
+    parser.add_argument("--rounds", type=int, default=200, help="in all, those of earlier calls included")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--afresh", action="store_true", help="forget what is in the folder")
+    parser.add_argument("--work", nargs=3, metavar=("KIND", "FOLDER", "BATCH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        kind, folder, batch_size = options.work
+        work(kind, Path(folder), int(batch_size))
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if options.afresh:
+        shutil.rmtree(options.folder, ignore_errors=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    told = options.folder / "rounds.jsonl"
+    rounds = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    jobs = {kind: Job(kind, options.folder) for kind in KINDS}
+    for number in range(len(rounds), options.rounds):
+        chance = random.Random(f"{options.seed} {number}")
+        found = {"round": number, **play(jobs[KINDS[number % len(KINDS)]], chance)}
+        rounds.append(found)
+        with told.open("a") as file:
+            file.write(f"{json.dumps(found)}\n")
+        print(json.dumps(found), flush=True)
+    for job in jobs.values():
+        job.check()
+    rows = {kind: job.rows for kind, job in jobs.items()}
+    seconds = [found["seconds"] for found in rounds]
+    print(
+        f"{len(rounds)} rounds, {sum(found['commits'] for found in rounds)} commits, rows {rows}: "
+        f"none lost, none repeated; a round took {max(seconds, default=0):.1f} s at the most"
+    )
+
+
+if __name__ == "__main__":
+    main()
