@@ -43,7 +43,7 @@ def _close_all() -> None:
     began = time.monotonic()
     for run, patience_s in runs.items():
         run.join(max(0.0, began + patience_s - time.monotonic()))
-    _forget_stuck_threads(time.monotonic() + _PATIENCE_S)
+    _forget_stuck_threads(began + _PATIENCE_S)
 
 
 def _forget_stuck_threads(deadline: float) -> None:
