@@ -13,7 +13,8 @@ class FeedError(RuntimeError):
     Attributes, each None where it does not apply:
       stage: "read", "transform", "place" or "launch".
       process: index of the JAX process that failed.
-      row: row index in the source.
+      row: row index in the source; of a stream, the item's place in it.
+      epoch, position: where that row stands in the run.
       file: the file that was read.
     """
 
@@ -26,13 +27,24 @@ class FeedError(RuntimeError):
         row: int | None = None,
         file: str | None = None,
     ) -> None:
-        where = {"stage": stage, "process": process, "row": row, "file": file}
-        told = ", ".join(f"{name} {value}" for name, value in where.items() if value is not None)
-        super().__init__(f"{message} [{told}]" if told else message)
+        self.message = message
         self.stage = stage
         self.process = process
         self.row = row
         self.file = file
+        self.epoch: int | None = None
+        self.position: int | None = None
+        super().__init__(self._told())
+
+    def locate(self, row: int, epoch: int, position: int) -> None:
+        """Say which row it is about, and where that stands in the run: in the message, too."""
+        self.row, self.epoch, self.position = row, epoch, position
+        self.args = (self._told(),)
+
+    def _told(self) -> str:
+        names = ("stage", "process", "row", "epoch", "position", "file")
+        told = ", ".join(f"{name} {value}" for name in names if (value := getattr(self, name)) is not None)
+        return f"{self.message} [{told}]" if told else self.message
 
 
 class RowError(FeedError):

@@ -58,7 +58,7 @@ class Feed:
       remainder: of rows that do not fill a batch. "drop" leaves them out. "pad" repeats rows of the
         same epoch and adds a boolean leaf `valid`, False there; the batch must be a dict. "wrap"
         runs over the ends of epochs.
-      reading: threads, workers and buffers of the host.
+      reading: threads, workers and buffers of the host, and what becomes of bad rows.
       transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
         on row i of the batch. `rows` is a `feedline.Rows`.
       prefetch: placed batches that wait, at the most. 0: synchronous, without any thread, for
@@ -141,10 +141,15 @@ class Feed:
                 began = time.perf_counter()
                 placed = self._take()
                 account = placed.account
+                if account.bad:
+                    self._pipeline.quarantine.enter(
+                        account.bad, before=self._counted.bad_rows, batches=self._counted.batches + 1
+                    )
                 delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
                 counted = self._counted.plus(
                     rows=account.rows,
                     dropped_rows=account.dropped_rows,
+                    bad_rows=len(account.bad),
                     read_s=account.read_s,
                     transform_s=account.transform_s,
                     place_s=placed.place_s,

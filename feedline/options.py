@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import operator
+import os
+from typing import Literal, get_args
 
+BadRows = Literal["raise", "substitute", "mask"]
 _SEED_BITS = 64
 _LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
 
@@ -75,7 +78,16 @@ class Reading:
         needs seconds to start; sources then travel as paths.
       buffer: host batches that are read ahead, at the most.
         Host bytes = (buffer + 1) × process-local batch.
-      bad_rows: "raise": a row that cannot be read or cast ends the feed with a `RowError`.
+      bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds an
+        integer which JAX's dtype cannot. "raise": a `RowError` names it, its file and where it stands in the run.
+        "substitute": another row takes its place, drawn from the seed, the epoch and the position alone; in a
+        stream it is the first item. "mask": the same, and the boolean leaf `valid` is False there; the batch must
+        be a dict without that key, and has it for every remainder. Other rows never move.
+      bad_rows_budget: how many may be replaced before `next` raises a `RowError`: an integer counts them, a
+        fraction is their share of the rows delivered, rounded up. Both count what this process supplied since
+        the feed was built.
+      quarantine: a file to which each row that was replaced is appended when its batch is delivered, as a line of
+        JSON; None: none is written.
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
         while no stage advanced.
       stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
@@ -84,7 +96,9 @@ class Reading:
     threads: int | None = None
     workers: int = 0
     buffer: int = 2
-    bad_rows: str = "raise"
+    bad_rows: BadRows = "raise"
+    bad_rows_budget: int | float = 0.001
+    quarantine: str | os.PathLike[str] | None = None
     stall_warning_s: float = 30.0
     stall_error_s: float = 300.0
 
@@ -93,8 +107,16 @@ class Reading:
             object.__setattr__(self, "threads", checked_integer("Reading.threads", self.threads, at_least=0))
         object.__setattr__(self, "workers", checked_integer("Reading.workers", self.workers, at_least=0))
         object.__setattr__(self, "buffer", checked_integer("Reading.buffer", self.buffer, at_least=1))
-        if self.bad_rows != "raise":
-            raise ValueError(f'Reading.bad_rows must be "raise", got {self.bad_rows!r}')
+        if self.bad_rows not in get_args(BadRows):
+            raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
+        object.__setattr__(self, "bad_rows_budget", _checked_budget(self.bad_rows_budget))
+        if self.quarantine is not None:
+            if self.bad_rows == "raise":
+                raise ValueError(
+                    'Reading.quarantine lists rows that were replaced, and bad_rows="raise" replaces none; leave '
+                    'it out, or use bad_rows="substitute" or "mask"'
+                )
+            object.__setattr__(self, "quarantine", os.fspath(self.quarantine))
         for name in ("stall_warning_s", "stall_error_s"):
             object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
 
@@ -110,6 +132,19 @@ def checked_integer(name: str, value: object, *, at_least: int) -> int:
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
     return number
+
+
+def _checked_budget(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"Reading.bad_rows_budget must be a count or a share of the rows, got {value!r}")
+    if isinstance(value, numbers.Integral):
+        return checked_integer("Reading.bad_rows_budget", value, at_least=0)
+    share = float(value)
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"Reading.bad_rows_budget must be an integer, or a share of at least 0 and below 1, got {share:g}"
+        )
+    return share
 
 
 def _checked_seconds(name: str, value: object) -> float:

@@ -2,7 +2,7 @@
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order
 alone, in O(1) memory: `permutation` says how, and `blocks` how rows that lie together stay near each other.
-`keys_at` gives each position a random number of its own.
+`keys_at` gives each position a random number of its own, `spares_at` rows that may stand in for a bad one.
 """
 
 from __future__ import annotations
@@ -74,6 +74,29 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
     """
     seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
     return hashed(_checked(positions, 1 << 63), words("keys", seed, epoch))
+
+
+def spares_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
+    """Rows that may stand in for the one at a position of an epoch, the best first, should that one be bad.
+
+    Args:
+      seed: below 2⁶⁴.
+      n: how many rows there are.
+      epoch: below 2⁶⁴.
+      position: in [0, 2⁶³).
+
+    Returns:
+      int64[16], each uniform over all rows, so they may repeat.
+
+    Example:
+      >>> spares_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
+      [27, 49, 17, 49]
+    """
+    seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
+    chosen = words("spares", seed, epoch)
+    first = hashed(_checked(np.array([position], np.int64), 1 << 63), chosen)
+    drawn = hashed(np.add(first, np.arange(16, dtype=np.uint64), dtype=np.uint64), chosen)
+    return (drawn % np.uint64(n)).astype(np.int64)
 
 
 def _checked_word(name: str, value: object) -> int:

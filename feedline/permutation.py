@@ -44,7 +44,9 @@ CHUNK = 1 << 15  # places at a time: many for each NumPy call, but all arrays of
 
 
 @functools.lru_cache(maxsize=64)
-def words(purpose: Literal["order", "keys", "blocks", "windows"], seed: int, epoch: int) -> tuple[np.uint64, ...]:
+def words(
+    purpose: Literal["order", "keys", "blocks", "windows", "spares"], seed: int, epoch: int
+) -> tuple[np.uint64, ...]:
     """Eight random words for one purpose, seed and epoch."""
     message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
     digest = hashlib.blake2b(message, digest_size=64, person=f"feedline {purpose}".encode()).digest()

@@ -19,6 +19,7 @@ from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.loaded import HostBatch
+from feedline.loader.quarantine import Quarantine
 from feedline.loader.reading import check_workers
 from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
@@ -34,7 +35,7 @@ from feedline.prefetch.watch import Watch
 from feedline.schedule import REMAINDERS, Cursor, Remainder, Schedule
 
 VALID = "valid"
-"""The key of the boolean leaf that remainder "pad" adds."""
+"""The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 _MOST_THREADS = 16
 
 
@@ -59,6 +60,7 @@ class Pipeline:
       fingerprint: of the data, for states.
       reading: with `threads` resolved.
       prefetch: placed batches that wait; 0: synchronous.
+      quarantine: for bad rows.
       owned: the source, if the feed opened it and so must close it.
     """
 
@@ -67,6 +69,7 @@ class Pipeline:
     fingerprint: dict[str, Any]
     reading: Reading
     prefetch: int
+    quarantine: Quarantine
     owned: RowSource | None
 
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
@@ -143,17 +146,19 @@ def build(request: Request) -> Pipeline:
     fingerprint = {
         "rows": rows,
         "spec": spec.described(),
-        "data": _digest(source),
+        "data": _digest(source, request.reading),
         "order": dataclasses.asdict(order),
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
     way = RandomAccess(recipe, _buffers(request, form))
-    return Pipeline(way, placement, fingerprint, reading, request.prefetch, owned)
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
 
 
-def _digest(source: RowSource) -> str:
+def _digest(source: RowSource, reading: Reading) -> str:
     try:
+        if reading.bad_rows != "raise" and isinstance(source, RecordSource):
+            return states.digest(source.identity_of_good())
         return states.digest(source.identity)
     except TypeError as error:
         raise TypeError(
@@ -179,7 +184,11 @@ def _build_stream(request: Request, stream: Stream) -> Pipeline:
         "format": "stream",
     }
     way = Sequential(stream, form, _buffers(request, form), request.batch_size, request.remainder, request.epochs)
-    return Pipeline(way, placement, fingerprint, reading, request.prefetch, None)
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
+
+
+def _quarantine(request: Request, form: LocalForm) -> Quarantine:
+    return Quarantine(request.reading, len(form.rows), jax.process_index())
 
 
 def _buffers(request: Request, form: LocalForm) -> BatchBuffers:
@@ -206,25 +215,28 @@ def _form(
     batch = sharded_spec(rows, request.batch_size, request.sharding)
     plans = Placement.of(batch).plans
     mask, mask_at = None, 0
-    if request.remainder == "pad":
-        batch = _with_mask(batch, request.batch_size)
+    bad_rows = request.reading.bad_rows
+    if request.remainder == "pad" or bad_rows == "mask":
+        asker = 'remainder="pad"' if request.remainder == "pad" else 'Reading(bad_rows="mask")'
+        batch = _with_mask(batch, request.batch_size, asker)
         mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
         mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
     rows_read = union_of_rows(plans)
     is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
-    by_leaf = is_cut and reads_leaves and request.transform is None
-    form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at)
+    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
+    by_leaf = is_cut and reads_leaves and request.transform is None and bad_rows == "raise"
+    form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows)
     return form, Placement.of(batch)
 
 
-def _with_mask(batch: Any, batch_size: int) -> dict[str, Any]:
-    """The spec of a batch with the leaf `valid` in it."""
+def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:
+    """The spec of a batch with the leaf `valid` in it, which the argument `asker` asks for."""
     # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
     if type(batch) is not dict or VALID in batch or not all(isinstance(key, str) for key in batch):
         found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
         raise ValueError(
-            f'remainder "pad" adds a leaf {VALID!r}, so the batch must be a plain dict of strings without that '
-            f'key: {found}. Name the arrays, as in {{"x": array}}, or use remainder="drop" or "wrap"'
+            f"{asker} adds a leaf {VALID!r}, so the batch must be a plain dict of strings without that key: "
+            f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
         )
     return {**batch, VALID: mask_spec(batch, batch_size)}
 

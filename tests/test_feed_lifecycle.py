@@ -86,13 +86,14 @@ READINGS = [
 @pytest.mark.parametrize("batch", [0, 3, 7])
 def test_after_an_error_next_reads_again_from_the_batch_that_failed(options, batch):
     source = Rows(row=ORDER[batch][2])
-    source.errors = [RowError("disk went away", row=source.row), OSError("and again")]
+    source.errors = [OSError("once")]  # the search for the bad row finds none
     with feed_of(source, **options) as feed:
         delivered = [rows_in(next(feed)) for _ in range(batch)]
-        for told in ("first of them .*, with OSError: and again", r"disk went away \[row"):
+        for told in ("first of them .*, with OSError: once", r"disk went away \[row"):
             with pytest.raises(RowError, match=told):
                 next(feed)
             assert (feed.get_state()["step"], feed.position) == (batch, batch * B)
+            source.errors = [RowError("disk went away", row=source.row)] if "once" in told else []
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
         assert feed.statistics().batches == 8
 

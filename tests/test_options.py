@@ -22,6 +22,8 @@ def test_defaults():
         "workers": 0,
         "buffer": 2,
         "bad_rows": "raise",
+        "bad_rows_budget": 0.001,
+        "quarantine": None,
         "stall_warning_s": 30.0,
         "stall_error_s": 300.0,
     }
@@ -82,9 +84,42 @@ def test_counts_have_a_least_value(name, least):
 
 
 @pytest.mark.parametrize("value", ["skip", None, True, "Raise"])
-def test_bad_rows_are_raised_and_nothing_else(value):
-    with pytest.raises(ValueError, match=r'^Reading\.bad_rows must be "raise", got '):
+def test_bad_rows_are_raised_or_replaced_and_nothing_else(value):
+    with pytest.raises(
+        ValueError, match=r"^Reading\.bad_rows must be one of \('raise', 'substitute', 'mask'\), got "
+    ):
         Reading(bad_rows=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"), [(0, 0), (7, 7), (np.int16(7), 7), (0.0, 0.0), (0.25, 0.25), (np.float32(0.5), 0.5)]
+)
+def test_a_budget_is_a_count_or_a_share(value, kept):
+    budget = Reading(bad_rows="mask", bad_rows_budget=value).bad_rows_budget
+    assert (budget, type(budget)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "match"),
+    [
+        (-1, ValueError, r"bad_rows_budget must be at least 0, got -1"),
+        (1.0, ValueError, r"a share of at least 0 and below 1, got 1"),
+        (-0.1, ValueError, r"below 1, got -0\.1"),
+        (math.nan, ValueError, r"below 1, got nan"),
+        (True, TypeError, r"a count or a share of the rows, got True"),
+        ("1%", TypeError, r"a count or a share of the rows, got '1%'"),
+        (None, TypeError, r"a count or a share of the rows, got None"),
+    ],
+)
+def test_what_is_no_budget_is_refused(value, error, match):
+    with pytest.raises(error, match=match):
+        Reading(bad_rows="mask", bad_rows_budget=value)
+
+
+def test_a_quarantine_is_for_rows_that_are_replaced(tmp_path):
+    assert Reading(bad_rows="mask", quarantine=tmp_path / "bad").quarantine == str(tmp_path / "bad")
+    with pytest.raises(ValueError, match=r'bad_rows="raise" replaces none; leave it out, or use'):
+        Reading(quarantine="bad.jsonl")
 
 
 @pytest.mark.parametrize("name", LIMITS)

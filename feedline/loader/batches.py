@@ -14,6 +14,7 @@ import numpy as np
 
 from feedline import order
 from feedline.errors import FeedError, RowError
+from feedline.loader.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.sources import RowSource
@@ -27,11 +28,12 @@ positions, as much as copying a MiB, and hands the interpreter's lock over seven
 
 
 class Element(NamedTuple):
-    """What one element of `LocalBatches` gives: the leaves, if it completed its batch, and times."""
+    """What one element of `LocalBatches` gives: the leaves and bad rows, if it completed its batch, and times."""
 
     leaves: list[Array]
     read_s: float
     transform_s: float
+    bad: list[BadRow]
 
 
 class Part(NamedTuple):
@@ -59,6 +61,14 @@ class Found(NamedTuple):
     def part(self, here: slice) -> Found:
         """Some of these rows, one after the other."""
         return self if here == slice(0, len(self.rows)) else Found(self.places.part(here), self.rows[here])
+
+
+class Filled(NamedTuple):
+    """What a part of a batch took, and which of its rows were bad."""
+
+    read_s: float
+    transform_s: float
+    bad: list[BadRow]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,25 +112,68 @@ class Recipe:
         places = [self.schedule.places(start, rows) for rows in wanted]
         return [Found(here, self.locate(here)) for here in places]
 
-    def fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> tuple[float, float]:
-        """Write a part of the batch that was `found` into its `buffers`: seconds of reading, and of the rest."""
-        if self.form.by_leaf:
-            return self._fill_by_leaf(found, part, buffers)
+    def fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> Filled:
+        """Write a part of the batch that was `found` into its `buffers`.
+
+        Raises:
+          RowError: a row is bad, and none is to stand in for it; it says which, and where that stands in the run.
+        """
         started = time.perf_counter()
+        if self.form.by_leaf:
+            self._fill_by_leaf(found, part, buffers)
+            return Filled(time.perf_counter() - started, 0.0, [])
         here = part.of(len(self.form.rows))
-        places, index = found[0].part(here)
-        read = [leaf[here] for leaf in buffers.read]
+        mine = found[0].part(here)
         try:
-            self._read(places, index, self.form.spec.tree(read))
-            done = time.perf_counter()
-            self.form.finish(read, buffers.leaves, here, places, index)
+            read_s = self._write(mine, here, buffers)
         except RowError as error:
-            for i in np.flatnonzero(index == error.row)[:1]:
-                error.add_note(
-                    f"feedline: that row stands at epoch {places.epoch[i]}, position {places.position[i]}"
-                )
-            raise
-        return done - started, time.perf_counter() - done
+            bad = self._write_good(mine, here, buffers, error)
+            return Filled(time.perf_counter() - started, 0.0, bad)
+        return Filled(read_s, time.perf_counter() - started - read_s, [])
+
+    def _write(self, found: Found, here: slice, buffers: Buffers) -> float:
+        """Read rows into `here` of `read`, transform and cast them into `leaves`: the seconds of the read."""
+        started = time.perf_counter()
+        read = [leaf[here] for leaf in buffers.read]
+        self._read(found.places, found.rows, self.form.spec.tree(read))
+        read_s = time.perf_counter() - started
+        self.form.finish(read, buffers.leaves, here, found.places, found.rows)
+        return read_s
+
+    def _write_good(self, found: Found, here: slice, buffers: Buffers, error: RowError) -> list[BadRow]:
+        """As `_write`, which failed with `error`, but with other rows in the place of the bad ones."""
+
+        def write(some: slice) -> None:
+            self._write(found.part(some), _within(here, some), buffers)
+
+        if self.form.bad_rows == "raise":
+            raise_located(write, found.places, found.rows, error)
+        bad = []
+        for i, failure in failing(write, found.rows, error):
+            one = slice(i, i + 1)
+            spare = self._write_spare(found.part(one), _within(here, one), buffers, failure)
+            if found.places.valid[i]:  # padding repeats rows, each of which counts once
+                at = int(self.form.rows[here.start + i])
+                bad.append(BadRow.of(failure, at, substitute=spare))
+        return bad
+
+    def _write_spare(self, found: Found, here: slice, buffers: Buffers, error: RowError) -> int:
+        """Write another row in the place of the one that was `found` to be bad: its row index."""
+        epoch, position = int(found.places.epoch[0]), int(found.places.position[0])
+        error.locate(int(found.rows[0]), epoch, position)
+        spares = order.spares_at(self.order.seed, self.schedule.rows, epoch, position)
+        for spare in spares.tolist():
+            try:
+                self._write(Found(found.places, np.array([spare])), here, buffers)
+            except RowError as again:
+                check_is_of_a_row(again)
+            else:
+                return int(spare)
+        raise RowError(
+            f"another row stands in for a bad one, and none of {len(spares)} that were drawn could be had either; "
+            f"mend the source. This one: {error}",
+            stage="read",
+        ) from error
 
     def _read(self, places: Places, index: Indices, out: Any) -> None:
         asked = index
@@ -136,29 +189,49 @@ class Recipe:
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration must not pass for the end of the feed
-            raise RowError(
-                f"{type(self.source).__name__} failed to read {len(index)} rows, the first of them {index[0]}, "
-                f"with {type(error).__name__}: {error}",
-                stage="read",
-            ) from error
+            raise self._failure(index, error) from error
 
-    def _fill_by_leaf(self, found: Sequence[Found], part: Part, buffers: Buffers) -> tuple[float, float]:
+    def _fill_by_leaf(self, found: Sequence[Found], part: Part, buffers: Buffers) -> None:
         """Each leaf reads only its own rows and columns."""
-        started = time.perf_counter()
-        for i, (leaf, plan) in enumerate(zip(self.form.spec.leaves, self.form.plans, strict=True)):
+        for i, plan in enumerate(self.form.plans):
             here = part.of(len(plan.rows))
-            index = found[i].rows[here]
-            read, placed = buffers.read[i], buffers.leaves[i]
-            self.source.read_leaf(i, index, plan.columns, read[here])  # type: ignore[attr-defined]
-            if placed is not read:
-                cast_into(placed[here], read[here], leaf, index)
-        return time.perf_counter() - started, 0.0
+            mine = found[i].part(here)
+            write = functools.partial(self._write_leaf, i, mine.rows, here, buffers)
+            try:
+                write(slice(0, len(mine.rows)))
+            except RowError as error:
+                raise_located(write, mine.places, mine.rows, error)
 
-    def masked(self, leaves: list[Array], start: Cursor) -> list[Array]:
+    def _write_leaf(self, i: int, rows: Indices, here: slice, buffers: Buffers, some: slice) -> None:
+        """Read and cast this process's rows and columns of one leaf: `some` of the `rows`, which go to `here`."""
+        rows, there = rows[some], _within(here, some)
+        read, placed = buffers.read[i], buffers.leaves[i]
+        try:
+            self.source.read_leaf(i, rows, self.form.plans[i].columns, read[there])  # type: ignore[attr-defined]
+        except FeedError:
+            raise
+        except Exception as error:
+            raise self._failure(rows, error) from error
+        if placed is not read:
+            cast_into(placed[there], read[there], self.form.spec.leaves[i], rows)
+
+    def _failure(self, rows: Indices, error: Exception) -> RowError:
+        told = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+        return RowError(
+            f"{type(self.source).__name__} failed to read {told} with {type(error).__name__}: {error}",
+            stage="read",
+        )
+
+    def masked(self, leaves: list[Array], start: Cursor, bad: Sequence[BadRow]) -> list[Array]:
         """The leaves of the batch at `start`, with `valid` where the form has it."""
         if self.form.mask is None:
             return leaves
-        return self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid)
+        return self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid, bad)
+
+
+def _within(here: slice, some: slice) -> slice:
+    """`some` of the rows `here`."""
+    return slice(here.start + some.start, here.start + some.stop)
 
 
 @functools.lru_cache(maxsize=8)
@@ -190,8 +263,9 @@ class LocalBatches(grain.MapDataset[Element]):
         self._advanced = advanced
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Sequence[Found], Buffers, int]] = {}
-        """Batches of which parts are missing: their rows, their buffers, how many parts are. Held by _lock."""
+        self._open: dict[int, tuple[Sequence[Found], Buffers, int, list[BadRow]]] = {}
+        """Batches of which parts are missing: their rows, their buffers, how many parts are, and the bad rows
+        of the other parts. Held by _lock."""
 
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
@@ -203,17 +277,21 @@ class LocalBatches(grain.MapDataset[Element]):
             if k not in self._open:
                 # under the lock: the order is a hundred NumPy calls, each of which lets go of the interpreter's
                 # lock and takes it back, so two threads that look up at once take twice as long
-                self._open[k] = self._recipe.found(start), self._buffers.lease(), self.parts
-            found, buffers, _ = self._open[k]
-        read_s, transform_s = self._recipe.fill(found, Part(part, self.parts), buffers)
+                self._open[k] = self._recipe.found(start), self._buffers.lease(), self.parts, []
+            found, buffers, _, bad = self._open[k]
+        filled = self._recipe.fill(found, Part(part, self.parts), buffers)
         with self._lock:
             missing = self._open.pop(k)[2] - 1
+            bad += filled.bad
             if missing:
-                self._open[k] = found, buffers, missing
+                self._open[k] = found, buffers, missing, bad
         if self._advanced is not None:
             self._advanced()
-        leaves = [] if missing else self._recipe.masked(buffers.leaves, start)
-        return Element(leaves, read_s, transform_s)
+        if missing:
+            return Element([], filled.read_s, filled.transform_s, [])
+        return Element(
+            self._recipe.masked(buffers.leaves, start, bad), filled.read_s, filled.transform_s, sorted(bad)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"recipe": self._recipe, "buffers": self._buffers, "origin": self._origin, "parts": self.parts}

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import order
-from feedline.loader.spec import Array, RowSpec, cast_into
+from feedline.loader.bad_rows import BadRow
+from feedline.loader.spec import Array, RowSpec, check_fits
+from feedline.options import BadRows
 from feedline.placement.plan import LeafPlan
 from feedline.schedule import Places
 
@@ -58,6 +60,8 @@ class LocalForm:
       by_leaf: each leaf is read for itself, only its own rows and columns; else `rows` are, with whole columns.
       mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
       mask_at: before which leaf of `out` it stands in the batch.
+      bad_rows: what becomes of them. Unless it is "raise", a row is checked whole, also what only others place
+        of it, so that all processes agree on which rows are bad.
     """
 
     spec: RowSpec
@@ -69,6 +73,7 @@ class LocalForm:
     by_leaf: bool
     mask: Indices | None
     mask_at: int
+    bad_rows: BadRows = "raise"
 
     def read_shapes(self) -> list[tuple[int, ...]]:
         """The shape of each leaf of the process-local batch as it is read."""
@@ -84,12 +89,17 @@ class LocalForm:
           leaves: what is placed, of all rows; where it is the memory that was read into, nothing is left to do.
           part: which of `rows`.
           places, index: of these rows.
+
+        Raises:
+          RowError: an integer does not fit.
         """
         if self.transform is not None:
             read = self._transformed(self.transform, read, places, index)
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:
                 continue
+            if self.bad_rows != "raise":
+                check_fits(values, leaf, index)
             first, last = self.rows[part][[0, -1]]
             mine = slice(*np.searchsorted(plan.rows, [first, last + 1]))
             if len(plan.rows) < len(self.rows):
@@ -99,10 +109,14 @@ class LocalForm:
                 rows = index
             for axis, column in enumerate(plan.columns, start=1):
                 values = values[(slice(None),) * axis + (column,)]
-            cast_into(target[mine], values, leaf, rows)
+            if self.bad_rows == "raise":
+                check_fits(values, leaf, rows)
+            np.copyto(target[mine], values, casting="unsafe")
 
-    def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_]) -> list[Array]:
+    def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> list[Array]:
         """The leaves of the batch, `valid` (of the rows `mask`) at its place among them."""
+        if bad and self.bad_rows == "mask":
+            valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
     def _transformed(

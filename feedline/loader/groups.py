@@ -133,7 +133,7 @@ class GroupSource:
             return self._files[file].read(leaf, within)
         except Exception as error:
             raise RowError(
-                f"the rows from this one on, which are stored together, could not be read: {error}",
+                f"rows that are stored together could not be read: {error}",
                 stage="read",
                 row=int(self._shards[leaf].firsts[group]),
                 file=str(self._paths[file]),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from feedline.loader.bad_rows import BadRow
 from feedline.loader.spec import Array
 from feedline.schedule import Cursor
 
@@ -18,6 +20,7 @@ class HostBatch(NamedTuple):
       rows: of the global batch that are real, not padded.
       dropped_rows: of the source that were left out since the batch before.
       read_s, transform_s: seconds of thread time that it took.
+      bad: rows that this process supplies and that were bad, by their row of the global batch.
     """
 
     leaves: list[Array]
@@ -27,3 +30,4 @@ class HostBatch(NamedTuple):
     dropped_rows: int
     read_s: float
     transform_s: float
+    bad: Sequence[BadRow]

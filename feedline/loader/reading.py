@@ -69,14 +69,16 @@ class HostBatches:
         dropped = self._schedule.dropped_rows(self._after, start)
         self._after = self._schedule.after(start)
         self._next += 1
+        whole = next(element for element in elements if element.leaves)
         return HostBatch(
-            leaves=next(element.leaves for element in elements if element.leaves),
+            leaves=whole.leaves,
             after=self._after,
             lanes=None,
             rows=self._schedule.real_rows(start),
             dropped_rows=dropped,
             read_s=sum(element.read_s for element in elements),
             transform_s=sum(element.transform_s for element in elements),
+            bad=whole.bad,
         )
 
     def close(self) -> None:

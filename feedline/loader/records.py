@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
+from feedline.loader.bad_rows import check_is_of_a_row
 from feedline.loader.spec import Leaf, RowSpec
 
 
@@ -46,12 +47,23 @@ class RecordSource:
     @property
     def identity(self) -> dict[str, Any]:
         """Digests of the first, the middle and the last element."""
+        return self._identity(lambda i: digest_of(self._element(i)))
+
+    def identity_of_good(self) -> dict[str, Any]:
+        """As `identity`, but an element that cannot be had counts as such."""
+
+        def sampled(i: int) -> str | None:
+            try:
+                return digest_of(self._element(i))
+            except RowError as error:
+                check_is_of_a_row(error)
+                return None
+
+        return self._identity(sampled)
+
+    def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
         n = len(self._dataset)
-        return {
-            "kind": "records",
-            "length": n,
-            "sampled": [digest_of(self._element(i)) for i in sorted({0, n // 2, n - 1})],
-        }
+        return {"kind": "records", "length": n, "sampled": [sampled(i) for i in sorted({0, n // 2, n - 1})]}
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -67,6 +67,16 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
     Raises:
       RowError: an integer does not fit; it names the first such row.
     """
+    check_fits(values, leaf, rows)
+    np.copyto(out, values, casting="unsafe")
+
+
+def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
+    """Refuse integers that JAX's dtype for the leaf cannot hold.
+
+    Raises:
+      RowError: an integer does not fit; it names the first such row.
+    """
     if leaf.dtype.kind in "iu" and leaf.dtype != leaf.placed:
         limits = np.iinfo(leaf.placed)
         flat = values.reshape(len(values), math.prod(values.shape[1:]))
@@ -80,7 +90,6 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
                 stage="read",
                 row=int(rows[bad[0]]),
             )
-    np.copyto(out, values, casting="unsafe")
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:

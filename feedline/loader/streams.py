@@ -16,11 +16,12 @@ import jax
 import numpy as np
 
 from feedline.errors import FeedError, RowError
-from feedline.loader.buffers import BatchBuffers
+from feedline.loader.bad_rows import BadRow, failing, raise_located
+from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.form import LocalForm
 from feedline.loader.loaded import HostBatch
 from feedline.loader.records import as_arrays, digest_of, write_record
-from feedline.loader.spec import Array, RowSpec
+from feedline.loader.spec import RowSpec
 from feedline.schedule import Cursor, Places, Remainder
 
 LANE = "0"
@@ -48,21 +49,21 @@ class Stream:
         self._dataset = dataset
         iterator: Any = iter(dataset)
         try:
-            self._first = next(iterator)
+            self.first = next(iterator)
         except StopIteration:
             raise ValueError("a source must have at least one row, got an IterDataset without an item") from None
         finally:
             iterator.close()
-        self.spec = RowSpec.of(as_arrays(self._first))
+        self.spec = RowSpec.of(as_arrays(self.first))
 
     @property
     def identity(self) -> dict[str, Any]:
         """A digest of the first item: all that is known of a stream before it is read."""
-        return {"kind": "stream", "first": digest_of(self._first)}
+        return {"kind": "stream", "first": digest_of(self.first)}
 
     def read_first(self, out: Any) -> None:
         """Write the first item to index 0 of each leaf of `out`."""
-        write_record(self._first, self.spec, jax.tree_util.tree_leaves(out), 0)
+        write_record(self.first, self.spec, jax.tree_util.tree_leaves(out), 0)
 
     def open(self, state: Any) -> Any:
         """An iterator of the items after `state`; None: all of them."""
@@ -177,17 +178,19 @@ class StreamBatches:
         form = self._form
         mine = [items[row % len(items)] for row in form.rows.tolist()]
         buffers = self._buffers.lease()
-        for i, item in enumerate(mine):
-            self._write(item, buffers.read, i)
-        read = time.perf_counter()
         epochs, positions = (
             np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
         )
         places = Places(epochs, positions, form.rows < len(items))
-        form.finish(buffers.read, buffers.leaves, slice(None), places, positions)
+        whole = slice(0, len(mine))
+        bad: list[BadRow] = []
+        try:
+            read = self._write(mine, places, whole, buffers)
+        except RowError as error:
+            bad, read = self._write_good(mine, places, buffers, error), time.perf_counter()
         leaves = buffers.leaves
         if form.mask is not None:
-            leaves = form.with_mask(leaves, form.mask < len(items))
+            leaves = form.with_mask(leaves, form.mask < len(items), bad)
         self._advanced()
         return HostBatch(
             leaves=leaves,
@@ -197,14 +200,37 @@ class StreamBatches:
             dropped_rows=self._dropped,
             read_s=read - began,
             transform_s=time.perf_counter() - read,
+            bad=bad,
         )
 
-    def _write(self, item: _Item, buffers: list[Array], i: int) -> None:
-        try:
-            write_record(item.record, self._stream.spec, buffers, i)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RowError(
-                f"every item must have the form of the first: {error} (epoch {item.epoch})",
-                stage="read",
-                row=item.position,
-            ) from error
+    def _write(self, mine: list[_Item], places: Places, here: slice, buffers: Buffers) -> float:
+        """Write some of the items into `read`, transform and cast them into `leaves`: when all were written."""
+        for i, item in enumerate(mine[here], here.start):
+            try:
+                write_record(item.record, self._stream.spec, buffers.read, i)
+            except (TypeError, ValueError, OverflowError) as error:
+                told = f"every item must have the form of the first: {error}"
+                raise RowError(told, stage="read", row=item.position) from error
+        read, part = time.perf_counter(), places.part(here)
+        self._form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
+        return read
+
+    def _write_good(self, mine: list[_Item], places: Places, buffers: Buffers, error: RowError) -> list[BadRow]:
+        """As `_write` of all, which failed with `error`, but with the first item in the place of bad ones.
+
+        No process has the items of the others, but each has that one, wherever it resumed.
+        """
+
+        def write(here: slice) -> None:
+            self._write(mine, places, here, buffers)
+
+        if self._form.bad_rows == "raise":
+            raise_located(write, places, places.position, error)
+        bad = []
+        for i, failure in failing(write, places.position, error):
+            failure.locate(mine[i].position, mine[i].epoch, mine[i].position)
+            mine[i] = mine[i]._replace(record=self._stream.first)
+            write(slice(i, i + 1))
+            if places.valid[i]:  # padding repeats items, each of which counts once
+                bad.append(BadRow.of(failure, int(self._form.rows[i]), substitute=0))
+        return bad

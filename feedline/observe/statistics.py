@@ -14,6 +14,7 @@ class Statistics:
       batches: global batches delivered.
       rows: rows in them that are real, over all processes; padding is not counted.
       dropped_rows: rows that the remainder left out, over all processes.
+      bad_rows: rows that were bad, and replaced, of those that this process supplies. They count as rows.
       read_s, transform_s: seconds of this process's reading threads; with several threads they add
         up to more than the time that passed.
       place_s: seconds the placement thread spent in handing batches to JAX. Transfers go on afterwards.
@@ -28,6 +29,7 @@ class Statistics:
     batches: int = 0
     rows: int = 0
     dropped_rows: int = 0
+    bad_rows: int = 0
     read_s: float = 0.0
     transform_s: float = 0.0
     place_s: float = 0.0
@@ -44,19 +46,29 @@ class Counted(NamedTuple):
     batches: int = 0
     rows: int = 0
     dropped_rows: int = 0
+    bad_rows: int = 0
     read_s: float = 0.0
     transform_s: float = 0.0
     place_s: float = 0.0
     wait_s: float = 0.0
 
     def plus(
-        self, *, rows: int, dropped_rows: int, read_s: float, transform_s: float, place_s: float, wait_s: float
+        self,
+        *,
+        rows: int,
+        dropped_rows: int,
+        bad_rows: int,
+        read_s: float,
+        transform_s: float,
+        place_s: float,
+        wait_s: float,
     ) -> Counted:
         """With one more batch."""
         return Counted(
             self.batches + 1,
             self.rows + rows,
             self.dropped_rows + dropped_rows,
+            self.bad_rows + bad_rows,
             self.read_s + read_s,
             self.transform_s + transform_s,
             self.place_s + place_s,

@@ -183,7 +183,7 @@ def test_damage_within_a_row_group_is_an_error_of_its_rows(tmp_path):
     (tmp_path / "x.parquet").write_bytes(damaged)
     source = feedline.open_source(tmp_path / "x.parquet")
     source.read(np.array([0, 3999]), {"x": np.empty(2)})
-    with pytest.raises(feedline.RowError, match="stored together, could not be read") as error:
+    with pytest.raises(feedline.RowError, match="rows that are stored together could not be read") as error:
         source.read(np.array([2500]), {"x": np.empty(1)})
     assert (error.value.row, error.value.file) == (2000, str(tmp_path / "x.parquet"))
 

@@ -91,9 +91,8 @@ def test_a_record_that_differs_names_its_row_epoch_and_position(sharding, record
         assert [np.asarray(next(feed)["x"])[0, 0]] == [0.0]
         with pytest.raises(RowError, match=match) as caught:
             next(feed)
-    assert caught.value.row == 13
-    assert caught.value.stage == "read"
-    assert "feedline: that row stands at epoch 0, position 13" in caught.value.__notes__
+    assert str(caught.value).endswith("[stage read, row 13, epoch 0, position 13]")
+    assert (caught.value.row, caught.value.epoch, caught.value.position) == (13, 0, 13)
 
 
 def test_python_numbers_take_the_first_records_dtype():

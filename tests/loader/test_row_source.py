@@ -82,11 +82,17 @@ def test_a_source_that_was_given_is_not_closed(sharding):
     assert source.closed == 0
 
 
-@pytest.mark.parametrize("fault", [OSError("the disk is gone"), StopIteration()])
-def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault):
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (OSError("the disk is gone"), r"failed to read this row with OSError: .* row 33, epoch 0, position 33\]"),
+        (StopIteration(), "failed to read 16 rows, the first of them 32, with StopIteration"),  # of no row
+    ],
+)
+def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
     with Feed(Squares(64, fails_at=33, fault=fault), 16, sharding, order=Order(shuffle=False)) as feed:
         next(feed), next(feed)
-        with pytest.raises(RowError, match="Squares failed to read 16 rows, the first of them 32, with") as caught:
+        with pytest.raises(RowError, match=f"Squares {told}") as caught:
             next(feed)
         assert caught.value.__cause__ is fault
         assert feed.position == 32
