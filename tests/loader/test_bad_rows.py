@@ -1,0 +1,516 @@
+"""Bad rows: which they are, what stands in for them anywhere, how they count, and that no other row moves."""
+
+import json
+import pickle
+
+import grain
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline import Feed, Order, Reading, RowError
+from feedline.loader.bad_rows import failing
+from feedline.loader.batches import LocalBatches, Recipe
+from feedline.loader.buffers import BatchBuffers
+from feedline.loader.form import LocalForm
+from feedline.loader.spec import RowSpec
+from feedline.order import rows_at, spares_at
+from feedline.placement.plan import plan_leaf, union_of_rows
+from feedline.schedule import Cursor, Schedule
+
+N, B, EPOCHS, SEED = 50, 16, 2, 5
+BAD = {3, 25, 26, 49}  # 25 and 49 are among the elements that a fingerprint samples
+REMAINDERS = ["drop", "pad", "wrap"]
+TOO_LARGE = 2**31
+
+
+class Columns:
+    """A `RowSource` that cannot read some of its rows, and does not say which. Row i is full of i."""
+
+    def __init__(self, bad=BAD, n=N, error=OSError):
+        self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "wide": jax.ShapeDtypeStruct((4,), np.int32)}
+        self.identity = {"kind": "test"}
+        self.n, self.bad, self.error, self.reads = n, np.array(sorted(bad), int), error, []
+
+    def __len__(self):
+        return self.n
+
+    def read(self, rows, out):
+        self.reads.append(len(rows))
+        if np.isin(rows, self.bad).any():
+            raise self.error("it is damaged")
+        out["row"][:] = rows
+        out["wide"][:] = rows[:, None]
+
+    def close(self):
+        pass
+
+
+class Records:
+    """Records some of which are broken in one way or another."""
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i in BAD:
+            return self.wrong()
+        return {"row": np.int32(i), "wide": np.full(4, i, np.int32)}
+
+
+def _damaged():
+    raise OSError("it is damaged")
+
+
+def _too_large():
+    wide = np.repeat(np.arange(N)[:, None], 4, axis=1)
+    wide[sorted(BAD), 2] = TOO_LARGE
+    return {"row": np.arange(N), "wide": wide}
+
+
+def _complain(batch, rows):
+    """A transform that says of a row that it is bad."""
+    bad = np.isin(rows.index, sorted(BAD))
+    if bad.any():
+        raise RowError("it is damaged", row=int(rows.index[bad][0]))
+    return batch
+
+
+SOURCES = {
+    "columns": lambda: {"source": Columns()},
+    "integers": lambda: {"source": _too_large()},
+    "records": lambda: {"source": Records(_damaged)},
+    "of another form": lambda: {"source": Records(lambda: {"row": np.int32(1)})},
+    "none": lambda: {"source": Records(lambda: None)},
+    "transform": lambda: {"source": Columns(bad=()), "transform": _complain},
+}
+
+
+def spare(epoch, position, n=N, bad=BAD):
+    return next(row for row in spares_at(SEED, n, epoch, position).tolist() if row not in bad)
+
+
+def expected(remainder):
+    """Batches of (row, valid, bad): the order cut up with lists, and then what stands in for bad rows."""
+    orders = [rows_at(Order(SEED), N, epoch, np.arange(N)).tolist() for epoch in range(EPOCHS)]
+    runs = [[(epoch, p, order[p]) for p in range(N)] for epoch, order in enumerate(orders)]
+    runs = [[place for run in runs for place in run]] if remainder == "wrap" else runs
+    batches = []
+    for run in runs:
+        for start in range(0, len(run), B):
+            batch = [(*place, True) for place in run[start : start + B]]
+            if len(batch) < B:
+                if remainder != "pad":
+                    continue
+                batch += [(*run[i], False) for i in range(B - len(batch))]
+            batches.append([(spare(e, p) if row in BAD else row, valid, row in BAD) for e, p, row, valid in batch])
+    return batches
+
+
+@pytest.mark.parametrize("policy", ["substitute", "mask"])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_another_row_stands_in_and_no_row_moves(sharding, tmp_path, source, remainder, policy):
+    path = tmp_path / "bad.jsonl"
+    reading = Reading(threads=3, bad_rows=policy, bad_rows_budget=99, quarantine=path)
+    options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": remainder, "reading": reading}
+    with Feed(batch_size=B, sharding=sharding, **SOURCES[source](), **options) as feed:
+        batches = [jax.tree.map(np.asarray, batch) for batch in feed]
+        statistics = feed.statistics()
+    wanted = expected(remainder)
+    assert [batch["row"].tolist() for batch in batches] == [[row for row, _, _ in batch] for batch in wanted]
+    for batch, told in zip(batches, wanted, strict=True):
+        np.testing.assert_array_equal(batch["wide"], np.repeat(batch["row"][:, None], 4, axis=1))
+        valid = [valid and not (bad and policy == "mask") for _, valid, bad in told]
+        assert ("valid" in batch) == (policy == "mask" or remainder == "pad")
+        assert batch.get("valid", np.ones(B, bool)).tolist() == valid
+    bad = sum(valid and bad for batch in wanted for _, valid, bad in batch)
+    assert bad > 4
+    assert statistics.bad_rows == bad
+    assert statistics.rows == sum(valid for batch in wanted for _, valid, _ in batch)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == bad
+    for line in lines:
+        epoch, position = line["epoch"], line["position"]
+        assert line["row"] == rows_at(Order(SEED), N, epoch, np.array([position]))[0]
+        assert line["row"] in BAD
+        assert (line["process"], line["substitute"]) == (0, spare(epoch, position))
+        assert line["error"]
+    assert [(line["epoch"], line["position"]) for line in lines] == sorted(
+        (line["epoch"], line["position"]) for line in lines
+    )
+
+
+def test_spares_are_uniform_and_a_function_of_seed_epoch_and_position():
+    drawn = np.array([spares_at(1, 10, epoch, p) for epoch in range(4) for p in range(200)])
+    assert drawn.shape == (800, 16)
+    counts = np.bincount(drawn.ravel(), minlength=10)
+    assert (abs(counts - 1280) < 5 * 1280**0.5).all()
+    assert len({tuple(one) for one in drawn.tolist()}) == 800
+    assert spares_at(1, 10, 3, 199).tolist() == drawn[-1].tolist()
+    assert spares_at(2, 10, 3, 199).tolist() != drawn[-1].tolist()
+
+
+# --- the search ---
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_the_search_finds_each_bad_row_and_reads_every_other(data):
+    count = data.draw(st.integers(1, 60))
+    rows = np.array(data.draw(st.lists(st.integers(0, 30), min_size=count, max_size=count)))
+    bad = data.draw(st.sets(st.integers(0, 30), max_size=6))
+    says = data.draw(st.sampled_from(["the row", "nothing", "another row"]))
+    read, attempts = set(), 0
+
+    def attempt(here):
+        nonlocal attempts
+        attempts += 1
+        for i in range(here.start, here.stop):
+            if rows[i] in bad:
+                raise RowError(
+                    "no", row={"the row": int(rows[i]), "nothing": None, "another row": int(rows[0])}[says]
+                )
+            read.add(i)
+
+    try:
+        attempt(slice(0, count))
+    except RowError as error:
+        read.clear()
+        found = [i for i, _ in failing(attempt, rows, error)]
+    else:
+        found = []
+    wrong = [i for i in range(count) if rows[i] in bad]
+    assert found == wrong
+    assert read == set(range(count)) - set(wrong)
+    if says == "the row":
+        assert attempts <= 1 + 3 * len(wrong)
+    elif says == "nothing":
+        assert attempts <= 1 + 2 * len(wrong) * 6  # 2 log₂ 60
+
+
+def test_a_million_rows_need_few_reads_more(sharding):
+    source = Columns(bad={123_456}, n=1 << 20)
+    reading = Reading(threads=0, bad_rows="substitute")
+    with Feed(source, 1 << 20, sharding, order=Order(SEED, shuffle=False), epochs=1, reading=reading) as feed:
+        rows = np.asarray(next(feed)["row"])
+    assert np.flatnonzero(rows != np.arange(1 << 20)).tolist() == [123_456]
+    assert len(source.reads) <= 1 + 2 * 20 + 1
+
+
+@pytest.mark.parametrize("policy", ["raise", "substitute", "mask"])
+def test_good_rows_are_read_once(sharding, policy):
+    source = Columns(bad=())
+    with Feed(source, B, sharding, epochs=1, reading=Reading(threads=0, bad_rows=policy)) as feed:
+        assert len(list(feed)) == 3
+    assert source.reads == [B, B, B]
+
+
+# --- the same on any topology ---
+
+CUTS = {"narrow": P("model"), "wide": P("data", "model")}
+
+
+class Misfits:
+    """A `RowSource` with numbers that do not fit, each in one column, and rows that cannot be read."""
+
+    def __init__(self, values, damaged):
+        self.values, self.damaged = values, np.array(sorted(damaged), int)
+        self.spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in values.items()}
+
+    def read(self, rows, out):
+        if np.isin(rows, self.damaged).any():
+            raise OSError("damaged")
+        for name, leaf in self.values.items():
+            out[name][...] = leaf[rows]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_every_split_into_processes_takes_the_same_rows(data):
+    """The parts of a batch as processes see it that own some of the devices each, put together."""
+    devices = data.draw(st.permutations(range(8)))
+    mesh = Mesh(np.array(jax.devices())[devices].reshape(4, 2), ("data", "model"))
+    borders = sorted(data.draw(st.sets(st.integers(1, 7), max_size=3)))
+    processes = np.split(np.array(data.draw(st.permutations(jax.devices()))), borders)
+    n = data.draw(st.integers(4, 40))
+    size = 8 * data.draw(st.integers(1, 3))
+    remainder = data.draw(st.sampled_from(["pad", "wrap"]))
+    policy = data.draw(st.sampled_from(["substitute", "mask"]))
+    large = data.draw(st.dictionaries(st.integers(0, n - 1), st.integers(0, 3), max_size=2))
+    damaged = data.draw(st.sets(st.integers(0, n - 1), max_size=1))
+    transforms = data.draw(st.booleans())
+    bad = {*large, *damaged}
+    wide = np.repeat(np.arange(n)[:, None], 4, axis=1)
+    for row, column in large.items():
+        wide[row, column] = TOO_LARGE
+    source = Misfits({"narrow": np.arange(n), "wide": wide}, damaged)
+    schedule = Schedule(n, size, remainder, None)
+    start = schedule.batch_at(Cursor(0, 0), data.draw(st.integers(0, 5)))
+    wanted = schedule.places(start, np.arange(size))
+    at = zip(wanted.epoch.tolist(), wanted.position.tolist(), strict=True)
+    order = [(e, p, int(rows_at(Order(SEED), n, e, np.array([p]))[0])) for e, p in at]
+    rows = np.array([spare(e, p, n, bad) if row in bad else row for e, p, row in order])
+    valid = wanted.valid & ~(np.array([row in bad for _, _, row in order]) & (policy == "mask"))
+    for owned in processes:
+        plans = [
+            plan_leaf(NamedSharding(mesh, CUTS[name]), (size, *leaf.shape), owned, name)
+            for name, leaf in source.spec.items()
+        ]
+        spec = RowSpec.of(source.spec)
+        transform = (lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None
+        mask = plans[0].rows
+        form = LocalForm(spec, transform, SEED, spec, plans, union_of_rows(plans), False, mask, 1, policy)
+        recipe = Recipe(source, Order(SEED), schedule, form)
+        batches = LocalBatches(recipe, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
+        parts = data.draw(st.permutations(range(batches.parts)))
+        (element,) = [one for one in [batches[part] for part in parts] if one.leaves]
+        narrow, told, values = element.leaves
+        np.testing.assert_array_equal(narrow, rows[plans[0].rows])
+        np.testing.assert_array_equal(
+            values, np.repeat(rows[plans[1].rows, None], 4, axis=1)[:, plans[1].columns[0]]
+        )
+        np.testing.assert_array_equal(told, valid[mask])
+        met = [i for i in union_of_rows(plans).tolist() if wanted.valid[i] and order[i][2] in bad]
+        assert [one.at for one in element.bad] == met
+        assert pickle.loads(pickle.dumps(element.bad)) == element.bad
+
+
+# --- budget, states, errors ---
+
+
+def _feed(sharding, source, **reading):
+    reading = Reading(threads=1, **{"bad_rows": "substitute", **reading})
+    return Feed(source, B, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+
+
+@pytest.mark.parametrize(("budget", "batches"), [(0, 0), (1, 1), (2, 1), (3, 3), (0.0, 0), (1 / B, 1), (0.07, 3)])
+def test_beyond_its_budget_a_feed_raises_and_delivers_nothing_more(sharding, tmp_path, budget, batches):
+    """Rows 3, 25 and 26 of 50 are bad, in batches of 16."""
+    path = tmp_path / "bad.jsonl"
+    with _feed(sharding, Columns(), bad_rows_budget=budget, quarantine=path) as feed:
+        delivered = [next(feed) for _ in range(batches)]
+        assert path.exists()
+        if batches < 3:
+            for _ in range(2):  # and again
+                with pytest.raises(
+                    RowError, match=rf"Reading\.bad_rows_budget = {budget} allows \d+ bad rows in the"
+                ):
+                    next(feed)
+            listed = [json.loads(line)["row"] for line in path.read_text().splitlines()]
+            assert listed == {0: [3, 3], 1: [3, 25, 26, 25, 26]}[batches]
+        assert feed.get_state()["step"] == len(delivered) == feed.statistics().batches
+        assert feed.statistics().bad_rows == {0: 0, 1: 1, 3: 3}[batches]
+
+
+def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
+    with _feed(sharding, Columns(bad={3, 4, 25}), bad_rows_budget=0.07) as feed:  # of 16 rows 1.12, so 2
+        next(feed), next(feed)  # of 32 rows 2.24, so 3
+        assert feed.statistics().bad_rows == 3
+    told = r"allows 2 bad rows in the 16 rows .* and 3 are.* damaged \[stage read, row 3, "
+    with (
+        _feed(sharding, Columns(bad={3, 4, 5}), bad_rows_budget=0.07) as feed,
+        pytest.raises(RowError, match=told),
+    ):
+        next(feed)
+
+
+def test_a_state_does_not_know_of_bad_rows(sharding):
+    with _feed(sharding, Columns()) as feed, _feed(sharding, Columns(bad=())) as good:
+        with pytest.raises(ValueError, match="over other data"):
+            feed.set_state({**good.get_state(), "fingerprint": {}})
+        next(feed), next(good)
+        assert feed.get_state() == good.get_state()
+        good.set_state(feed.get_state())
+        assert np.asarray(next(good)["row"]).tolist() == list(range(16, 32))
+
+
+def test_a_resumed_run_has_the_same_rows_in_place_of_bad_ones(sharding):
+    reading = Reading(bad_rows="substitute", bad_rows_budget=99)
+    options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": "wrap", "reading": reading}
+    whole = [row for batch in expected("wrap") for row, _, _ in batch]
+    rows, state = [], None
+    for size in (8, 24, 16, 40):
+        with Feed(Columns(), size, sharding, **options) as feed:
+            feed.set_state(state) if state else None
+            rows += np.asarray(next(feed)["row"]).tolist()
+            state = json.loads(json.dumps(feed.get_state()))
+    assert rows == whole[: len(rows)]
+
+
+def test_where_no_row_is_good_it_says_so_after_few_reads(sharding):
+    source = Columns(bad=range(N))
+    reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
+    told = r"none of 16 that were drawn could be had.* it is damaged \[.*row 0, epoch 0, position 0\]"
+    options = {"order": Order(shuffle=False), "reading": reading}
+    with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told):
+        next(feed)
+    assert len(source.reads) <= 1 + 5 + 16  # the whole, halves of it, and what could stand in
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(StopIteration, RowError), (KeyboardInterrupt,) * 2, (SystemExit,) * 2]
+)
+def test_what_is_no_failure_of_a_row_is_not_replaced(sharding, fault, error):
+    def fail(i):
+        if i == 3:
+            raise fault("it is damaged")
+        return {"x": np.int32(i)}
+
+    for source in (Columns(error=fault), grain.MapDataset.range(N).map(fail)):
+        with _feed(sharding, source, bad_rows_budget=99) as feed:
+            with pytest.raises(error, match="it is damaged"):
+                next(feed)
+            assert feed.statistics().bad_rows == 0
+
+
+def test_a_read_that_fails_though_each_row_can_be_read_is_no_bad_row(sharding):
+    class Moody(Columns):
+        def read(self, rows, out):
+            if len(rows) > 4:
+                raise OSError("too many at once")
+            super().read(rows, out)
+
+    with _feed(sharding, Moody(bad=()), bad_rows_budget=0) as feed:
+        assert np.asarray(next(feed)["row"]).tolist() == list(range(B))
+    with (
+        _feed(sharding, Moody(bad=()), bad_rows="raise") as feed,
+        pytest.raises(RowError, match="too many at once"),
+    ):
+        next(feed)
+
+
+def test_the_first_row_must_be_good(sharding):
+    class First(Records):
+        def __getitem__(self, i):
+            return super().__getitem__(3 if i == 0 else i)
+
+    with pytest.raises(RowError, match=r"it is damaged \[stage read, row 0\]"):
+        _feed(sharding, First(_damaged))
+
+
+def test_a_quarantine_that_cannot_be_written_is_told_at_the_start(sharding, tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        _feed(sharding, Columns(), quarantine=tmp_path / "gone" / "bad.jsonl")
+
+
+def test_a_mask_needs_a_dict(sharding):
+    with pytest.raises(ValueError, match=r'Reading\(bad_rows="mask"\) adds a leaf .* or leave .*"mask"\) out'):
+        Feed(np.zeros((N, 2)), B, sharding, reading=Reading(bad_rows="mask"))
+
+
+def test_of_workers_the_bad_rows_come_back(sharding, tmp_path):
+    for name, leaf in _too_large().items():
+        np.save(tmp_path / f"{name}.npy", leaf)
+    source = {name: tmp_path / f"{name}.npy" for name in ("row", "wide")}
+    path = tmp_path / "bad.jsonl"
+    reading = Reading(workers=1, bad_rows="mask", bad_rows_budget=99, quarantine=path)
+    options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": "wrap", "reading": reading}
+    with Feed(source, B, sharding, **options) as feed:
+        batches = [jax.tree.map(np.asarray, batch) for batch in feed]
+        counted = feed.statistics().bad_rows
+    wanted = expected("wrap")
+    assert [batch["row"].tolist() for batch in batches] == [[row for row, _, _ in batch] for batch in wanted]
+    assert [batch["valid"].tolist() for batch in batches] == [[not bad for _, _, bad in batch] for batch in wanted]
+    assert counted == len(path.read_text().splitlines()) == sum(bad for batch in wanted for _, _, bad in batch)
+
+
+# --- "raise" ---
+
+
+def test_raise_names_row_epoch_and_position(sharding):
+    with Feed(_too_large(), B, sharding, order=Order(SEED), reading=Reading(threads=3)) as feed:
+        feed.seek(7)
+        with pytest.raises(
+            RowError, match=rf"{TOO_LARGE} does not fit.*\[stage read, row \d+, epoch 7, pos"
+        ) as caught:
+            list(feed)
+    assert rows_at(Order(SEED), N, 7, np.array([caught.value.position])) == [caught.value.row]
+    assert caught.value.row in BAD
+    again = pickle.loads(pickle.dumps(caught.value))  # as it travels from a worker
+    assert (str(again), again.row, again.epoch) == (str(caught.value), caught.value.row, 7)
+
+
+def test_raise_names_the_file(sharding, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from feedline import open_source
+
+    path = tmp_path / "x.parquet"
+    pq.write_table(
+        pa.table({"x": np.random.default_rng(0).random(4000)}), path, row_group_size=1000, compression="zstd"
+    )
+    damaged = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(2).column(0).dictionary_page_offset
+    damaged[start : start + 2000] = bytes(2000)
+    path.write_bytes(damaged)
+    source = open_source(path)
+    told = r"row 2\d\d\d, epoch 0, position \d+, file .*x\.parquet\]"
+    with Feed(source, 64, sharding, order=Order(SEED)) as feed, pytest.raises(RowError, match=told):
+        next(feed)
+    reading = Reading(bad_rows="mask", bad_rows_budget=0.5)
+    with Feed(source, 64, sharding, order=Order(SEED), epochs=1, reading=reading) as feed:
+        assert sum(int(batch["valid"].sum()) for batch in feed) == 62 * 64 - feed.statistics().bad_rows
+        assert 900 < feed.statistics().bad_rows <= 1000
+
+
+# --- streams ---
+
+
+def _stream(at, n=40):
+    """Items of which some are of another form, or do not fit."""
+    return grain.MapDataset.range(n).map(lambda i: at.get(i, {"x": np.int64(i)})).to_iter_dataset()
+
+
+STREAM_BAD = {5: {"x": np.zeros(2, np.int64)}, 17: {"x": np.int64(TOO_LARGE)}, 39: {"y": np.int64(1)}}
+
+
+@pytest.mark.parametrize("policy", ["substitute", "mask"])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_in_a_stream_the_first_item_stands_in(sharding, tmp_path, remainder, policy):
+    reading = Reading(bad_rows=policy, bad_rows_budget=99, quarantine=tmp_path / "bad.jsonl")
+    options = {"epochs": 2, "remainder": remainder, "reading": reading}
+    batches, state = [], None
+    for most in (2, 99):  # interrupted and resumed
+        with Feed(_stream(STREAM_BAD), B, sharding, **options) as feed:
+            feed.set_state(state) if state else None
+            batches += [jax.tree.map(np.asarray, batch) for _, batch in zip(range(most), feed, strict=False)]
+            state = json.loads(json.dumps(feed.get_state()))
+    run = list(range(40))
+    cut = {"drop": [run[:16], run[16:32]] * 2, "wrap": [(run * 2)[i : i + 16] for i in range(0, 80, 16)]}
+    pad = [run[:16], run[16:32], run[32:] * 2] * 2
+    wanted = cut.get(remainder, pad)
+    assert [batch["x"].tolist() for batch in batches] == [[0 if i in STREAM_BAD else i for i in b] for b in wanted]
+    for k, (batch, items) in enumerate(zip(batches, wanted, strict=True)):
+        padded = remainder == "pad" and k % 3 == 2
+        valid = [not (i in STREAM_BAD and policy == "mask") and (j < 8 or not padded) for j, i in enumerate(items)]
+        assert batch.get("valid", np.ones(B, bool)).tolist() == valid
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    places = [(line["epoch"], line["position"]) for line in lines]
+    assert places == [(e, p) for e in range(2) for p in STREAM_BAD if p < 32 or remainder != "drop"]
+    assert all(line["substitute"] == 0 and line["row"] == line["position"] for line in lines)
+
+
+def test_what_a_stream_raises_is_its_end_and_no_bad_row(sharding):
+    def fail(i):
+        return {"x": np.int32(i)} if i != 20 else _damaged()
+
+    stream = grain.MapDataset.range(40).map(fail).to_iter_dataset(grain.ReadOptions(0, 0))
+    with Feed(stream, B, sharding, reading=Reading(bad_rows="substitute", bad_rows_budget=99)) as feed:
+        next(feed)
+        with pytest.raises(OSError, match="it is damaged"):
+            next(feed)
+
+
+def test_a_bad_item_of_a_stream_is_raised_with_its_place(sharding):
+    told = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
+    with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=told):
+        next(feed)
