@@ -46,7 +46,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     np.save("image.npy", np.random.default_rng(0).integers(0, 256, (200, 4, 4)).astype(np.uint8))
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = _given()
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
@@ -56,6 +56,8 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     # 100 steps of 64 rows, 3 an epoch, are 33 epochs and a batch: the next row is number 64 of epoch 33
     assert printed[12].startswith("33 96 [")
     assert names["saved"]["position"] == 64
+    assert printed[-1] == "0 bad rows"
+    assert Path("bad.jsonl").read_text() == ""
     for feed in ("feed", "test"):
         names[feed].close()
 
