@@ -149,3 +149,30 @@ def test_an_item_of_another_shape_names_where_it_stands(sharding):
         next(feed)
         with pytest.raises(FeedError, match=r"is float64\[3\], the first record's float64\[2\].*row 11"):
             next(feed)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 7])
+@pytest.mark.parametrize("threads", [None, 0, 5])
+def test_threads_and_prefetch_change_no_item(sharding, threads, prefetch):
+    reading = Reading(threads=threads)
+    with Feed(_stream(40), 8, sharding, epochs=2, reading=reading, prefetch=prefetch) as feed:
+        items = np.concatenate([np.asarray(batch["x"]) for batch in feed])
+        assert feed.statistics().threads == 0  # Grain's iterator has its own, if any
+    assert items.tolist() == [*range(40)] * 2
+
+
+def test_a_state_of_another_stream_is_refused_by_its_first_item(sharding):
+    with Feed(_stream(40), 8, sharding) as saving:
+        next(saving)
+        state = saving.get_state()
+    others = {
+        "data": _stream(40, lambda record: record["x"] > 0),
+        "spec": grain.MapDataset.range(40).to_iter_dataset(),
+    }
+    for field, stream in others.items():
+        told = f"the state was saved over other data: its '{field}' is"
+        with Feed(stream, 8, sharding) as other, pytest.raises(ValueError, match=told):
+            other.set_state(state)
+    with Feed(_stream(60), 8, sharding) as longer:  # begins alike
+        longer.set_state(state)
+        assert np.asarray(next(longer)["x"]).tolist() == list(range(8, 16))
