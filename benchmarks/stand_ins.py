@@ -32,7 +32,7 @@ from feedline.bench.feed import filler
 from feedline.bench.limit import MemoryLimit
 from feedline.bench.machine import describe
 from feedline.bench.rounds import Entrant, alternate, compared
-from feedline.loader.batches import Recipe
+from feedline.loader.recipe import Recipe
 from feedline.placement.place import Placement
 
 STAND_INS = {"whole": (), "order beforehand": ("order",), "not placed": ("place",), "neither": ("order", "place")}

@@ -15,12 +15,12 @@ import numpy as np
 
 from feedline import state as states
 from feedline.cluster.cores import own_cores
-from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.loaded import HostBatch
 from feedline.loader.quarantine import Quarantine
 from feedline.loader.reading import check_workers
+from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 from feedline.loader.spec import RowSpec

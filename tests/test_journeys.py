@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.loader.arrays import ArraySource
-from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.reading import HostBatches
+from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.spec import RowSpec
 from feedline.options import Blocks, Order, Reading

@@ -10,9 +10,10 @@ import grain
 from absl import flags
 
 from feedline.errors import WorkerError
-from feedline.loader.batches import LocalBatches, Recipe
+from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.loaded import HostBatch
+from feedline.loader.recipe import Recipe
 from feedline.options import Reading
 from feedline.schedule import Cursor
 

@@ -15,10 +15,10 @@ import grain
 import jax
 import numpy as np
 
-from feedline.errors import FeedError, RowError
-from feedline.loader.bad_rows import BadRow, failing, raise_located
-from feedline.loader.buffers import BatchBuffers, Buffers
+from feedline.errors import FeedError
+from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.items import write_items
 from feedline.loader.loaded import HostBatch
 from feedline.loader.records import as_arrays, digest_of, write_record
 from feedline.loader.spec import RowSpec
@@ -182,12 +182,8 @@ class StreamBatches:
             np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
         )
         places = Places(epochs, positions, form.rows < len(items))
-        whole = slice(0, len(mine))
-        bad: list[BadRow] = []
-        try:
-            read = self._write(mine, places, whole, buffers)
-        except RowError as error:
-            bad, read = self._write_good(mine, places, buffers, error), time.perf_counter()
+        records = (item.record for item in mine)
+        read, bad = write_items(form, self._stream.spec, self._stream.first, records, places, buffers)
         leaves = buffers.leaves
         if form.mask is not None:
             leaves = form.with_mask(leaves, form.mask < len(items), bad)
@@ -202,35 +198,3 @@ class StreamBatches:
             transform_s=time.perf_counter() - read,
             bad=bad,
         )
-
-    def _write(self, mine: list[_Item], places: Places, here: slice, buffers: Buffers) -> float:
-        """Write some of the items into `read`, transform and cast them into `leaves`: when all were written."""
-        for i, item in enumerate(mine[here], here.start):
-            try:
-                write_record(item.record, self._stream.spec, buffers.read, i)
-            except (TypeError, ValueError, OverflowError) as error:
-                told = f"every item must have the form of the first: {error}"
-                raise RowError(told, stage="read", row=item.position) from error
-        read, part = time.perf_counter(), places.part(here)
-        self._form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
-        return read
-
-    def _write_good(self, mine: list[_Item], places: Places, buffers: Buffers, error: RowError) -> list[BadRow]:
-        """As `_write` of all, which failed with `error`, but with the first item in the place of bad ones.
-
-        No process has the items of the others, but each has that one, wherever it resumed.
-        """
-
-        def write(here: slice) -> None:
-            self._write(mine, places, here, buffers)
-
-        if self._form.bad_rows == "raise":
-            raise_located(write, places, places.position, error)
-        bad = []
-        for i, failure in failing(write, places.position, error):
-            failure.locate(mine[i].position, mine[i].epoch, mine[i].position)
-            mine[i] = mine[i]._replace(record=self._stream.first)
-            write(slice(i, i + 1))
-            if places.valid[i]:  # padding repeats items, each of which counts once
-                bad.append(BadRow.of(failure, int(self._form.rows[i]), substitute=0))
-        return bad

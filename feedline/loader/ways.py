@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.reading import HostBatches
+from feedline.loader.recipe import Recipe
 from feedline.loader.streams import Stream, StreamBatches
 from feedline.options import Reading
 from feedline.schedule import ENDLESS, Cursor, Remainder

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, Order, Reading, RowError
 from feedline.loader.bad_rows import failing
-from feedline.loader.batches import LocalBatches, Recipe
+from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.recipe import Recipe
 from feedline.loader.spec import RowSpec
 from feedline.order import rows_at, spares_at
 from feedline.placement.plan import plan_leaf, union_of_rows

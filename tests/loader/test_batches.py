@@ -9,9 +9,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import order
 from feedline.loader.arrays import ArraySource
-from feedline.loader.batches import _STRETCH, LocalBatches, Recipe
+from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.recipe import _STRETCH, Recipe
 from feedline.loader.spec import RowSpec
 from feedline.options import Blocks, Order
 from feedline.placement.plan import plan_leaf, union_of_rows
