@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 
 import grain
 import jax
@@ -515,3 +517,39 @@ def test_a_bad_item_of_a_stream_is_raised_with_its_place(sharding):
     told = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
     with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=told):
         next(feed)
+
+
+def test_a_stream_whose_first_item_does_not_fit_has_nothing_to_stand_in(sharding):
+    stream = _stream({0: {"x": np.int64(TOO_LARGE)}})
+    reading = Reading(bad_rows="substitute", bad_rows_budget=99)
+    with Feed(stream, B, sharding, reading=reading) as feed, pytest.raises(RowError, match="does not fit"):
+        next(feed)
+
+
+# --- the file ---
+
+WRITES = """
+import sys
+from feedline.loader.bad_rows import BadRow
+from feedline.loader.quarantine import Quarantine
+from feedline.options import Reading
+
+reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
+quarantine = Quarantine(reading, 8, int(sys.argv[2]))
+sys.stdin.readline()  # until all are there
+for i in range(300):
+    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 3000, None)], before=i, batches=1)
+"""
+
+
+def test_several_processes_append_whole_lines_to_one_file(tmp_path):
+    command = [sys.executable, "-c", WRITES, str(tmp_path / "bad.jsonl")]
+    processes = [subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, text=True) for i in range(3)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.close()
+    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert sorted((line["process"], line["row"]) for line in lines) == [
+        (p, i) for p in range(3) for i in range(300)
+    ]
