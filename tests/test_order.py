@@ -31,7 +31,7 @@ def is_bijection(rows, n):
 
 
 def test_examples_run():
-    assert doctest.testmod(order) == (0, 3)
+    assert doctest.testmod(order) == (0, 4)
     assert doctest.testmod(permutation) == (0, 1)
 
 
