@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from feedline import state as states
+from feedline.cluster.agree import together
 from feedline.cluster.cores import own_cores
+from feedline.description import described, processes_of
 from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
@@ -117,9 +119,34 @@ class Request:
 def build(request: Request) -> Pipeline:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
+    With a mesh of several processes all of them do so, and compare what they built.
+
     Raises:
       ValueError, TypeError, FileNotFoundError: it does not.
+      ProcessError: another process built something else, failed, or did not come.
     """
+    reading = request.reading
+    processes = processes_of(request.sharding)
+    with together(processes, reading.stall_warning_s, reading.stall_error_s) as agree:
+        pipeline = _build(request)
+        try:
+            agree(
+                described(
+                    fingerprint=pipeline.fingerprint,
+                    batch_size=request.batch_size,
+                    epochs=request.epochs,
+                    remainder=request.remainder,
+                    reading=reading,
+                    spec=pipeline.placement.spec,
+                )
+            )
+        except BaseException:
+            pipeline.close()
+            raise
+    return pipeline
+
+
+def _build(request: Request) -> Pipeline:
     source = as_source(request.source)
     if isinstance(source, grain.IterDataset):
         return _build_stream(request, Stream(source))

@@ -9,6 +9,8 @@ A map::
       slurm        srun
       found        what each of them finds
     coordination what they tell each other           knows jax's private names
+    agree        all build the same feed, or none
+      differences  which process differs in what    pure
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
