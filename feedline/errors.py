@@ -11,7 +11,7 @@ class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
     Attributes, each None where it does not apply:
-      stage: "read", "transform", "place", "agree" or "launch".
+      stage: "read", "transform", "place", "agree", "abort" or "launch".
       process: index of the JAX process that failed.
       row: row index in the source.
       file: the file that was read.

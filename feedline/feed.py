@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import state as states
+from feedline.cluster.monitor import close_on_abort, failure
 from feedline.errors import StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
@@ -281,11 +282,12 @@ class Feed:
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
             raise StopIteration from None
         except Closed:
-            raise ValueError(_CLOSED) from None
+            raise failure() or ValueError(_CLOSED) from None
 
     def _start(self) -> Run:
         run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
         close_at_exit(run, workers=self._pipeline.reading.workers > 0)
+        close_on_abort(run)
         self._runs.append(run)
         self._run = run
         self._check_open()  # another thread may have closed the feed in the meantime

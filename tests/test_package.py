@@ -182,7 +182,7 @@ OF_FEEDLINE = {
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
     "description": ["options", "schedule", "state"],
     "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description"],
-    "feed": ["pipeline", "exit", "errors", "options", "schedule", "state", "observe",
+    "feed": ["pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state", "observe",
              "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for

@@ -11,6 +11,7 @@ A map::
     coordination what they tell each other           knows jax's private names
     agree        all build the same feed, or none
       differences  which process differs in what    pure
+    monitor      the failure of one ends the others
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
@@ -27,11 +28,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = {"initialize": "join"}
+_WHERE = {"abort": "monitor", "initialize": "join"}
 
-__all__ = ["initialize"]
+__all__ = ["abort", "initialize"]
 
 if TYPE_CHECKING:
+    from feedline.cluster.monitor import abort as abort
     from feedline.cluster.join import initialize as initialize
 
 

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from feedline.cluster.monitor import failure
 from feedline.cluster.coordination import Coordination, coordination
 from feedline.cluster.differences import Difference, difference, named
 from feedline.errors import FeedError, ProcessError
 
 _log = logging.getLogger("feedline")
 _SLICE_S = 1.0
-"""How long is waited at a time: jax's wait lets no Ctrl-C through."""
+"""How long is waited at a time: jax's wait lets no Ctrl-C through, and no failure of another process."""
 _built: collections.Counter[str] = collections.Counter()
 """How many feeds this process has built with the same others: they do so in the same order everywhere."""
 
@@ -92,6 +93,8 @@ class _Meeting:
             with contextlib.suppress(TimeoutError):
                 found = json.loads(self._service.get(f"{self._key}/verdict", min(_SLICE_S, error_s - waited_s)))
                 return None if found is None else Difference(*found)
+            if (failed := failure()) is not None:
+                raise failed
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
                 _log.warning("waiting for %s to build this feed, too", named(self._absent()))

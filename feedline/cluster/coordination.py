@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from feedline.errors import FeedError
 
 def coordination() -> Coordination | None:
     """The service that `jax.distributed.initialize` joined; None where it was not called."""
+    if "jax" not in sys.modules:
+        return None
     from jax._src import distributed
 
     state: Any = distributed.global_state
