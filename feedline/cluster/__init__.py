@@ -33,8 +33,8 @@ _WHERE = {"abort": "monitor", "initialize": "join"}
 __all__ = ["abort", "initialize"]
 
 if TYPE_CHECKING:
-    from feedline.cluster.monitor import abort as abort
     from feedline.cluster.join import initialize as initialize
+    from feedline.cluster.monitor import abort as abort
 
 
 def __getattr__(name: str) -> Any:

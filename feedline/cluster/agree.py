@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from feedline.cluster.monitor import failure
 from feedline.cluster.coordination import Coordination, coordination
 from feedline.cluster.differences import Difference, difference, named
+from feedline.cluster.monitor import failure
 from feedline.errors import FeedError, ProcessError
 
 _log = logging.getLogger("feedline")

@@ -9,10 +9,10 @@ import socket
 import sys
 import time
 
-from feedline.cluster.monitor import watch
 from feedline.cluster.coordination import backends_are_initialized
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.found import Found
+from feedline.cluster.monitor import watch
 from feedline.errors import FeedError
 
 _RETRY_S = 0.2

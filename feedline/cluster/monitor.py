@@ -46,6 +46,8 @@ def abort(reason: str) -> None:
 
     Where nobody joined other processes it does nothing. The first failure is the one that is told.
     """
+    if _monitor is not None:
+        _monitor.failed = True
     service = coordination()
     if service is not None:
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
@@ -98,7 +100,7 @@ class Monitor:
         self._service = service
         self._abort_after_s = abort_after_s
         self._ended = threading.Event()  # this process has come to its end, and well
-        self._failed = False  # by an exception of its own, or as told by that of another
+        self.failed = False  # this process has, and ends for it
         self._code = 1  # with which it ends then
         self._pid = os.getpid()  # a fork inherits the hooks and not the thread
         self._show = sys.excepthook
@@ -161,13 +163,12 @@ class Monitor:
         finally:
             goes_on = hasattr(sys, "ps1") or sys.flags.interactive  # at a prompt an exception ends nothing
             if os.getpid() == self._pid and not goes_on:
-                self._failed = True
                 abort(f"{kind.__name__}: {error}")
 
     def _at_exit(self) -> None:
         if not self.watches:
             return
-        if self._failed:
+        if self.failed:
             self.leave(1)
         self._ended.set()
         try:

@@ -10,7 +10,7 @@ import time
 
 import feedline
 
-ABORT_AFTER_S = 1.0
+ABORT_AFTER_S = 0.5
 
 feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
 
@@ -72,7 +72,7 @@ def builds():
     print("waits", flush=True)
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    feedline.Feed(np.zeros((12, 2)), 6, sharding)
+    feedline.Feed(np.zeros((24, 2)), 12, sharding)
 
 
 def sleeps():
