@@ -50,6 +50,7 @@ def described(
         "epochs": epochs,
         "remainder": remainder,
         "bad_rows": reading.bad_rows,
+        "check_replicas_every": reading.check_replicas_every,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
         "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
     }

@@ -79,6 +79,8 @@ class Reading:
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
         while no stage advanced.
       stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
+      check_replicas_every: with several processes, compare checksums of every so-manieth batch between
+        those that own the same rows. 0: never. The placement thread computes them, at about 1 GB/s.
     """
 
     threads: int | None = None
@@ -87,12 +89,15 @@ class Reading:
     bad_rows: str = "raise"
     stall_warning_s: float = 30.0
     stall_error_s: float = 300.0
+    check_replicas_every: int = 0
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             object.__setattr__(self, "threads", checked_integer("Reading.threads", self.threads, at_least=0))
         object.__setattr__(self, "workers", checked_integer("Reading.workers", self.workers, at_least=0))
         object.__setattr__(self, "buffer", checked_integer("Reading.buffer", self.buffer, at_least=1))
+        every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
+        object.__setattr__(self, "check_replicas_every", every)
         if self.bad_rows != "raise":
             raise ValueError(f'Reading.bad_rows must be "raise", got {self.bad_rows!r}')
         for name in ("stall_warning_s", "stall_error_s"):

@@ -181,7 +181,9 @@ OF_FEEDLINE = {
     "observe": ["observe"],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
     "description": ["options", "schedule", "state"],
-    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description"],
+    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description",
+                 "replicas"],
+    "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
     "feed": ["pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state", "observe",
              "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
@@ -206,6 +208,7 @@ FROM_OUTSIDE = {
     "placement": ["numpy", "jax"],
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "description": ["jax"],
+    "replicas": ["numpy", "jax"],
     "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],

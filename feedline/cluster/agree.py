@@ -21,16 +21,16 @@ _SLICE_S = 1.0
 _built: collections.Counter[str] = collections.Counter()
 """How many feeds this process has built with the same others: they do so in the same order everywhere."""
 
-Agree = Callable[[Mapping[str, Any]], None]
+Agree = Callable[[Mapping[str, Any]], str | None]
 
 
 @contextlib.contextmanager
 def together(processes: Collection[int], warning_s: float, error_s: float) -> Iterator[Agree]:
     """Builds a feed together with other processes: ``with together(...) as agree: ...; agree(description)``.
 
-    `agree` compares this process's description, JSON values by field, with everybody's, and returns once it
-    is known that they are the same. An exception before that ends the wait of the others: they raise it, too.
-    One process alone agrees with itself, and says nothing to anybody.
+    `agree` compares this process's description, JSON values by field, with everybody's. Once it is known that
+    they are the same it returns a path for keys of this feed alone. An exception before that ends the wait of
+    the others: they raise it, too. One process alone agrees with itself and says nothing; its path is None.
 
     Args:
       processes: indices of those that build it; nobody waits where this one is not among them.
@@ -68,7 +68,7 @@ class _Meeting:
         self._processes = processes
         self._key = f"feedline/agree/{who}/{_built[who]}"
 
-    def agree(self, description: Mapping[str, Any], warning_s: float, error_s: float) -> None:
+    def agree(self, description: Mapping[str, Any], warning_s: float, error_s: float) -> str:
         """See `together`."""
         self._service.set(f"{self._key}/said/{self._service.process}", json.dumps(description))
         if self._service.increment(f"{self._key}/came") == len(self._processes):
@@ -81,6 +81,7 @@ class _Meeting:
                 stage="agree",
                 process=verdict.process,
             )
+        return self._key
 
     def judge(self, verdict: Difference | None) -> None:
         """Publish the verdict, if there is none yet."""

@@ -37,7 +37,7 @@ def backends_are_initialized() -> bool:
 class Coordination:
     """Keys, counters and barriers that all processes share. Process 0 holds them; a call takes some 0.3 ms.
 
-    Keys are paths, as in ``feedline/agree/0/3``; nothing is ever removed. From any thread.
+    Keys are paths, as in ``feedline/agree/0,1/3/verdict``. What is not deleted stays. From any thread.
 
     Attributes:
       process: index of this process.
@@ -69,6 +69,11 @@ class Coordination:
             value: str = self._client.key_value_try_get(key)
             return value
         return None
+
+    def delete(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        with _told(f"delete {key}"):
+            self._client.key_value_delete(key)
 
     def increment(self, key: str, by: int = 1) -> int:
         """Add to a counter, which begins at 0. The new value: no two callers see the same."""
