@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from feedline import state as states
 from feedline.cluster.monitor import close_on_abort, failure
-from feedline.errors import StallError
+from feedline.errors import ProcessError, StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
 from feedline.observe.statistics import Counted, Statistics
@@ -156,7 +156,11 @@ class Feed:
                 return placed.batch
             except BaseException as error:
                 # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
-                stuck = self._closed or isinstance(error, StallError) or not isinstance(error, Exception)
+                stuck = (
+                    self._closed
+                    or isinstance(error, StallError | ProcessError)
+                    or not isinstance(error, Exception)
+                )
                 self._stop(0 if stuck else _MOMENT_S)
                 raise
 

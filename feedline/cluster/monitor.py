@@ -119,11 +119,9 @@ class Monitor:
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
-        """End this process, which has failed. Process 0, without which nobody is told anything, goes last."""
+        """End this process, which has failed."""
         self._code = code
-        if self._service.process == 0:
-            self._thread.join()  # it ends the process
-        self._end(code)
+        self._end(code, self._abort_after_s + _LEAVING_S)
 
     def _run(self) -> None:
         try:
@@ -143,7 +141,7 @@ class Monitor:
         silent = self._silent()
         if silent:
             _say(f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first")
-        self._end(0 if self._ended.is_set() else self._code)
+        self._end(0 if self._ended.is_set() else self._code, _LEAVING_S)
 
     def _acknowledge(self) -> None:
         with contextlib.suppress(FeedError):
@@ -180,15 +178,15 @@ class Monitor:
                 abort(f"process {self._service.process} ended {_END_TOGETHER_S:g} s before the others")
                 self._thread.join()
         except KeyboardInterrupt:
-            self._end(130)  # 128 + SIGINT, as shells count
+            self._end(130, 0.0)  # 128 + SIGINT, as shells count
 
-    def _end(self, code: int) -> NoReturn:
-        """Process 0, which all talk through, waits for the others to leave."""
+    def _end(self, code: int, patience_s: float) -> NoReturn:
+        """Process 0, without which nobody is told anything, goes last, but waits no longer than `patience_s`."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._service.process:
                 self._service.set(f"{_KEY}/left/{self._service.process}", "")
             else:
-                deadline = time.monotonic() + _LEAVING_S
+                deadline = time.monotonic() + patience_s
                 for process in range(1, self._service.processes):
                     self._service.get(f"{_KEY}/left/{process}", deadline - time.monotonic())
         _end(code)
@@ -221,5 +219,9 @@ def _say(line: str) -> None:
 def _briefly(function: Callable[[], None]) -> None:
     """Call it, but do not wait for it for long: the main thread may hold the lock that it needs."""
     thread = threading.Thread(target=function, name="feedline-last-words", daemon=True)
-    thread.start()
-    thread.join(_LAST_WORDS_S)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no more threads then
+        function()
+    else:
+        thread.join(_LAST_WORDS_S)

@@ -1,6 +1,6 @@
 """A program for the tests: one of several processes, of which one fails while the others wait for it.
 
-What each does is told by its place in argv: ``failing.py raises collective feed`` are three processes.
+``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, and what each of three processes does.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 
 import feedline
 
-ABORT_AFTER_S = 0.5
+ABORT_AFTER_S = float(sys.argv[1])
 
 feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
 
@@ -90,7 +90,7 @@ def ends():
 
 
 if __name__ == "__main__":
-    mine = sys.argv[1 + jax.process_index()]
+    mine = sys.argv[2 + jax.process_index()]
     sync_global_devices("begin")
     print(f"begins {time.time()}", flush=True)
     if mine in ("raises", "exits", "interrupted", "killed"):

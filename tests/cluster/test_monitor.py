@@ -15,8 +15,8 @@ from feedline.cluster.launch import _reserved_port
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = Path(__file__).with_name("failing.py")
-ABORT_AFTER_S = 0.5  # in that program
-PROMISED_S = 10.0 + ABORT_AFTER_S
+ABORT_AFTER_S = 0.5
+PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
 FAIL = ("raises", "exits", "interrupted", "killed")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
@@ -29,7 +29,7 @@ class Ended:
         self.codes, self.out, self.err, self.took_s = codes, out, err, took_s
 
 
-def together(tmp_path, *roles):
+def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S):
     """Runs one process for each role; those that fail do so once the others wait."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_reserved_port())
@@ -43,7 +43,7 @@ def together(tmp_path, *roles):
             err = stack.enter_context((tmp_path / f"{index}.err").open("w"))
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, PROGRAM, *roles],
+                    [sys.executable, PROGRAM, str(abort_after_s), *roles],
                     env={**os.environ, **ENVIRON, **of_this},
                     stdin=subprocess.PIPE if role in FAIL else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -75,10 +75,10 @@ def _line_unless(process, said):
 
 
 def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
-    ended = together(tmp_path, "feed", "raises", "builds", "collective")
+    ended = together(tmp_path, "feed", "raises", "builds", "collective", abort_after_s=8.0)
     told = "process 1 failed: ArithmeticError: as it was told to"
     assert ended.codes == [1, 1, 1, 1]
-    assert ended.took_s < PROMISED_S
+    assert ended.took_s < 8 + PROMISED_S
     assert f"caught {told}" in ended.out[0]  # as an exception of the feed, not only at the end
     assert f"feedline.errors.ProcessError: {told} [stage abort, process 1]" in ended.err[2]
     assert "Traceback" in ended.err[1]
@@ -92,7 +92,7 @@ def test_the_failure_of_process_0_ends_one_inside_a_collective(tmp_path):
     """All talk through process 0, so it stays until the others have left: this one nothing else interrupts."""
     ended = together(tmp_path, "raises", "collective")
     assert ended.codes == [1, 1]
-    assert ABORT_AFTER_S / 2 < ended.took_s < PROMISED_S
+    assert ABORT_AFTER_S / 2 < ended.took_s < ABORT_AFTER_S + PROMISED_S
     assert "feedline: process 0 failed: ArithmeticError: as it was told to\n" in ended.err[1]
     assert "Traceback" not in ended.err[1]
 
@@ -102,7 +102,7 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
     """Its heartbeats stay out, which jax sees; a collective breaks at once, and that exception is told."""
     ended = together(tmp_path, other, "killed")
     assert ended.codes == [code, -9]
-    assert ended.took_s < PROMISED_S
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
     if other == "collective":
         assert "no answer from process 1: killed, lost or stuck; look there first" in ended.err[0]
     else:
@@ -120,12 +120,12 @@ def test_a_normal_end_ends_nobody(tmp_path):
 def test_a_process_that_ended_well_is_neither_held_nor_counted_as_failed(tmp_path):
     ended = together(tmp_path, "ends", "exits")
     assert ended.codes == [0, 1]
-    assert ended.took_s < PROMISED_S
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
     assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
 
 
 def test_under_the_launcher_the_cause_is_told_too():
-    options = {"command": [sys.executable, str(PROGRAM), "collective", "interrupted"], "processes": 2}
+    options = {"command": [sys.executable, str(PROGRAM), "1", "collective", "interrupted"], "processes": 2}
     launched = subprocess.run(
         [
             sys.executable,
