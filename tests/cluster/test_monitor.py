@@ -109,6 +109,14 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
         assert "unhealthy (stopped sending heartbeats):\n1\n" in ended.err[0]
 
 
+def test_the_kill_of_process_0_ends_the_others(tmp_path):
+    """It held the coordination service, of which jax misses the connection."""
+    ended = together(tmp_path, "killed", "sleeps", "collective")
+    assert ended.codes[0] == -9
+    assert 0 not in ended.codes
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+
+
 def test_a_normal_end_ends_nobody(tmp_path):
     ended = together(tmp_path, "ends", "works", "ends")
     assert ended.codes == [0, 0, 0]
