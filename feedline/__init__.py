@@ -9,7 +9,7 @@ A map of the package, in the order the data flows::
     feed        composes the four; state and life cycle
     state       what a checkpoint holds, and the checks when it comes back
     observe/    statistics
-    cluster/    many processes: initialize, launch
+    cluster/    many processes: initialize, agree, abort, launch
     trainer/    a bundled MLP trainer, given any iterator of batches
     cli/        the `feedline` command
 

@@ -70,6 +70,8 @@ class Feed:
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
       FileNotFoundError: there is no such file.
+      ProcessError: on a mesh of several processes, which all build the feed: one of them builds another one,
+        failed, or did not come.
 
     Example:
       >>> import jax, numpy as np
