@@ -9,7 +9,7 @@ A map of the package, in the order the data flows::
     feed        composes the four; state and life cycle
     state       what a checkpoint holds, and the checks when it comes back
     observe/    statistics
-    cluster/    many processes: initialize, launch
+    cluster/    many processes: initialize, agree, abort, launch
     trainer/    a bundled MLP trainer, given any iterator of batches
     cli/        the `feedline` command
 
@@ -26,6 +26,7 @@ _WHERE = {
     "Feed": "feed",
     "FeedError": "errors",
     "Order": "options",
+    "ProcessError": "errors",
     "Reading": "options",
     "RowError": "errors",
     "RowSource": "loader.sources",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from feedline import cluster as cluster
     from feedline.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline.errors import FeedError as FeedError
+    from feedline.errors import ProcessError as ProcessError
     from feedline.errors import RowError as RowError
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError

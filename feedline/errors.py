@@ -11,7 +11,7 @@ class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
     Attributes, each None where it does not apply:
-      stage: "read", "transform", "place" or "launch".
+      stage: "read", "transform", "place", "agree", "abort" or "launch".
       process: index of the JAX process that failed.
       row: row index in the source; of a stream, the item's place in it.
       epoch, position: where that row stands in the run.
@@ -57,3 +57,7 @@ class WorkerError(FeedError):
 
 class StallError(FeedError):
     """No stage has advanced for longer than `Reading.stall_error_s`."""
+
+
+class ProcessError(FeedError):
+    """Another process failed, is lost, or does something else than this one."""

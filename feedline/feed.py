@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import state as states
-from feedline.errors import StallError
+from feedline.cluster.monitor import close_on_abort, failure
+from feedline.errors import ProcessError, StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
 from feedline.observe.statistics import Counted, Statistics
@@ -69,6 +70,8 @@ class Feed:
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.
       FileNotFoundError: there is no such file.
+      ProcessError: on a mesh of several processes, which all build the feed: one of them builds another one,
+        failed, or did not come.
 
     Example:
       >>> import jax, numpy as np
@@ -160,7 +163,11 @@ class Feed:
                 return placed.batch
             except BaseException as error:
                 # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
-                stuck = self._closed or isinstance(error, StallError) or not isinstance(error, Exception)
+                stuck = (
+                    self._closed
+                    or isinstance(error, StallError | ProcessError)
+                    or not isinstance(error, Exception)
+                )
                 self._stop(0 if stuck else _MOMENT_S)
                 raise
 
@@ -286,11 +293,12 @@ class Feed:
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
             raise StopIteration from None
         except Closed:
-            raise ValueError(_CLOSED) from None
+            raise failure() or ValueError(_CLOSED) from None
 
     def _start(self) -> Run:
         run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
         close_at_exit(run, workers=self._pipeline.reading.workers > 0)
+        close_on_abort(run)
         self._runs.append(run)
         self._run = run
         self._check_open()  # another thread may have closed the feed in the meantime

@@ -91,6 +91,8 @@ class Reading:
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
         while no stage advanced.
       stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
+      check_replicas_every: with several processes, compare checksums of every so-manieth batch between
+        those that own the same rows. 0: never. The placement thread computes them, at about 1 GB/s.
     """
 
     threads: int | None = None
@@ -101,6 +103,7 @@ class Reading:
     quarantine: str | os.PathLike[str] | None = None
     stall_warning_s: float = 30.0
     stall_error_s: float = 300.0
+    check_replicas_every: int = 0
 
     def __post_init__(self) -> None:
         if self.threads is not None:
@@ -117,6 +120,8 @@ class Reading:
                     'it out, or use bad_rows="substitute" or "mask"'
                 )
             object.__setattr__(self, "quarantine", os.fspath(self.quarantine))
+        every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
+        object.__setattr__(self, "check_replicas_every", every)
         for name in ("stall_warning_s", "stall_error_s"):
             object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
 

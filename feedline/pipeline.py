@@ -14,7 +14,10 @@ import jax
 import numpy as np
 
 from feedline import state as states
+from feedline.cluster.agree import together
+from feedline.cluster.coordination import coordination
 from feedline.cluster.cores import own_cores
+from feedline.description import described, processes_of
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.loaded import HostBatch
@@ -32,6 +35,7 @@ from feedline.placement.plan import union_of_rows
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
+from feedline.replicas import ReplicaCheck
 from feedline.schedule import REMAINDERS, Cursor, Remainder, Schedule
 
 VALID = "valid"
@@ -62,6 +66,7 @@ class Pipeline:
       prefetch: placed batches that wait; 0: synchronous.
       quarantine: for bad rows.
       owned: the source, if the feed opened it and so must close it.
+      check: of batches against those of other processes.
     """
 
     way: RandomAccess | Sequential
@@ -71,12 +76,13 @@ class Pipeline:
     prefetch: int
     quarantine: Quarantine
     owned: RowSource | None
+    check: ReplicaCheck | None = None
 
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
         """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
         source = self.way.open(after, lanes, self.reading, functools.partial(watch.advanced, "read"))
-        place = functools.partial(_place, self.placement)
+        place = functools.partial(_place, self.placement, self.check)
         run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
         return run
 
@@ -120,9 +126,42 @@ class Request:
 def build(request: Request) -> Pipeline:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
+    With a mesh of several processes all of them do so, and compare what they built.
+
     Raises:
       ValueError, TypeError, FileNotFoundError: it does not.
+      ProcessError: another process built something else, failed, or did not come.
     """
+    reading = request.reading
+    processes = processes_of(request.sharding)
+    with together(processes, reading.stall_warning_s, reading.stall_error_s) as agree:
+        pipeline = _build(request)
+        try:
+            key = agree(
+                described(
+                    fingerprint=pipeline.fingerprint,
+                    batch_size=request.batch_size,
+                    epochs=request.epochs,
+                    remainder=request.remainder,
+                    reading=reading,
+                    spec=pipeline.placement.spec,
+                )
+            )
+        except BaseException:
+            pipeline.close()
+            raise
+    return dataclasses.replace(pipeline, check=_check(request, pipeline, key))
+
+
+def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaCheck | None:
+    service, every = coordination(), request.reading.check_replicas_every
+    if service is None or key is None or not every:
+        return None
+    rows, placement = pipeline.fingerprint["rows"], pipeline.placement
+    return ReplicaCheck(service, key, every, request.batch_size, rows, placement.spec, placement.plans)
+
+
+def _build(request: Request) -> Pipeline:
     source = as_source(request.source)
     if isinstance(source, grain.IterDataset):
         return _build_stream(request, Stream(source))
@@ -261,7 +300,9 @@ def _resolved(request: Request) -> Reading:
     return dataclasses.replace(request.reading, threads=min(own_cores(), _MOST_THREADS))
 
 
-def _place(placement: Placement, host: HostBatch) -> Placed:
+def _place(placement: Placement, check: ReplicaCheck | None, host: HostBatch) -> Placed:
+    if check is not None:
+        check(host.leaves, host.after)
     began = time.perf_counter()
     batch = placement.place(host.leaves)
     return Placed(batch, host._replace(leaves=[]), time.perf_counter() - began)

@@ -10,7 +10,7 @@ import pytest
 from feedline import Order, Reading
 from feedline.options import checked_integer
 
-COUNTS = {"threads": 0, "workers": 0, "buffer": 1}
+COUNTS = {"threads": 0, "workers": 0, "buffer": 1, "check_replicas_every": 0}
 LIMITS = ["stall_warning_s", "stall_error_s"]
 NO_INTEGERS = [1.0, math.nan, "1", None, [1], True, False, np.bool_(True), np.float32(2), np.array([1, 2])]
 
@@ -26,6 +26,7 @@ def test_defaults():
         "quarantine": None,
         "stall_warning_s": 30.0,
         "stall_error_s": 300.0,
+        "check_replicas_every": 0,
     }
 
 
@@ -44,7 +45,7 @@ def test_numpy_integers_become_integers(dtype):
     assert type(Order(dtype(7)).seed) is int
     reading = Reading(threads=dtype(3), workers=dtype(2), buffer=dtype(5))
     assert reading == Reading(threads=3, workers=2, buffer=5)
-    assert [type(getattr(reading, name)) for name in COUNTS] == [int] * 3
+    assert [type(getattr(reading, name)) for name in COUNTS] == [int] * len(COUNTS)
     assert hash(Order(dtype(7))) == hash(Order(7))
     assert type(checked_integer("x", np.array(7, dtype), at_least=0)) is int
 

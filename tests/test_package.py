@@ -61,8 +61,8 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Order", "Reading", "RowError", "RowSource", "Rows", "StallError",
-        "Statistics", "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
+        "Blocks", "Feed", "FeedError", "Order", "ProcessError", "Reading", "RowError", "RowSource", "Rows",
+        "StallError", "Statistics", "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
     ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def test_what_has_the_methods_is_a_row_source():
         assert not isinstance(type("Source", (), rest)(), feedline.RowSource)
 
 
-@pytest.mark.parametrize("name", ["RowError", "StallError", "WorkerError"])
+@pytest.mark.parametrize("name", ["ProcessError", "RowError", "StallError", "WorkerError"])
 def test_the_family_of_errors(name):
     assert issubclass(getattr(feedline, name), feedline.FeedError)
     assert issubclass(feedline.FeedError, RuntimeError)
@@ -180,8 +180,11 @@ OF_FEEDLINE = {
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
-    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster"],
-    "feed": ["pipeline", "exit", "errors", "options", "schedule", "state", "observe",
+    "description": ["options", "schedule", "state"],
+    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description",
+                 "replicas"],
+    "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
+    "feed": ["pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state", "observe",
              "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
@@ -204,6 +207,8 @@ FROM_OUTSIDE = {
     "schedule": ["numpy"],
     "placement": ["numpy", "jax"],
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "description": ["jax"],
+    "replicas": ["numpy", "jax"],
     "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],

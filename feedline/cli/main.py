@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn, Protocol
 
 import feedline
 from feedline.cli.interrupt import interrupts_get_through
+from feedline.cluster.monitor import abort, leave
 from feedline.errors import FeedError
 
 _READING_FAILED = 1
@@ -85,8 +85,9 @@ def _parsed(arguments: list[str]) -> Command:
 
 
 def _failed(message: str, code: int) -> int:
-    """Say why, in one line, and give back the exit code."""
+    """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
     print("feedline:", *message.split(), file=sys.stderr, flush=True)
+    abort(" ".join(message.split()))
     return code
 
 
@@ -96,9 +97,7 @@ def _leave(code: int) -> NoReturn:
     That is a thread that is stuck in a read and, at jax's shutdown barrier, all other processes of the
     run, which in their turn wait for this one.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ A map::
       open_mpi     mpirun
       slurm        srun
       found        what each of them finds
+    coordination what they tell each other           knows jax's private names
+    agree        all build the same feed, or none
+      differences  which process differs in what    pure
+    monitor      the failure of one ends the others
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
@@ -24,12 +28,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = {"initialize": "join"}
+_WHERE = {"abort": "monitor", "initialize": "join"}
 
-__all__ = ["initialize"]
+__all__ = ["abort", "initialize"]
 
 if TYPE_CHECKING:
     from feedline.cluster.join import initialize as initialize
+    from feedline.cluster.monitor import abort as abort
 
 
 def __getattr__(name: str) -> Any:

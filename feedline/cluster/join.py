@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import socket
 import sys
 import time
 
+from feedline.cluster.coordination import backends_are_initialized
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.found import Found
+from feedline.cluster.monitor import watch
 from feedline.errors import FeedError
 
 _RETRY_S = 0.2
+_HEARTBEAT_S = 100  # jax's own
+_HEARTBEAT_LATER_S = 5.0
+"""So much later is a lost process missed than one that failed: one that is merely held up must not be."""
 
 
-def initialize(*, timeout_s: float = 300.0) -> None:
+def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) -> None:
     """Finds what started this process and calls `jax.distributed.initialize` rightly for it.
 
     Call it first in every script, before any jax computation: it knows srun, mpirun, an Indexed Job
@@ -24,14 +30,22 @@ def initialize(*, timeout_s: float = 300.0) -> None:
     JAX_PROCESS_ID). A process that none of them started is on its own, and nothing is initialised.
     Writes one line on stderr that says what it found, before it waits for anybody.
 
-    A second call does nothing, nor does one after `jax.distributed.initialize`, with which processes
-    that were started in any other way (TPU pods, other MPIs) join by themselves.
+    A second call does nothing. Processes that were started in any other way (TPU pods, other MPIs) join by
+    themselves with `jax.distributed.initialize`; a call after that only starts the monitor.
+
+    The monitor, a thread, ends this process once another one has failed: see `abort_after_s`. What waits in
+    feedline then raises the failure at once; a thread inside a collective cannot be interrupted. A process
+    has failed if an exception ends it, whichever that is, or if it is killed; see `feedline.cluster.abort`
+    for `sys.exit`.
 
     GPUs are shared out among the processes of a host, so that each belongs to one; the CPU's devices
     stay visible, all of them, to their process.
 
     Args:
       timeout_s: how long to wait for the others.
+      abort_after_s: seconds from the failure of one process to the end of the others, in which they may
+        finish what they can without it. A process that is killed is missed 5 s later than that, when
+        its heartbeats stay out. None: no monitor, and jax's heartbeats (100 s).
 
     Raises:
       ValueError: the environment says only in part which process this is; names what to set.
@@ -48,7 +62,9 @@ def initialize(*, timeout_s: float = 300.0) -> None:
     if not jax.distributed.is_initialized():
         found = _look()
         if found is not None:
-            _join(found, time.monotonic() + timeout_s)
+            _join(found, time.monotonic() + timeout_s, abort_after_s)
+    if abort_after_s is not None:
+        watch(abort_after_s)
 
 
 @functools.cache
@@ -61,11 +77,10 @@ def _look() -> Found | None:
     return found
 
 
-def _join(found: Found, deadline: float) -> None:
+def _join(found: Found, deadline: float, abort_after_s: float | None) -> None:
     import jax
-    from jax._src import xla_bridge  # No public name says it.
 
-    if xla_bridge.backends_are_initialized():
+    if backends_are_initialized():
         raise RuntimeError(
             "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
             "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
@@ -85,6 +100,10 @@ def _join(found: Found, deadline: float) -> None:
         initialization_timeout=max(1, round(deadline - time.monotonic())),
         # By default it listens on every address of the host.
         coordinator_bind_address=found.coordinator if _is_loopback(found.host) else None,
+        # jax ends every process once one sends none; a killed process can say nothing itself.
+        heartbeat_timeout_seconds=(
+            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + _HEARTBEAT_LATER_S)
+        ),
     )
 
 

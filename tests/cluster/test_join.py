@@ -69,7 +69,7 @@ def test_after_a_computation_it_is_too_late():
 
     jax.devices()
     with pytest.raises(RuntimeError, match="goes before any jax computation"):
-        join._join(found(port=1, process=1), deadline=time.monotonic())
+        join._join(found(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
 
 
 def test_a_port_that_is_taken_is_told_and_not_a_crash():

@@ -1,0 +1,99 @@
+"""A program for the tests: one of several processes, of which one fails while the others wait for it.
+
+``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, and what each of three processes does.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import feedline
+
+ABORT_AFTER_S = float(sys.argv[1])
+
+feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.experimental.multihost_utils import sync_global_devices  # noqa: E402
+from jax.sharding import SingleDeviceSharding  # noqa: E402
+
+
+class Stuck:
+    """Rows of which the third is never read."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        if i == 2:
+            print("waits", flush=True)
+            time.sleep(1000)
+        return {"x": np.float32(i)}
+
+
+def raises():
+    raise ArithmeticError("as it was told to")
+
+
+def exits():
+    feedline.cluster.abort("it found nothing to do")
+    sys.exit(3)
+
+
+def interrupted():
+    signal.raise_signal(signal.SIGINT)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def collective():
+    print("waits", flush=True)
+    sync_global_devices("the others")
+
+
+def feed():
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    order = feedline.Order(shuffle=False)
+    reading = feedline.Reading(threads=1, buffer=1)
+    batches = feedline.Feed(Stuck(), 1, here, order=order, reading=reading, prefetch=1)
+    try:
+        list(batches)
+    except feedline.ProcessError as error:
+        print(f"caught {error}", flush=True)
+        raise
+
+
+def builds():
+    """Waits for the others to build the same feed."""
+    print("waits", flush=True)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    feedline.Feed(np.zeros((24, 2)), 12, sharding)
+
+
+def sleeps():
+    print("waits", flush=True)
+    time.sleep(1000)
+
+
+def works():
+    """Longer than the others, and longer than they are given once one has failed."""
+    time.sleep(2 * ABORT_AFTER_S)
+
+
+def ends():
+    """At once, and well."""
+
+
+if __name__ == "__main__":
+    mine = sys.argv[2 + jax.process_index()]
+    sync_global_devices("begin")
+    print(f"begins {time.time()}", flush=True)
+    if mine in ("raises", "exits", "interrupted", "killed"):
+        sys.stdin.read()  # until the test has seen that the others wait
+    globals()[mine]()
+    print("done", flush=True)

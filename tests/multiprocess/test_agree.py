@@ -1,0 +1,174 @@
+"""Processes that would read different batches stop at the start, and each says which one differs in what."""
+
+import time
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+import feedline
+from feedline import description
+from feedline.cluster.coordination import coordination
+
+from .cases import case
+from .launch import TOPOLOGIES
+from .layouts import sharding_of
+from .sources import ROWS, N
+from .values import Own
+
+pytestmark = pytest.mark.multiprocess
+
+SIZE = 16
+ODD = 1
+"""The process that differs."""
+SAME = {"source": ROWS, "batch_size": SIZE, "epochs": 1}
+
+
+def narrow(batch, rows):
+    return {"x": batch["x"].astype(np.float16)}
+
+
+def wide(batch, rows):
+    return {"x": batch["x"].astype(np.float32)}
+
+
+def sliced(process, processes):
+    """A dataset as `ShardByJaxProcess` would make it, of as many elements everywhere."""
+    dataset = grain.MapDataset.range(160).map(lambda i: {"x": np.float32(i)})
+    return dataset[process::processes]
+
+
+def given(field, here, odd):
+    """The arguments of a feed, of which one is another one in the odd process."""
+    sharding = sharding_of("permuted" if field == "sharding" and odd else "data", here.devices)
+    changed = {
+        "rows": {"source": {name: leaf[:-1] for name, leaf in ROWS.items()}},
+        "spec": {"source": {**ROWS, "y": ROWS["y"].astype(np.int16)}},
+        "data": {"source": {**ROWS, "y": ROWS["y"] + 1}},
+        "order.seed": {"order": feedline.Order(seed=7)},
+        "order.shuffle": {"order": feedline.Order(shuffle=False)},
+        "batch_size": {"batch_size": 2 * SIZE},
+        "epochs": {"epochs": 2},
+        "remainder": {"remainder": "wrap"},
+        "leaf": {"transform": narrow},
+    }
+    common = {"transform": wide} if field == "leaf" else {}
+    return SAME | common | {"sharding": sharding} | (changed.get(field, {}) if odd else {})
+
+
+FIELDS = {
+    "rows": f"process 1 has rows {N - 1}, ",
+    "spec": """process 1 has spec.batch['y'] ["int16", []], """,
+    "data": "process 1 has data ",
+    "order.seed": "process 1 has order.seed 7, ",
+    "order.shuffle": "process 1 has order.shuffle false, ",
+    "batch_size": f"process 1 has batch_size {2 * SIZE}, ",
+    "epochs": "process 1 has epochs 2, ",
+    "remainder": 'process 1 has remainder "wrap", ',
+    "leaf": """process 1 has leaf.batch['x'] "float16[16, 8]", """,
+    "sharding": "process 1 has sharding.batch['x'] \"P('data',) on devices ",
+    "version": 'process 1 has version.grain "0.0", ',
+}
+
+
+def refused(**arguments):
+    """The message with which a feed is refused, the process that it blames, and how long that took."""
+    began = time.monotonic()
+    with pytest.raises(feedline.ProcessError) as raised:
+        feedline.Feed(**arguments)
+    return str(raised.value), raised.value.process, Own(time.monotonic() - began)
+
+
+@case(FIELDS)
+def differs(here, field):
+    odd = jax.process_index() == ODD
+    with pytest.MonkeyPatch.context() as patch:
+        if field == "version" and odd:
+            patch.setattr(description, "version", lambda package: "0.0" if package == "grain" else "1")
+        if field == "version" and not odd:
+            patch.setattr(description, "version", lambda package: "1")
+        return refused(**given(field, here, odd))
+
+
+@pytest.mark.parametrize("topology", [TOPOLOGIES[1], TOPOLOGIES[0]], ids=str)
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_process_names_the_one_that_differs_and_the_field(outcome, topology, field):
+    others = "processes 0, 2 and 3 have" if topology.processes == 4 else "process 0 has"
+    told, process, waited_s = outcome(topology, differs, field)
+    assert "must build the same one: " + FIELDS[field] in told
+    assert others in told
+    assert process == ODD
+    assert max(waited_s) < 10
+
+
+@case()
+def sliced_per_process(here):
+    dataset = sliced(jax.process_index(), jax.process_count())
+    return refused(source=dataset, batch_size=SIZE, sharding=sharding_of("data", here.devices))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_a_dataset_that_was_sliced_per_process_is_found(outcome, topology):
+    told, _, waited_s = outcome(topology, sliced_per_process)
+    assert "has data " in told
+    assert "must not be sliced per process (dataset[process::processes], ShardByJaxProcess)" in told
+    assert max(waited_s) < 10
+
+
+@case()
+def cannot_open_on_one(here):
+    """One process cannot open its file."""
+    began = time.monotonic()
+    path = here.folder / "missing.npy" if jax.process_index() == ODD else None
+    with pytest.raises((feedline.ProcessError, FileNotFoundError)) as raised:
+        feedline.Feed(path or ROWS, SIZE, sharding_of("data", here.devices))
+    return Own((type(raised.value).__name__, str(raised.value), time.monotonic() - began))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcome, topology):
+    found = outcome(topology, cannot_open_on_one)
+    assert found[ODD][0] == "FileNotFoundError"
+    for kind, told, waited_s in found[:ODD] + found[ODD + 1 :]:
+        assert kind == "ProcessError"
+        assert "process 1 could not build it: FileNotFoundError: " in told
+        assert "missing.npy" in told
+        assert waited_s < 10
+
+
+@case()
+def never_comes(here):
+    """One process comes only after the others have given up."""
+    arguments = {**SAME, "sharding": sharding_of("data", here.devices)}
+    if jax.process_index() == ODD:
+        for process in set(range(jax.process_count())) - {ODD}:
+            coordination().get(f"gave up/{process}", timeout_s=30)
+        return Own(refused(**arguments)[:2])
+    told = refused(**arguments, reading=feedline.Reading(stall_warning_s=0.5, stall_error_s=2))
+    coordination().set(f"gave up/{jax.process_index()}", "")
+    return Own(told[:2])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_a_process_that_does_not_come_is_named_after_the_timeout(outcome, topology):
+    for told, process in outcome(topology, never_comes):
+        assert "process 1 did not within 2 s" in told
+        assert process in (ODD, 0, 2, 3)
+
+
+@case()
+def built_together(here):
+    """Feeds on all devices and, in between, on those of some processes: nobody is in the others' way."""
+    half = here.devices[: len(here.devices) // 2]
+    is_in_half = any(device in jax.local_devices() for device in half)
+    for devices in (here.devices, half, here.devices[::-1]):
+        if devices is not half or is_in_half:
+            feedline.Feed(**SAME, sharding=sharding_of("data", devices)).close()
+    with feedline.Feed(**SAME, sharding=sharding_of("data", here.devices)) as feed:
+        return [batch["y"] for batch in feed]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_feeds_of_some_processes_and_of_all_are_told_apart(outcome, topology):
+    assert len(outcome(topology, built_together)) == N // SIZE

@@ -1,0 +1,90 @@
+"""Processes that own the same rows and read other bytes are found while they train."""
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+import feedline
+
+from .cases import case
+from .launch import TOPOLOGIES
+from .layouts import sharding_of
+from .values import Own
+
+pytestmark = pytest.mark.multiprocess
+
+ROWS, SIZE = 160, 16
+BAD = 53
+"""A row that one process reads otherwise. It stands in batch 3, as row 5."""
+ODD = 1
+
+
+def row(i):
+    wrong = i == BAD and jax.process_index() == ODD
+    return {"x": np.full(3, i, np.float32), "y": np.int32(-1 if wrong else i)}
+
+
+def fed(here, layout, every, dataset_row=row, epochs=1):
+    """What stopped this process's feed, and after how many batches; all processes go in step."""
+    dataset = grain.MapDataset.range(ROWS).map(dataset_row)
+    sharding = sharding_of(layout, here.devices)
+    reading = feedline.Reading(threads=0, check_replicas_every=every)
+    with feedline.Feed(dataset, SIZE, sharding, epochs=epochs, reading=reading) as feed:
+        try:
+            return Own((sum(1 for _ in feed), None, None))
+        except feedline.ProcessError as error:
+            return Own((feed.get_state()["step"], error.process, str(error)))
+
+
+@case()
+def checked(here):
+    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=1)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_the_later_of_two_replicas_names_the_other_the_leaf_and_the_rows(outcome, topology):
+    found = outcome(topology, checked)
+    pair, rest = found[:2], found[2:]
+    assert all(one == (ROWS // SIZE, None, None) for one in rest)
+    failed = [(process, one) for process, one in enumerate(pair) if one[2] is not None]
+    assert failed  # one of them, or both
+    for process, (batches, blamed, told) in failed:
+        assert batches == 3
+        assert blamed == 1 - process
+        assert f"processes {process} and {1 - process} differ in batch['y'], first among rows 5 to 5 " in told
+        assert "before epoch 0, position 64." in told
+
+
+@case()
+def between_checks(here):
+    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=3)
+
+
+@case()
+def off(here):
+    return fed(here, "model" if jax.process_count() == 4 else "model_across", every=0)
+
+
+@case()
+def without_replicas(here):
+    return fed(here, "data", every=1)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("unchecked", [between_checks, off, without_replicas], ids=lambda f: f.__name__)
+def test_batches_that_are_not_checked_are_delivered(outcome, topology, unchecked):
+    """Batch 3 is the fourth: the third and the sixth are checked."""
+    assert outcome(topology, unchecked) == [(ROWS // SIZE, None, None)] * topology.processes
+
+
+@case()
+def agreeing(here):
+    """More checks than are kept, of equal rows, by processes of which one is far ahead."""
+    same = lambda i: {"x": np.arange(3, dtype=np.float32) + i}  # noqa: E731
+    return fed(here, "model" if jax.process_count() == 4 else "model_across", 1, same, epochs=4)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_equal_rows_pass(outcome, topology):
+    assert outcome(topology, agreeing) == [(4 * ROWS // SIZE, None, None)] * topology.processes
