@@ -51,8 +51,8 @@ def _ran(arguments: list[str]) -> int:
         return 0
     try:
         return _parsed(arguments).run()
-    except KeyboardInterrupt:
-        return _failed("interrupted", _INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return _failed(str(interrupt) or "interrupted", _INTERRUPTED)
     except FeedError as error:
         return _failed(str(error), _READING_FAILED)
     except (ValueError, TypeError, OSError) as error:
