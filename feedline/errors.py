@@ -11,10 +11,10 @@ class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
     Attributes, each None where it does not apply:
-      stage: "read", "transform", "place", "launch" or "save".
+      stage: "read", "transform", "place", "launch" or "checkpoint".
       process: index of the JAX process that failed.
       row: row index in the source.
-      file: the file that was read, or the folder that was written to.
+      file: the file that was read, or the folder of the checkpoints.
     """
 
     def __init__(

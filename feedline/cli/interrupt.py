@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _AGAIN_S = 0.01
+_STDERR = 2
 _NOTED = b"feedline: ends after this step; Ctrl-C again ends it at once\n"
 
 
@@ -84,7 +85,7 @@ def interrupts_noted() -> Iterator[threading.Event]:
     def note(signal_number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, usual_handler)
         interrupted.set()
-        os.write(sys.__stderr__.fileno(), _NOTED)  # print is not made for signal handlers
+        os.write(_STDERR, _NOTED)  # print is not made for signal handlers
 
     usual_handler = signal.signal(signal.SIGINT, note)
     try:

@@ -17,7 +17,7 @@ from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.live import LiveLine
 from feedline.trainer.loop import Progress, train
-from feedline.trainer.modes import Compiled
+from feedline.trainer.modes import Compiled, mesh_for
 
 _NOTHING = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
 
@@ -35,7 +35,7 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
         return _run(program, program.init(), feed, 0, _left(options, feed, rows))
     with interrupts_wait():  # imported here, for it takes a while and few ask for it
         from feedline.trainer.checkpoints import Checkpoints
-    mesh, every = program.sharding.mesh, options.save_every or DEFAULT_SAVE_EVERY
+    mesh, every = mesh_for(options.mode), options.save_every or DEFAULT_SAVE_EVERY
     with Checkpoints(options.checkpoint_dir, feed, mesh, every) as checkpoints:
         state = checkpoints.restore(program.init())
         done, left = feed.get_state()["step"], _left(options, feed, rows)
@@ -67,8 +67,8 @@ def _run(
 def _left(options: Train, feed: Feed, rows: int) -> int:
     """Steps until the options' end, from where the feed stands; it may have come there in batches of another size."""
     if options.passes is None:
-        assert options.steps is not None
-        return max(0, options.steps - feed.get_state()["step"])
+        delivered: int = feed.get_state()["step"]
+        return max(0, (options.steps or 0) - delivered)
     whole_epochs = options.passes - 1 - feed.epoch
     this_epoch = max(0, rows - feed.position) // options.batch_size
     return max(0, whole_epochs * feed.steps_per_epoch + this_epoch)

@@ -6,9 +6,10 @@ what the feed's `get_state` gave after the batch of that step, as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -85,30 +86,29 @@ class Checkpoints:
             the topology that saved.
 
         Raises:
-          ValueError: the checkpoint is of other data or another model, which names the field, or its parts
-            are of different steps.
+          ValueError: the checkpoint is of other data or another model, which names the field; its parts are of
+            different steps; or something else wrote it.
+          FeedError: it is damaged.
         """
         step = self._manager.latest_step()
         if step is None:
             return state
         folder = self.directory / str(step)
-        _check_same_arrays(folder, self._manager.item_metadata(step)["state"], state)
+        with _damage_is_told(folder):
+            saved = dict(self._manager.item_metadata(step).items())
+        _check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), state)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        found = self._manager.restore(step, args=items)
-        trained = int(jax.device_get(found.state.step))
-        if not step == trained == found.feed.get("step"):
-            raise ValueError(
-                f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {step}, its "
-                f"trainer had done {trained} and its feed had delivered {found.feed.get('step')}; remove the folder "
-                "to go on from the checkpoint before it"
-            )
+        with _damage_is_told(folder):
+            found: Any = self._manager.restore(step, args=items)
+        _check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
         try:
             self._feed.set_state(found.feed)
         except ValueError as error:
             raise ValueError(f"the checkpoint {folder} cannot be gone on from here: {error}") from error
         self._step = step
-        return jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
+        restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
+        return restored
 
     def after_step(self, state: State) -> None:
         """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for."""
@@ -155,7 +155,7 @@ class Checkpoints:
             f"a checkpoint could not be written: {cause}. The newest whole one is "
             f"{'none' if newest is None else f'that of step {newest}'}; make room or choose another directory, and "
             "start again",
-            stage="save",
+            stage="checkpoint",
             process=jax.process_index(),
             file=str(self.directory),
         )
@@ -171,9 +171,27 @@ def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
 
-def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
-    """Whether a checkpoint holds the arrays of `state`, before Orbax reads one."""
-    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved.tree)}
+@contextlib.contextmanager
+def _damage_is_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise FeedError(
+            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
+            stage="checkpoint",
+            process=jax.process_index(),
+            file=str(folder),
+        ) from error
+
+
+def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
+    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
+    if saved.keys() != {"state", "feed"} or saved["state"] is None:
+        raise ValueError(
+            f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
+            f"{', '.join(sorted(saved))}, which something else wrote; choose another directory"
+        )
+    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
     ours = {
         jax.tree_util.keystr(path, simple=True, separator="."): _described(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
@@ -185,6 +203,15 @@ def _check_same_arrays(folder: Path, saved: Any, state: State) -> None:
                 f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that it "
                 "was trained with, or another directory"
             )
+
+
+def _check_same_step(folder: Path, trained: int, delivered: int) -> None:
+    if not int(folder.name) == trained == delivered:
+        raise ValueError(
+            f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
+            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on from "
+            "the checkpoint before it"
+        )
 
 
 def _described(array: Any) -> str:
