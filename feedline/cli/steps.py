@@ -32,13 +32,13 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
       KeyboardInterrupt: Ctrl-C. With checkpoints and one process the step under way is finished and saved first.
     """
     if options.checkpoint_dir is None:
-        return _run(program, program.init(), feed, 0, _left(options, feed, rows))
+        return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
     with interrupts_wait():  # imported here, for it takes a while and few ask for it
         from feedline.trainer.checkpoints import Checkpoints
     mesh, every = mesh_for(options.mode), options.save_every or DEFAULT_SAVE_EVERY
     with Checkpoints(options.checkpoint_dir, feed, mesh, every) as checkpoints:
         state = checkpoints.restore(program.init())
-        done, left = feed.get_state()["step"], _left(options, feed, rows)
+        done, left = feed.get_state()["step"], steps_left(options, feed, rows)
         _tell(f"checkpoints in {options.checkpoint_dir}: {_found(done, left)}")
         with _interrupts_end_the_loop() as interrupted:
             batches = _until(interrupted, feed)
@@ -64,8 +64,8 @@ def _run(
         return train(program.step, state, itertools.islice(batches, left), report=live, after_step=after_step)
 
 
-def _left(options: Train, feed: Feed, rows: int) -> int:
-    """Steps until the options' end, from where the feed stands; it may have come there in batches of another size."""
+def steps_left(options: Train, feed: Feed, rows: int) -> int:
+    """Steps from where the feed stands, perhaps in batches of another size until now, to the options' end."""
     if options.passes is None:
         delivered: int = feed.get_state()["step"]
         return max(0, (options.steps or 0) - delivered)

@@ -72,7 +72,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what is being written, but not after an error with several processes: the others may be gone."""
+        """Wait for what is being written. Not after an error with several processes: the others may be gone."""
         if kind is None:
             self._written()
         if kind is None or jax.process_count() == 1:
@@ -153,8 +153,8 @@ class Checkpoints:
         newest = self._manager.latest_step()
         return FeedError(
             f"a checkpoint could not be written: {cause}. The newest whole one is "
-            f"{'none' if newest is None else f'that of step {newest}'}; make room or choose another directory, and "
-            "start again",
+            f"{'none' if newest is None else f'that of step {newest}'}; make room or choose another directory, "
+            "and start again",
             stage="checkpoint",
             process=jax.process_index(),
             file=str(self.directory),
@@ -200,8 +200,8 @@ def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> 
         if theirs.get(name) != ours.get(name):
             raise ValueError(
                 f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
-                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that it "
-                "was trained with, or another directory"
+                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
+                "it was trained with, or another directory"
             )
 
 
@@ -209,8 +209,8 @@ def _check_same_step(folder: Path, trained: int, delivered: int) -> None:
     if not int(folder.name) == trained == delivered:
         raise ValueError(
             f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
-            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on from "
-            "the checkpoint before it"
+            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
+            "from the checkpoint before it"
         )
 
 
