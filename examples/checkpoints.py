@@ -38,13 +38,13 @@ def train(folder: Path, devices: int, last_step: int) -> list[float]:
         feedline.Feed(SOURCE, batch_size=800, sharding=NamedSharding(mesh, PartitionSpec("data"))) as feed,
         ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager,
     ):
-        step = manager.latest_step() or 0
-        if step:
+        saved = manager.latest_step()
+        if saved is not None:
             parts = ocp.args.Composite(state=ocp.args.StandardRestore(weights), feed=ocp.args.JsonRestore())
-            found = manager.restore(step, args=parts)
+            found = manager.restore(saved, args=parts)
             weights = found.state  # with the shardings of the weights above
             feed.set_state(found.feed)
-        for step, batch in zip(range(step + 1, last_step + 1), feed, strict=False):
+        for step, batch in zip(range((saved or 0) + 1, last_step + 1), feed, strict=False):
             weights, loss = train_step(weights, batch)
             losses.append(float(loss))
             if step % 10 == 0:  # right after the step: the feed's state is that of the last batch delivered

@@ -86,7 +86,9 @@ def _parsed(arguments: list[str]) -> Command:
 
 def _failed(message: str, code: int) -> int:
     """Say why, in one line, and give back the exit code."""
-    print("feedline:", *message.split(), file=sys.stderr, flush=True)
+    # one write: threads of a library that failed may be writing tracebacks
+    sys.stderr.write(f"feedline: {' '.join(message.split())}\n")
+    sys.stderr.flush()
     return code
 
 

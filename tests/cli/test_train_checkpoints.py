@@ -184,11 +184,11 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
         timeout=PATIENCE_S,
     )
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr.splitlines()[-1].strip() == (  # Orbax's threads write theirs before it
+    assert (  # beside what Orbax's threads write
         "feedline: a checkpoint could not be written: File too large. The newest whole one is that of step 2; "
         "make room or choose another directory, and start again "
-        f"[stage checkpoint, process 0, file {tmp_path}]"
-    )
+        f"[stage checkpoint, process 0, file {tmp_path}]\n"
+    ) in failed.stderr
     assert saved(tmp_path) == [2]
     assert here("--steps", "8", *folder)[0]["steps"] == 6
     assert saved(tmp_path) == [2, 8]
@@ -197,6 +197,7 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
 @pytest.mark.multiprocess
 def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
+    here("--steps", "7", *folder)
     launch = [
         sys.executable,
         "-m",
@@ -208,21 +209,16 @@ def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
         "--devices-per-process",
         "2",
     ]
-
-    def together(*options):
-        train = [sys.executable, "-m", "feedline", "train", *SMALL, *folder, *options]
-        done = subprocess.run([*launch, "--", *train], capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    here("--steps", "7", *folder)
-    told = together("--mode", "jit_multi", "--steps", "15", "--save-every", "5")
-    assert told.count("step 7 is saved, training goes on from there") == 1
+    train = [sys.executable, "-m", "feedline", "train", *SMALL, *folder, "--mode", "pmap", "--steps", "15"]
+    done = subprocess.run(
+        [*launch, "--", *train, "--save-every", "5"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 7 is saved, training goes on from there") == 1
     assert saved(tmp_path) == [7, 10, 15]
-    assert "step 15 is saved, training goes on" in together("--mode", "pmap", "--steps", "19")
-    resumed, _ = here("--steps", "25", *folder)
-    whole, _ = here("--steps", "25")
-    assert resumed["steps"] == 6
+    resumed, _ = here("--steps", "22", *folder)
+    whole, _ = here("--steps", "22")
+    assert resumed["steps"] == 7
     assert resumed["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-4)
     assert resumed["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=1.5 / 360)
     assert resumed["state"] == whole["state"]
