@@ -11,11 +11,11 @@ class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
     Attributes, each None where it does not apply:
-      stage: "read", "transform", "place", "agree", "abort" or "launch".
+      stage: "read", "transform", "place", "agree", "abort", "launch" or "checkpoint".
       process: index of the JAX process that failed.
       row: row index in the source; of a stream, the item's place in it.
       epoch, position: where that row stands in the run.
-      file: the file that was read.
+      file: the file that was read, or the folder of the checkpoints.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ PRINTED = {
     "smallest.py": "60 steps on 8 devices, loss 0.000000",
     "existing_iterator.py": "mean 4, state {'given': 5}",
     "grain_dataset.py": "resumed at epoch 0, position 352",
+    "checkpoints.py": "steps 31 to 60 on one device, same losses: True",
     "audit_feed.py": "(64, 8, 8) uint8 on 8 devices",
     "crop_and_flip.py": "8 devices hold the images that 1 device held: True",
 }

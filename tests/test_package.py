@@ -191,7 +191,7 @@ OF_FEEDLINE = {
     # beside them
     "cluster": ["cluster", "errors", "options"],
     "data": ["data", "loader", "errors", "options"],
-    "trainer": ["trainer", "options"],  # no stage: it is given an iterator
+    "trainer": ["trainer", "options", "errors"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
     "bench": ["bench", "feed", "order", "options", "loader.staging", "placement.place", "cluster.cores"],
     "target": ["feed", "loader.sources"],
@@ -215,6 +215,7 @@ FROM_OUTSIDE = {
     "cluster": ["jax"],
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
+    "trainer.checkpoints": ["jax", "orbax"],
     "bench": ["numpy", "jax", "matplotlib", "tyro"],
     "target": ["jax"],
     "audit": ["numpy", "jax", "rich"],

@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import feedline
+from feedline.order import rows_at
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -46,7 +49,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     np.save("image.npy", np.random.default_rng(0).integers(0, 256, (200, 4, 4)).astype(np.uint8))
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
+    assert len(blocks) == 9
     names = _given()
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
@@ -56,6 +59,11 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     # 100 steps of 64 rows, 3 an epoch, are 33 epochs and a batch: the next row is number 64 of epoch 33
     assert printed[12].startswith("33 96 [")
     assert names["saved"]["position"] == 64
+    # rows of step s, the first being 1: batch s - 1 of 64 rows
+    for name, step in (("after_checkpoint", 101), ("at_step_41200", 41_200)):
+        epoch, batch = (step - 1) // 3, (step - 1) % 3
+        expected = rows_at(feedline.Order(), 200, epoch, np.arange(64 * batch, 64 * batch + 64))
+        np.testing.assert_array_equal(names[name], expected)
     assert printed[-1] == "0 bad rows"
     assert Path("bad.jsonl").read_text() == ""
     for feed in ("feed", "test"):

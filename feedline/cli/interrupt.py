@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+    from types import FrameType
 
 _AGAIN_S = 0.01
+_STDERR = 2
+_NOTED = b"feedline: ends after this step; Ctrl-C again ends it at once\n"
 
 
 @contextlib.contextmanager
@@ -61,3 +66,29 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """While this is entered, the first interrupt sets the event and says so; the next one is raised.
+
+    For a loop that can be left between two steps only.
+
+    Example:
+      >>> with interrupts_noted() as interrupted:
+      ...     for step in range(3):
+      ...         if interrupted.is_set():
+      ...             break
+    """
+    interrupted = threading.Event()
+
+    def note(signal_number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, usual_handler)
+        interrupted.set()
+        os.write(_STDERR, _NOTED)  # print is not made for signal handlers
+
+    usual_handler = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, usual_handler)

@@ -51,8 +51,8 @@ def _ran(arguments: list[str]) -> int:
         return 0
     try:
         return _parsed(arguments).run()
-    except KeyboardInterrupt:
-        return _failed("interrupted", _INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        return _failed(str(interrupt) or "interrupted", _INTERRUPTED)
     except FeedError as error:
         return _failed(str(error), _READING_FAILED)
     except (ValueError, TypeError, OSError) as error:
@@ -86,8 +86,11 @@ def _parsed(arguments: list[str]) -> Command:
 
 def _failed(message: str, code: int) -> int:
     """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
-    print("feedline:", *message.split(), file=sys.stderr, flush=True)
-    abort(" ".join(message.split()))
+    told = " ".join(message.split())
+    # one write: threads of a library that failed may be writing tracebacks
+    sys.stderr.write(f"feedline: {told}\n")
+    sys.stderr.flush()
+    abort(told)
     return code
 
 

@@ -14,7 +14,10 @@ from feedline.options import checked_integer
 
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 _DEFAULT_EPOCHS = 40
-_COUNTS = ("rows", "features", "classes", "batch_size", "steps", "epochs", "layers", "width", "cpu_devices")
+DEFAULT_SAVE_EVERY = 100
+_COUNTS = (
+    "rows", "features", "classes", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Train:
       width: units in each hidden layer.
       learning_rate: of the Adam optimizer.
       seed: of the first weights and of the order of rows, below 2^32.
+      checkpoint_dir: save checkpoints in this directory, and go on from the newest one that is there, on any
+        mode and number of devices and processes. The newest 3 are kept.
+      save_every: steps from one checkpoint to the next; the last step is saved too. None: 100.
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
       threads: threads that read rows. None: as many as this process has cores, at most 16.
       prefetch: batches that wait on the devices, at the most. 0: read only when asked, for debugging.
@@ -61,6 +67,8 @@ class Train:
     width: int = 128
     learning_rate: float = 3e-3
     seed: int = 0
+    checkpoint_dir: Path | None = None
+    save_every: int | None = None
     cpu_devices: int | None = None
     threads: int | None = None
     prefetch: int = 2
@@ -98,6 +106,8 @@ class Train:
                 f"training ends after --steps or after --epochs, got --steps {self.steps} and "
                 f"--epochs {self.epochs}; leave one out"
             )
+        if self.save_every is not None and self.checkpoint_dir is None:
+            raise ValueError("--save-every needs a place to save in; add --checkpoint-dir, or leave it out")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
         if not 0 < self.learning_rate < math.inf:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import jax
 import optax
 from flax import nnx
 
+from feedline.cli.steps import run_steps
 from feedline.cli.train import Train
 from feedline.data import labelled
 from feedline.data.labelled import Labelled
@@ -21,8 +21,7 @@ from feedline.feed import Feed
 from feedline.options import Order, Reading
 from feedline.trainer.evaluate import Evaluation, evaluate
 from feedline.trainer.learner import Learner
-from feedline.trainer.live import LiveLine
-from feedline.trainer.loop import Progress, train
+from feedline.trainer.loop import Progress
 from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import Compiled, compiled
 
@@ -33,16 +32,11 @@ def train_and_test(options: Train) -> int:
     """Train, test, and print on the first process. All processes call it. The exit code."""
     data = _data(options)
     program = compiled(_learner(options, data), options.mode)
-    first = jax.process_index() == 0
-    with contextlib.ExitStack() as stack:
-        feed = stack.enter_context(_training_feed(options, data, program))
-        test_feed = stack.enter_context(_test_feed(options, data, program))
-        steps = options.steps or len(feed)
-        live = stack.enter_context(LiveLine(steps)) if first else None
-        state, progress = train(program.step, program.init(), itertools.islice(feed, steps), report=live)
+    with _training_feed(options, data, program) as feed, _test_feed(options, data, program) as test_feed:
+        state, progress = run_steps(options, program, feed, len(data.train))
         tested = evaluate(program.sums, state.parameters, test_feed)
         result = _result(options, program, feed, progress, tested)
-    if first:
+    if jax.process_index() == 0:
         print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)
     return 0
 
@@ -123,12 +117,17 @@ def _result(
 
 
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
-    """The result for a person, in three lines."""
+    """The result for a person, in three lines, or in one if there was no step left to do."""
     loss = "no finite number" if result["final_loss"] is None else f"{result['final_loss']:.4f}"
     where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
-    return (
+    quality = (
         f"test accuracy {tested.accuracy:.2%} ({tested.correct:,} of {_counted(tested.rows, 'rows')}), "
-        f"mean loss {tested.loss:.4f}\n"
+        f"mean loss {tested.loss:.4f}"
+    )
+    if not result["steps"]:
+        return quality
+    return (
+        f"{quality}\n"
         f"trained {_counted(result['steps'], 'steps')}, {result['epochs']:.4g} epochs of {rows:,} rows, "
         f"last loss {loss}\n"
         f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input "

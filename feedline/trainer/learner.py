@@ -26,6 +26,7 @@ class State(NamedTuple):
 
     parameters: Any
     optimizer: Any
+    step: jax.Array  # int32 [], steps done: a checkpoint's feed must have delivered as many batches
 
 
 class Sums(NamedTuple):
@@ -65,7 +66,7 @@ class Learner:
     def init(self) -> State:
         """The state before the first step."""
         parameters = nnx.state(self.make_model(), nnx.Param)
-        return State(parameters, self.optimizer.init(parameters))
+        return State(parameters, self.optimizer.init(parameters), jnp.zeros((), jnp.int32))
 
     def update(self, state: State, batch: Batch, total: Total = everything_is_here) -> tuple[State, jax.Array]:
         """One step: the state after it, and the batch's mean loss before it, float32 [].
@@ -85,7 +86,7 @@ class Learner:
         loss, rows, gradient = total((loss, rows, gradient))
         loss, gradient = jax.tree.map(lambda summed: summed / jnp.maximum(rows, 1), (loss, gradient))
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.parameters)
-        return State(optax.apply_updates(state.parameters, change), optimizer), loss
+        return State(optax.apply_updates(state.parameters, change), optimizer, state.step + 1), loss
 
     def sums(self, parameters: Any, batch: Batch) -> Sums:
         """Loss, correct rows and rows, summed.

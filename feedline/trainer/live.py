@@ -22,6 +22,7 @@ class LiveLine:
     Args:
       steps: how many there will be.
       console: where to write. None: standard error.
+      done: how many of the steps were done before the loop began.
 
     Example:
       >>> with LiveLine(steps=2, console=Console(force_terminal=False)) as live:
@@ -29,8 +30,9 @@ class LiveLine:
       step 1 of 2 | loss 2.3000
     """
 
-    def __init__(self, steps: int, console: Console | None = None) -> None:
+    def __init__(self, steps: int, console: Console | None = None, *, done: int = 0) -> None:
         self._steps = steps
+        self._done = done
         self._console = console or Console(stderr=True)
         self._line = Live(console=self._console, auto_refresh=False, transient=True)
         self._plain_at_s = 0.0
@@ -46,7 +48,7 @@ class LiveLine:
         self._line.stop()
 
     def __call__(self, progress: Progress) -> None:
-        text = described(progress, self._steps)
+        text = described(progress, self._steps, self._done)
         if self._console.is_terminal:
             self._line.update(Text(text, no_wrap=True), refresh=True)
         elif time.monotonic() >= self._plain_at_s:
@@ -54,9 +56,9 @@ class LiveLine:
             self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S
 
 
-def described(progress: Progress, steps: int) -> str:
+def described(progress: Progress, steps: int, done: int = 0) -> str:
     """One line: step, loss and, once there are two steps, rows/s and the share of time waiting for input."""
-    parts = [f"step {progress.step:,} of {steps:,}", f"loss {progress.loss:.4f}"]
+    parts = [f"step {done + progress.step:,} of {steps:,}", f"loss {progress.loss:.4f}"]
     if progress.elapsed_s:
         parts += [f"{progress.rows_per_s:,.0f} rows/s", f"waiting for input {progress.wait_share:.1%}"]
     return " | ".join(parts)

@@ -53,6 +53,7 @@ def train(
     *,
     report: Callable[[Progress], None] | None = None,
     report_every_s: float = 0.5,
+    after_step: Callable[[State], None] | None = None,
 ) -> tuple[State, Progress]:
     """Run `step` on every batch, and give back the last state and the whole run's progress.
 
@@ -63,6 +64,8 @@ def train(
       step: (state, batch) → (state, loss), as in `modes.Compiled`.
       batches: an iterable that ends; cut an endless one with `itertools.islice`.
       report: called after the first step, every `report_every_s`, and at the end, in this thread.
+      after_step: called with each new state, before the next batch is asked for, so that the iterator
+        stands where the state does. The next step gives the state up.
 
     Raises:
       ValueError: there was no batch.
@@ -73,6 +76,8 @@ def train(
     for batch in meter:
         state, loss = step(state, batch)
         running.append((loss, len(batch["label"])))
+        if after_step:
+            after_step(state)
         while len(running) > (_AHEAD if meter.steps else 0):
             meter.finish(*running.popleft())
         if report and time.perf_counter() >= report_at_s:

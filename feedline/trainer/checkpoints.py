@@ -1,0 +1,219 @@
+"""A training loop's checkpoints, by Orbax: saved while the loop runs on, restored on any topology.
+
+A checkpoint is the folder `<directory>/<step>` with two items: `state`, the trainer's arrays, and `feed`,
+what the feed's `get_state` gave after the batch of that step, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline.errors import FeedError
+from feedline.trainer.learner import State
+
+_KEPT = 3  # checkpoints: the newest, and two to fall back on; a fourth drops the oldest
+
+
+class Resumable(Protocol):
+    """An iterator of batches that can tell where it stands, and go back there: a `feedline.Feed`."""
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON values, true for the last batch delivered, with "step": how many were delivered."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. ValueError if the state is one of other data."""
+
+
+class Checkpoints:
+    """Checkpoints of one run in one directory. Use it as a context manager.
+
+    With several processes all of them call the same methods in the same order, and the directory is one that
+    all of them see. Orbax copies the arrays and then writes on threads of its own; leaving the context waits
+    for them. A checkpoint counts once its folder has its final name, which is the last thing that happens to
+    it, so a process that is killed while it saves leaves the checkpoint before it as the newest.
+
+    Args:
+      directory: made if there is none. The newest 3 checkpoints are kept.
+      feed: what hands out the batches of the loop.
+      mesh: the devices of the loop.
+      every: steps from one checkpoint to the next, for `after_step`.
+
+    Raises:
+      OSError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path, feed: Resumable, mesh: Mesh, every: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._feed = feed
+        self._everywhere = NamedSharding(mesh, P())
+        self._every = every
+        self._step = 0  # of the last state that was seen
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
+            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
+        )
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is being written. Not after an error with several processes: the others may be gone."""
+        if kind is None:
+            self._written()
+        if kind is None or jax.process_count() == 1:
+            self._manager.close()
+
+    def restore(self, state: State) -> State:
+        """The newest checkpoint's state, and the feed set to go on from there. `state` if there is none.
+
+        Args:
+          state: one of the same model on the devices of this run. The result has its shardings, whatever
+            the topology that saved.
+
+        Raises:
+          ValueError: the checkpoint is of other data or another model, which names the field; its parts are of
+            different steps; or something else wrote it.
+          FeedError: it is damaged.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return state
+        folder = self.directory / str(step)
+        with _damage_is_told(folder):
+            saved = dict(self._manager.item_metadata(step).items())
+        _check_same_arrays(folder, saved, state)
+        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), state)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
+        with _damage_is_told(folder):
+            found: Any = self._manager.restore(step, args=items)
+        _check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
+        try:
+            self._feed.set_state(found.feed)
+        except ValueError as error:
+            raise ValueError(f"the checkpoint {folder} cannot be gone on from here: {error}") from error
+        self._step = step
+        restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
+        return restored
+
+    def after_step(self, state: State) -> None:
+        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for."""
+        self._step += 1
+        if self._step % self._every == 0:
+            self.save(state)
+
+    def save(self, state: State) -> None:
+        """Begin to save, unless this step is saved. Waits for the save before it, and for the copy of the state.
+
+        Raises:
+          ValueError: the trainer and the feed are not at the same step.
+          FeedError: this save or the one before it could not be written.
+        """
+        feed = self._feed.get_state()
+        trained = int(jax.device_get(state.step))
+        if trained != feed["step"]:
+            raise ValueError(
+                f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
+                f"the feed has delivered {feed['step']}; save right after the step that took the feed's last batch"
+            )
+        self._written()
+        if trained == self._manager.latest_step():
+            return
+        arrays = jax.tree.map(lambda leaf: _replicated(leaf, self._everywhere), state)
+        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), feed=ocp.args.JsonSave(feed))
+        try:
+            self._manager.save(trained, args=items, force=True)
+        except (ValueError, OSError) as error:
+            raise self._failed(error) from error
+
+    def _written(self) -> None:
+        """Wait until what was begun is written."""
+        try:
+            self._manager.wait_until_finished()
+        except (ValueError, OSError) as error:  # TensorStore's are ValueErrors, also that of a full disk
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> FeedError:
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        cause = os.strerror(int(code[1])) if code else str(error)
+        newest = self._manager.latest_step()
+        return FeedError(
+            f"a checkpoint could not be written: {cause}. The newest whole one is "
+            f"{'none' if newest is None else f'that of step {newest}'}; make room or choose another directory, "
+            "and start again",
+            stage="checkpoint",
+            process=jax.process_index(),
+            file=str(self.directory),
+        )
+
+
+def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """The same array, replicated over the mesh of `sharding`, whose devices here hold it already. Moves nothing.
+
+    pmap gives arrays that are replicated over the devices of one process, which Orbax refuses when there are
+    several; and it takes no others.
+    """
+    shards = [shard.data for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+@contextlib.contextmanager
+def _damage_is_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise FeedError(
+            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
+            stage="checkpoint",
+            process=jax.process_index(),
+            file=str(folder),
+        ) from error
+
+
+def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
+    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
+    if saved.keys() != {"state", "feed"} or saved["state"] is None:
+        raise ValueError(
+            f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
+            f"{', '.join(sorted(saved))}, which something else wrote; choose another directory"
+        )
+    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
+    ours = {
+        jax.tree_util.keystr(path, simple=True, separator="."): _described(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    for name in {**ours, **theirs}:
+        if theirs.get(name) != ours.get(name):
+            raise ValueError(
+                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
+                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
+                "it was trained with, or another directory"
+            )
+
+
+def _check_same_step(folder: Path, trained: int, delivered: int) -> None:
+    if not int(folder.name) == trained == delivered:
+        raise ValueError(
+            f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
+            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
+            "from the checkpoint before it"
+        )
+
+
+def _described(array: Any) -> str:
+    """Example: float32[64, 128]."""
+    return f"{array.dtype}{list(array.shape)}"

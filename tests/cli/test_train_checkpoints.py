@@ -1,0 +1,224 @@
+"""`feedline train --checkpoint-dir`: it goes on bit for bit after an end, Ctrl-C, kill -9 and a full disk."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import feedline
+from feedline.cli.main import main
+from feedline.cli.steps import steps_left
+from feedline.cli.train import Train
+
+SMALL = ["--layers", "1", "--width", "16"]  # compiled in no time
+PATIENCE_S = 120
+HALF = ".orbax-checkpoint-tmp"
+
+
+def command(*options):
+    """`feedline train` on as many devices as the process that runs the tests has."""
+    return [sys.executable, "-m", "feedline", "train", "--cpu-devices", "8", *SMALL, *options]
+
+
+@pytest.fixture
+def here(capsys):
+    """`here(*options)`: runs `feedline train` in this process, and gives its result and what it told."""
+
+    def run(*options):
+        assert main(["train", "--json", *SMALL, *options]) == 0
+        told = capsys.readouterr()
+        return json.loads(told.out), told.err
+
+    return run
+
+
+def saved(folder):
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+
+
+def outcome(result):
+    return result["final_loss"], result["test_accuracy"], result["state"]
+
+
+def test_started_again_it_ends_as_if_it_had_never_stopped(here, tmp_path, capsys):
+    folder = tmp_path / "new" / "run"
+    whole, _ = here("--epochs", "3")
+    begun, told = here("--epochs", "2", "--checkpoint-dir", str(folder), "--save-every", "8")
+    assert f"feedline: checkpoints in {folder}: none yet, training begins\nstep 1 of 22 |" in told
+    assert saved(folder) == [8, 16, 22]
+    resumed, told = here("--epochs", "3", "--checkpoint-dir", str(folder))
+    assert (
+        f"feedline: checkpoints in {folder}: step 22 is saved, training goes on from there\nstep 23 of 33 |"
+        in told
+    )
+    assert outcome(resumed) == outcome(whole)
+    assert (begun["steps"], resumed["steps"], resumed["state"]["step"]) == (22, 11, 33)
+    again, told = here("--epochs", "3", "--checkpoint-dir", str(folder))
+    assert f"feedline: checkpoints in {folder}: step 33 is saved, and no step is left to do\n" in told
+    assert (again["steps"], again["final_loss"]) == (0, None)
+    assert (again["test_accuracy"], again["state"]) == (whole["test_accuracy"], whole["state"])
+    assert main(["train", *SMALL, "--epochs", "3", "--checkpoint-dir", str(folder)]) == 0
+    assert re.fullmatch(r"test accuracy .* \(.* of 360 rows\), mean loss .*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "position", "options", "left"),
+    [
+        (0, 0, 0, {}, 40 * 11),
+        (0, 0, 0, {"epochs": 2}, 22),
+        (0, 0, 0, {"steps": 5}, 5),
+        (6, 1, 256, {"epochs": 2}, 9),  # 6 batches of 256 rows, of which an epoch has 5
+        (6, 1, 256, {"steps": 10}, 4),
+        (22, 1, 1408, {"epochs": 2}, 0),
+        (22, 1, 1408, {"epochs": 3}, 11),
+        (22, 1, 1408, {"epochs": 1}, 0),
+        (22, 1, 1408, {"steps": 22}, 0),
+        (22, 1, 1408, {"steps": 21}, 0),
+    ],
+)
+def test_the_end_is_counted_in_epochs_or_steps_whatever_the_batch_size_was(step, epoch, position, options, left):
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    train = Train(**options)
+    with feedline.Feed({"x": np.zeros(1437)}, train.batch_size, one, epochs=train.passes) as feed:
+        feed.set_state({**feed.get_state(), "step": step, "epoch": epoch, "position": position})
+        assert steps_left(train, feed, rows=1437) == left
+
+
+def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    assert main(["train", *SMALL, "--steps", "1", *folder]) == 0
+    for options, told in [
+        (
+            ["--width", "64"],
+            "/1 is of another model: its parameters.hidden.0.bias is float32[16], this run's is flo",
+        ),
+        (["--seed", "1"], "/1 cannot be gone on from here: the state was saved over other data: its 'order' is"),
+    ]:
+        capsys.readouterr()
+        assert main(["train", *SMALL, *folder, *options]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert told in err.splitlines()[-1]
+    (tmp_path / "file").touch()
+    assert main(["train", "--checkpoint-dir", str(tmp_path / "file")]) == 2
+    assert main(["train", "--save-every", "5"]) == 2
+    assert main(["train", "--save-every", "0", *folder]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "File exists" in lines[-3]
+    assert lines[-2] == "feedline: --save-every needs a place to save in; add --checkpoint-dir, or leave it out"
+    assert lines[-1] == "feedline: --save-every must be at least 1, got 0"
+
+
+def test_ctrl_c_saves_the_last_step(here, tmp_path):
+    folder = ["--checkpoint-dir", str(tmp_path), "--save-every", "1000000000"]
+    with subprocess.Popen(
+        command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
+        training.send_signal(signal.SIGINT)
+        out, err = training.communicate(timeout=PATIENCE_S)
+    (step,) = saved(tmp_path)
+    noted = "feedline: ends after this step; Ctrl-C again ends it at once\n"
+    assert (training.returncode, out) == (130, "")
+    assert err.startswith(noted)
+    assert err.endswith(f"feedline: interrupted after step {step:,}, which is saved\n")
+    resumed, _ = here("--steps", str(step + 5), *folder)
+    assert resumed["steps"] == 5
+    assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
+
+
+def killed_while_saving(folder, chance):
+    """Train, and kill it while it saves, at a random moment. The step that it went on from, and what is saved."""
+    told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")
+    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        begun = next(line for line in training.stderr if "checkpoints in" in line)
+        seen, enough, deadline = set(), chance.randrange(2, 6), time.monotonic() + PATIENCE_S
+        while True:
+            assert time.monotonic() < deadline
+            seen |= {path.name for path in folder.glob(f"*{HALF}")}
+            if len(seen) < enough:
+                continue
+            for _ in range(chance.randrange(2000)):  # looks of some 10 µs: any moment of a save
+                list(folder.iterdir())
+            training.send_signal(signal.SIGSTOP)
+            if list(folder.glob(f"*{HALF}")):
+                break
+            training.send_signal(signal.SIGCONT)
+        training.kill()
+        training.communicate(timeout=PATIENCE_S)
+    assert training.returncode == -signal.SIGKILL
+    found = re.search(r"step ([\d,]+) is saved", begun)
+    return int(found[1].replace(",", "")) if found else 0, saved(folder)
+
+
+def test_killed_while_saving_it_goes_on_from_the_last_whole_checkpoint(here, tmp_path):
+    chance, newest = random.Random(7), 0
+    for _ in range(3):
+        before, whole = killed_while_saving(tmp_path, chance)
+        assert before == newest
+        newest = max(whole)
+        assert newest > before
+    resumed, told = here("--steps", str(newest + 3), "--checkpoint-dir", str(tmp_path))
+    assert f"step {newest} is saved, training goes on from there" in told
+    assert outcome(resumed) == outcome(here("--steps", str(newest + 3))[0])
+    assert not list(tmp_path.glob(f"*{HALF}"))
+
+
+def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    here("--steps", "2", *folder)
+
+    limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); "
+    limited += "os.execv(sys.argv[1], sys.argv[1:])"
+    failed = subprocess.run(
+        [sys.executable, "-c", limited, *command("--steps", "8", "--save-every", "3", *folder)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert (  # beside what Orbax's threads write
+        "feedline: a checkpoint could not be written: File too large. The newest whole one is that of step 2; "
+        "make room or choose another directory, and start again "
+        f"[stage checkpoint, process 0, file {tmp_path}]\n"
+    ) in failed.stderr
+    assert saved(tmp_path) == [2]
+    assert here("--steps", "8", *folder)[0]["steps"] == 6
+    assert saved(tmp_path) == [2, 8]
+
+
+@pytest.mark.multiprocess
+def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    here("--steps", "7", *folder)
+    launch = [
+        sys.executable,
+        "-m",
+        "feedline",
+        "launch",
+        "--processes",
+        "2",
+        "--cpu",
+        "--devices-per-process",
+        "2",
+    ]
+    train = [sys.executable, "-m", "feedline", "train", *SMALL, *folder, "--mode", "pmap", "--steps", "15"]
+    done = subprocess.run(
+        [*launch, "--", *train, "--save-every", "5"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 7 is saved, training goes on from there") == 1
+    assert saved(tmp_path) == [7, 10, 15]
+    resumed, _ = here("--steps", "22", *folder)
+    whole, _ = here("--steps", "22")
+    assert resumed["steps"] == 7
+    assert resumed["final_loss"] == pytest.approx(whole["final_loss"], rel=1e-4)
+    assert resumed["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=1.5 / 360)
+    assert resumed["state"] == whole["state"]

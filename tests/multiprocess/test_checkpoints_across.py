@@ -1,0 +1,70 @@
+"""A training run that changes topology again and again, by checkpoints, has the losses of one that never stops."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import feedline
+from feedline.trainer.checkpoints import Checkpoints
+from feedline.trainer.learner import Learner
+from feedline.trainer.model import MLP, Sizes
+from feedline.trainer.modes import compiled
+
+from .cases import case
+from .launch import ALONE, TOPOLOGIES
+
+pytestmark = pytest.mark.multiprocess
+
+LEGS = [*TOPOLOGIES, ALONE]
+STEPS, N = 5, 200  # of a leg, rows
+RANDOM = np.random.default_rng(0)
+ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RANDOM.integers(10, size=N)}
+
+
+def losses_of(mode, steps, folder=None):
+    """Of `steps` more steps, after the newest checkpoint in `folder`. The last of them is saved there."""
+    learner = Learner(lambda: MLP(Sizes(8, 10, layers=1, width=16), rngs=nnx.Rngs(0)), optax.adam(1e-2))
+    program, losses = compiled(learner, mode), []
+    with feedline.Feed(ROWS, 64, program.sharding) as feed:
+        if folder is None:
+            train(program, program.init(), feed, steps, losses)
+            return losses
+        with Checkpoints(folder, feed, program.sharding.mesh, every=2) as checkpoints:
+            state = checkpoints.restore(program.init())
+            checkpoints.save(train(program, state, feed, steps, losses, checkpoints.after_step))
+    return losses
+
+
+def train(program, state, feed, steps, losses, after_step=lambda state: None):
+    for _, batch in zip(range(steps), feed, strict=False):
+        state, loss = program.step(state, batch)
+        after_step(state)
+        losses.append(float(loss))
+    return state
+
+
+@case(["jit_multi", "pmap"])
+def a_training_leg(here, mode):
+    """Goes on where the topology before this one stopped, from a folder that all processes see."""
+    before = here.before()
+    same_parent = Path(tempfile.gettempdir()) / f"feedline-{mode}-{os.getppid()}"
+    folder = Path(before["folder"]) if before else same_parent
+    losses = losses_of(mode, STEPS, folder)
+    return {"folder": str(folder), "losses": losses, "saved": sorted(int(path.name) for path in folder.iterdir())}
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_checkpoints_go_from_topology_to_topology(outcome, mode):
+    legs = [outcome(topology, a_training_leg, mode) for topology in LEGS]
+    shutil.rmtree(legs[0]["folder"])
+    seen = [loss for leg in legs for loss in leg["losses"]]
+    np.testing.assert_allclose(seen, losses_of("jit_single", STEPS * len(LEGS)), rtol=1e-4)
+    assert [leg["saved"] for leg in legs] == [[2, 4, 5], [6, 8, 10], [12, 14, 15], [16, 18, 20]]
+    assert jax.process_count() == 1

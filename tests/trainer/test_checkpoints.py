@@ -1,0 +1,242 @@
+"""Checkpoints: a run that goes on takes the steps of one that never stopped; what does not fit is refused."""
+
+import functools
+import logging
+import shutil
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from mlp_oracle import made_up_rows
+
+import feedline
+from feedline.trainer.checkpoints import Checkpoints
+from feedline.trainer.learner import Learner
+from feedline.trainer.model import MLP, Sizes
+from feedline.trainer.modes import compiled
+
+MODES = ["jit_single", "jit_multi", "pmap"]
+ROWS = made_up_rows(200)
+ORDER = feedline.Order(seed=3)
+WIDE = Sizes(features=64, classes=10, width=512)  # 3.6 MB of state: writing takes longer than a step
+SMALL = Sizes(features=64, classes=10, width=16)
+
+
+@pytest.fixture
+def quiet():
+    """Orbax logs the tracebacks of what it is made to fail at."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("absl").setLevel(logging.NOTSET)
+
+
+def learner_of(sizes, optimizer=None):
+    return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optimizer or optax.adam(3e-3))
+
+
+@functools.cache
+def program_of(mode, sizes=SMALL):
+    return compiled(learner_of(sizes), mode)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Checkpoints of steps 1, 2 and 3, not to be changed."""
+    folder = tmp_path_factory.mktemp("three")
+    run(program_of("jit_multi"), 3, folder, every=1)
+    return folder
+
+
+def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
+    """What the newest checkpoint gives: the trainer's state, and the feed's."""
+    program = program_of("jit_multi")
+    with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
+        with Checkpoints(folder, feed, program.sharding.mesh, 1) as checkpoints:
+            try:
+                state = checkpoints.restore(state or program.init())
+            except BaseException:
+                assert feed.get_state()["step"] == 0
+                raise
+        return state, feed.get_state()
+
+
+def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=ORDER, seen=None):
+    """Losses of up to `steps` steps from where the checkpoints in `folder` end, and the last state."""
+    losses = []
+    with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
+        if folder is None:
+            return advance(program, program.init(), feed, steps, losses, lambda state: None), losses
+        with Checkpoints(folder, feed, program.sharding.mesh, every) as checkpoints:
+            state = checkpoints.restore(program.init())
+
+            def after_step(state):
+                checkpoints.after_step(state)
+                if seen is not None:
+                    seen.append(values(state))
+
+            left = steps - feed.get_state()["step"]
+            return advance(program, state, feed, left, losses, after_step), losses
+
+
+def advance(program, state, feed, steps, losses, after_step):
+    for _, batch in zip(range(steps), feed, strict=False):
+        state, loss = program.step(state, batch)
+        after_step(state)
+        losses.append(float(loss))
+    return state
+
+
+def values(state):
+    return [np.array(jax.device_get(leaf)) for leaf in jax.tree.leaves(state)]
+
+
+def assert_same_bits(found, expected):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_goes_on_has_the_same_bits(mode, tmp_path):
+    program = program_of(mode)
+    state, losses = run(program, 12)
+    begun = run(program, 8, tmp_path)[1]  # saved after 3 and 6
+    resumed, rest = run(program, 12, tmp_path)
+    assert begun == losses[:8]
+    assert rest == losses[6:]
+    assert_same_bits(values(resumed), values(state))
+    assert int(resumed.step) == 12
+
+
+def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path):
+    seen = []
+    run(program_of("jit_multi", WIDE), 9, tmp_path, seen=seen)
+    for step in (9, 6, 3):
+        state, feed = restore(tmp_path, program_of("jit_multi", WIDE).init())
+        assert_same_bits(values(state), seen[step - 1])
+        assert feed["step"] == step
+        shutil.rmtree(tmp_path / str(step))
+
+
+@pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
+def test_a_mode_goes_on_from_another(before, after, tmp_path):
+    losses = run(program_of(before), 10)[1]
+    run(program_of(before), 6, tmp_path)
+    program = program_of(after)
+    fresh = program.init()
+    with (
+        feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 3) as checkpoints,
+    ):
+        state = checkpoints.restore(fresh)
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
+    np.testing.assert_allclose(run(program, 10, tmp_path)[1], losses[6:], rtol=1e-5)
+
+
+def test_the_batch_size_may_change(three):
+    feed = restore(three, batch_size=32)[1]
+    assert (feed["step"], feed["epoch"], feed["position"]) == (3, 0, 192)
+
+
+def test_the_newest_three_are_kept_and_what_a_killed_run_left_goes(tmp_path):
+    half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
+    half.mkdir(parents=True)
+    run(program_of("jit_multi"), 5, tmp_path, every=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
+
+
+def test_a_step_is_saved_once(tmp_path):
+    program = program_of("jit_multi")
+    with (
+        feedline.Feed(ROWS, 64, program.sharding) as feed,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+    ):
+        state, _ = program.step(program.init(), next(feed))
+        checkpoints.after_step(state)
+        checkpoints.save(state)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
+    program = program_of("jit_multi")
+    with (
+        feedline.Feed(ROWS, 64, program.sharding) as feed,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+    ):
+        state, _ = program.step(program.init(), next(feed))
+        next(feed)
+        with pytest.raises(
+            ValueError, match="the trainer has done 1 and the feed has delivered 2; save right after"
+        ):
+            checkpoints.save(state)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("trained", "delivered", "saved"), [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
+def test_a_checkpoint_of_different_steps_is_refused(tmp_path, trained, delivered, saved):
+    program = program_of("jit_multi")
+    state = program.init()._replace(step=jax.device_put(np.int32(trained), program.init().step.sharding))
+    with feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed:
+        delivering = {**feed.get_state(), "step": delivered}
+    items = ocp.args.Composite(state=ocp.args.StandardSave(state), feed=ocp.args.JsonSave(delivering))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(saved, args=items)
+    told = f"is of step {saved}, its trainer had done {trained} and its feed had delivered {delivered}; remove"
+    with pytest.raises(ValueError, match=told):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "optimizer", "told"),
+    [
+        (
+            Sizes(64, 10, width=8),
+            None,
+            r"parameters\.hidden\.0\.bias is float32\[16\], this run's is float32\[8\]",
+        ),
+        (
+            Sizes(32, 10, width=16),
+            None,
+            r"hidden\.0\.kernel is float32\[64, 16\], this run's is float32\[32, 16\]",
+        ),
+        (Sizes(64, 10, 3, 16), None, r"parameters\.hidden\.2\.bias is missing, this run's is float32\[16\]"),
+        (Sizes(64, 10, 1, 16), None, r"hidden\.1\.bias is float32\[16\], this run's is missing"),
+        (SMALL, optax.sgd(1e-3), r"optimizer\.0\.count is int32\[\], this run's is missing"),
+    ],
+)
+def test_another_model_is_refused(sizes, optimizer, told, three):
+    with pytest.raises(ValueError, match=rf"checkpoint .*/3 is of another model: its .*{told}"):
+        restore(three, jax.eval_shape(learner_of(sizes, optimizer).init))
+
+
+def test_other_data_is_refused(three):
+    with pytest.raises(ValueError, match=r"/3 cannot be gone on from here: .* over other data: its 'data' is"):
+        restore(three, rows=made_up_rows(200, seed=1))
+    with pytest.raises(ValueError, match=r"its 'order' is"):
+        restore(three, order=feedline.Order(seed=4))
+
+
+@pytest.mark.parametrize("items", [["default"], ["state"], ["feed"], ["feed", "state"]])
+def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path):
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.Composite(**{name: ocp.args.JsonSave({"step": 7}) for name in items}))
+    with pytest.raises(
+        ValueError, match=f"/7 holds {', '.join(items)}, which something else wrote; choose another"
+    ):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["feed/metadata", "state/_METADATA", "state/manifest.ocdbt"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
+def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    damaged = folder / "3" / path
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    with pytest.raises(feedline.FeedError, match=r"cannot be read \((?s:.*); remove its folder to go on .*/3\]$"):
+        restore(folder)
+    shutil.rmtree(folder / "3")
+    assert restore(folder)[1]["step"] == 2
