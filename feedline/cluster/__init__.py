@@ -8,6 +8,7 @@ A map::
       open_mpi     mpirun
       slurm        srun
       found        what each of them finds
+    coordination what they tell each other           knows jax's private names
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables

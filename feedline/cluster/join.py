@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 
+from feedline.cluster.coordination import backends_are_initialized
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.found import Found
 from feedline.errors import FeedError
@@ -63,9 +64,8 @@ def _look() -> Found | None:
 
 def _join(found: Found, deadline: float) -> None:
     import jax
-    from jax._src import xla_bridge  # No public name says it.
 
-    if xla_bridge.backends_are_initialized():
+    if backends_are_initialized():
         raise RuntimeError(
             "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
             "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
