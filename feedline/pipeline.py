@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -15,17 +16,20 @@ import numpy as np
 
 from feedline import state as states
 from feedline.cluster.cores import own_cores
+from feedline.cluster.gather import Gather
 from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, Transform, transformed_spec
+from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.loaded import HostBatch
 from feedline.loader.reading import check_workers
 from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 from feedline.loader.spec import RowSpec
-from feedline.loader.streams import Stream
+from feedline.loader.streams import StreamRecipe
 from feedline.loader.ways import RandomAccess, Sequential
 from feedline.options import Order, Reading
+from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.prefetcher import Prefetcher
@@ -72,7 +76,7 @@ class Pipeline:
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
         """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
-        source = self.way.open(after, lanes, self.reading, functools.partial(watch.advanced, "read"))
+        source = self.way.open(after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement)
         run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
         return run
@@ -121,8 +125,8 @@ def build(request: Request) -> Pipeline:
       ValueError, TypeError, FileNotFoundError: it does not.
     """
     source = as_source(request.source)
-    if isinstance(source, grain.IterDataset):
-        return _build_stream(request, Stream(source))
+    if isinstance(source, grain.IterDataset | Lanes):
+        return _build_stream(request, Lanes.of(source))
     rows = len(source)
     if rows < 1:
         raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
@@ -148,7 +152,7 @@ def build(request: Request) -> Pipeline:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    way = RandomAccess(recipe, _buffers(request, form))
+    way = RandomAccess(recipe, _buffers(request, form, request.reading.buffer))
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, owned)
 
 
@@ -162,29 +166,49 @@ def _digest(source: RowSource) -> str:
         ) from error
 
 
-def _build_stream(request: Request, stream: Stream) -> Pipeline:
+def _build_stream(request: Request, lanes: Lanes) -> Pipeline:
     if request.order is not None:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
         )
     if request.reading.workers:
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
-    form, placement = _form(request, stream.spec, 0, stream.read_first, reads_leaves=False)
+    if request.remainder == "wrap" and lanes.count > 1:
+        raise ValueError(
+            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
+            'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
+        )
+    lanes.check_batch_size(request.batch_size)
+    first = FirstItem(lanes)
+    form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
     reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
     fingerprint = {
         "rows": None,
-        "spec": stream.spec.described(),
-        "data": states.digest(stream.identity),
+        "spec": first.spec.described(),
+        "data": states.digest(first.identity),
         "order": None,
-        "format": "stream",
+        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
     }
-    way = Sequential(stream, form, _buffers(request, form), request.batch_size, request.remainder, request.epochs)
+    owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
+    if lanes is request.source:
+        warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
+    gather = None if runs_everywhere(owners) else Gather.joined(len(set(itertools.chain(*owners))))
+    window = max(1, request.prefetch) if gather else 1
+    recipe = StreamRecipe(
+        lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
+    )
+    way = Sequential(
+        recipe,
+        _buffers(request, form, window),
+        lanes=[str(lane) for lane in recipe.local_lanes],
+        writers=[processes[0] for processes in owners],
+    )
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, None)
 
 
-def _buffers(request: Request, form: LocalForm) -> BatchBuffers:
+def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
     """With as many idle slabs as a steady run uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, request.reading.buffer + 1 + request.prefetch + 2)
+    return BatchBuffers(form, ahead + 1 + request.prefetch + 2)
 
 
 def _form(

@@ -34,7 +34,7 @@ def backends_are_initialized() -> bool:
 class Coordination:
     """Keys, counters and barriers that all processes share. Process 0 holds them; a call takes some 0.3 ms.
 
-    Keys are paths, as in ``feedline/agree/0/3``; nothing is ever removed. From any thread.
+    Keys are paths, as in ``feedline/agree/0/3``; they stay until `delete`. From any thread.
 
     Attributes:
       process: index of this process.
@@ -77,6 +77,11 @@ class Coordination:
         """Every key below a path, whole, and its value."""
         with _told(f"list {prefix}"):
             return dict(self._client.key_value_dir_get(prefix))
+
+    def delete(self, prefix: str) -> None:
+        """Remove every key below a path."""
+        with _told(f"delete {prefix}"):
+            self._client.key_value_delete(f"{prefix}/")
 
     def barrier(self, name: str, timeout_s: float, processes: Sequence[int] | None = None) -> None:
         """Wait until `processes` (None: all) are here. TimeoutError if one of them did not come in time.

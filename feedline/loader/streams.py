@@ -1,210 +1,293 @@
-"""Batches of a `grain.IterDataset`: rows that can only be had one after the other, with Grain's own state.
+"""Batches of lanes: rows that can only be had one after the other, with Grain's own state.
 
-A stream is one *lane*: every process runs it whole and keeps the rows that it owns, so that batch k
-is the same on any topology. What Grain's iterator can restore, a resumed stream restores.
+Batch k holds items k·B/L … (k+1)·B/L − 1 of each of the L lanes, so that it is the same on any
+topology. A process reads the lanes of which it owns a row. If there are lanes that it does not read,
+it learns from the others where they end.
 """
 
 from __future__ import annotations
 
-import copy
+import collections
+import dataclasses
+import itertools
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import grain
 import jax
 import numpy as np
 
 from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.ends import Gather, Share, Told
 from feedline.loader.form import LocalForm
+from feedline.loader.lane import Item, Lane
+from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.loaded import HostBatch
-from feedline.loader.records import as_arrays, digest_of, write_record
-from feedline.loader.spec import Array, RowSpec
+from feedline.loader.records import write_record
+from feedline.loader.spec import Array
 from feedline.schedule import Cursor, Places, Remainder
 
-LANE = "0"
+_CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
 
 
-class _Item(NamedTuple):
-    """A record (None if no row of this process) and where in the stream it came."""
+@dataclasses.dataclass(frozen=True)
+class StreamRecipe:
+    """What the batches of a stream hold.
 
-    record: Any
-    epoch: int
-    position: int
-
-
-class Stream:
-    """A dataset whose first item has been looked at, for its spec.
-
-    The look is over when this is built: each run opens the stream anew, on its own thread, so that
-    Grain's threads belong to that one and end with it. The first item is read once more for it.
-
-    Raises:
-      ValueError: the stream has no item.
+    Attributes:
+      lanes: where items come from.
+      first: the first of them.
+      form: what this process supplies of a batch.
+      batch_size: B, rows of a global batch.
+      remainder: of the last items of an epoch. "drop": the shortest lane ends it, and what others have
+        left is read to be counted. "pad": the longest lane ends it, and the rows of lanes without an
+        item are not valid. "wrap", for one lane: batches run over the ends of epochs.
+      epochs: of one pass; None: endless.
+      gather: asks the other processes; None: this one reads every lane.
+      window: how many batches are agreed on at a time.
     """
 
-    def __init__(self, dataset: grain.IterDataset[Any]) -> None:
-        self._dataset = dataset
-        iterator: Any = iter(dataset)
-        try:
-            self._first = next(iterator)
-        except StopIteration:
-            raise ValueError("a source must have at least one row, got an IterDataset without an item") from None
-        finally:
-            iterator.close()
-        self.spec = RowSpec.of(as_arrays(self._first))
+    lanes: Lanes
+    first: FirstItem
+    form: LocalForm
+    batch_size: int
+    remainder: Remainder
+    epochs: int | None
+    gather: Gather | None
+    window: int
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """A digest of the first item: all that is known of a stream before it is read."""
-        return {"kind": "stream", "first": digest_of(self._first)}
+    def share(self) -> Share:
+        """What each lane gives to a batch."""
+        return Share(self.lanes.count, self.batch_size // self.lanes.count, self.remainder == "pad")
 
-    def read_first(self, out: Any) -> None:
-        """Write the first item to index 0 of each leaf of `out`."""
-        write_record(self._first, self.spec, jax.tree_util.tree_leaves(out), 0)
+    @property
+    def local_lanes(self) -> list[int]:
+        """The lanes that this process reads: those that fill a row of its own."""
+        return sorted({row // self.share.items for row in self.form.rows.tolist()})
 
-    def open(self, state: Any) -> Any:
-        """An iterator of the items after `state`; None: all of them."""
-        iterator: Any = iter(self._dataset)
-        if state is not None:
-            iterator.set_state(state)
-        return iterator
+    def end_of_pass(self, after: Cursor) -> int | None:
+        """The epoch before which the pass of the cursor `after` ends; None: it does not."""
+        return None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
 
 
 class StreamBatches:
     """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
 
     Args:
-      stream: where items come from.
-      form: what this process supplies of a batch.
+      recipe: what a batch holds.
       buffers: where it is built.
-      batch_size: items of a global batch.
-      remainder: of the last items of an epoch: "drop" leaves a partial batch out, "pad" repeats its
-        items, "wrap" goes on with the next epoch's.
-      last_epoch: the epoch before which the pass ends; None: never.
-      origin: the epoch to begin in, and how many of its items came before.
-      lanes: the state saved with `origin`; None: the beginning of that epoch.
-      advanced: called whenever a batch has been read.
+      after: the epoch to begin in, and how many items of its lanes came before.
+      states: of the lanes there; None: the beginning of that epoch.
+      advanced: called with what happens now: "read", or "agree" while other processes are waited for.
+      stopped: whether to give up such a wait.
     """
 
     def __init__(
         self,
-        stream: Stream,
-        form: LocalForm,
+        recipe: StreamRecipe,
         buffers: BatchBuffers,
-        batch_size: int,
-        remainder: Remainder,
-        last_epoch: int | None,
-        origin: Cursor,
-        lanes: dict[str, Any] | None,
-        advanced: Callable[[], None],
+        after: Cursor,
+        states: Mapping[str, Any] | None,
+        advanced: Callable[[str], None],
+        stopped: Callable[[], bool],
     ) -> None:
-        self._stream = stream
-        self._form = form
+        self._recipe = recipe
+        self._share = recipe.share
         self._buffers = buffers
-        self._batch_size = batch_size
-        self._remainder = remainder
-        self._last_epoch = last_epoch
-        self._cursor = origin
-        self._lanes = lanes
         self._advanced = advanced
-        self._iterator: Any = None
-        self._dropped = 0
-        # row of the global batch → row of the local one, for the rows that this process supplies
-        self._local = {int(row): i for i, row in enumerate(form.rows)}
+        self._stopped = stopped
+        self._last_epoch = recipe.end_of_pass(after)
+        # items of each lane that came before the next batch to be read, in the epoch where its lanes began
+        self._offset = after.position // recipe.lanes.count
+        self._epoch = after.epoch
+        self._lanes = self._opened(states or {})
+        self._ready: collections.deque[HostBatch] = collections.deque()
+        self._over: dict[int, int] | None = None  # the ends of the epoch, once no further batch of it exists
+        self._failure: Exception | None = None  # comes after the batches that are ready
+        self._dropped = 0  # items left out since the batch before
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
-        began = time.perf_counter()
-        self._dropped = 0
-        items: list[_Item] = []
-        while len(items) < self._batch_size:
-            epoch, position = self._cursor
-            if epoch == self._last_epoch:
-                raise StopIteration(self._dropped + len(items))
-            self._take(items)
-            if len(items) == self._batch_size:
-                break
-            if self._cursor.position == 0:
-                raise FeedError(
-                    f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read"
-                )
-            if items and self._remainder == "pad":
-                break
-            if self._remainder == "drop":
-                self._drop(items, began_epoch=position == 0)
-            self._end_iterator()
-            self._cursor = Cursor(epoch + 1, 0)
-        return self._batch(items, began)
+        while not self._ready:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # as in _read_window
+            if self._over is not None:
+                self._end_epoch(self._over)
+            if self._epoch == self._last_epoch:
+                raise StopIteration(self._dropped)
+            self._read_window()
+        return self._ready.popleft()
 
     def close(self) -> None:
-        """End Grain's iterator."""
-        self._end_iterator()
+        """End Grain's iterators."""
+        self._ready.clear()
+        for lane in self._lanes:
+            lane.close()
 
-    def _take(self, items: list[_Item]) -> None:
-        """Append the epoch's next items until the batch is full or the epoch is over."""
-        if self._iterator is None:
-            state = None if self._lanes is None else self._lanes[LANE]
-            self._iterator = self._stream.open(state)
-            self._lanes = None
-        while len(items) < self._batch_size:
-            try:
-                record = next(self._iterator)
-            except StopIteration:
-                return
-            mine = len(items) in self._local or self._remainder == "pad"
-            items.append(_Item(record if mine else None, *self._cursor))
-            self._cursor = Cursor(self._cursor.epoch, self._cursor.position + 1)
+    def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
+        """This process's lanes from here on."""
+        after = Cursor(self._epoch, self._offset)
+        last_epoch = self._last_epoch if self._recipe.remainder == "wrap" else self._epoch + 1
+        return [
+            Lane(self._recipe.lanes, lane, after, states.get(str(lane)), last_epoch)
+            for lane in self._recipe.local_lanes
+        ]
 
-    def _drop(self, items: list[_Item], *, began_epoch: bool) -> None:
-        if began_epoch:
-            raise FeedError(
-                f'remainder "drop" drops a partial batch, and epoch {self._cursor.epoch} of the stream has only '
-                f'{len(items)} items for batches of {self._batch_size}; use a smaller batch, or remainder="pad"',
-                stage="read",
-            )
-        self._dropped += len(items)
-        items.clear()
+    def _window(self) -> range:
+        """The offsets of the batches that are left of this window: all processes cut windows alike."""
+        size = self._share.items
+        left = self._recipe.window - self._offset // size % self._recipe.window
+        return range(self._offset, self._offset + left * size, size)
 
-    def _end_iterator(self) -> None:
-        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
-        if iterator is not None:
-            iterator.close()
+    def _read_window(self) -> None:
+        """Read this process's part of a window, and learn from the others how much of it there is."""
+        window = self._window()
+        place = f"{self._epoch}/{window.start % window.step}/{window.start // window.step // self._recipe.window}"
+        drafts, failure = self._drafts(window)
+        told = self._agreed(place, failure, window.start + len(drafts) * window.step)
+        for offset, draft in itertools.zip_longest(window, drafts):
+            if not self._share.exists(offset, told.ends):
+                self._over = told.ends
+                break
+            if offset == told.failed_at or draft is None:
+                self._failure = failure or FeedError(told.why or _CHANGED, stage="read")
+                break
+            self._ready.append(self._whole(draft, offset, told.ends))
+            self._offset = offset + window.step
+        del failure  # else its traceback and this frame would keep each other, and the drafts
 
-    def _batch(self, items: list[_Item], began: float) -> HostBatch:
-        """The process-local batch of `items`; rows beyond them repeat them and are not valid."""
-        form = self._form
-        mine = [items[row % len(items)] for row in form.rows.tolist()]
+    def _drafts(self, window: range) -> tuple[list[HostBatch], Exception | None]:
+        """This process's part of the window's batches up to the end of a lane or a failure, and that failure."""
+        drafts: list[HostBatch] = []
+        try:
+            for offset in window:
+                draft = self._draft(offset)
+                if draft is None:
+                    break
+                drafts.append(draft)
+        except Exception as error:
+            if self._recipe.gather is None:
+                raise
+            return drafts, error  # the others are told
+        return drafts, None
+
+    def _agreed(self, place: str, failure: Exception | None, read: int) -> Told:
+        """What all processes say of a place; this one has `read` so many items of each lane, and failed or not."""
+        mine = Told({lane.index: lane.taken for lane in self._lanes if lane.ended})
+        gather = self._recipe.gather
+        if gather is None:
+            return mine
+        if failure is not None:
+            mine = dataclasses.replace(mine, failed_at=read, why=f"process {jax.process_index()}: {failure}")
+        self._advanced("agree")
+        told = Told.joined(gather(place, mine.plain(), self._stopped))
+        if told.failed_at is not None:
+            gather.forget(place)
+        return told
+
+    def _end_epoch(self, ends: dict[int, int]) -> None:
+        """Count what the epoch leaves out, and begin the next one."""
+        following = self._epoch + 1
+        if self._recipe.remainder == "wrap":
+            self._dropped += ends[0] - self._offset
+            following = self._last_epoch or following
+        elif self._offset == 0:
+            raise FeedError(self._why_no_batch(ends), stage="read")
+        elif self._recipe.remainder == "drop":
+            self._dropped += sum(self._read_out().values()) - self._offset * self._share.lanes
+        self.close()
+        self._epoch, self._offset, self._over = following, 0, None
+        self._lanes = self._opened({})
+
+    def _why_no_batch(self, ends: dict[int, int]) -> str:
+        if not any(ends.values()):
+            return f"every epoch of a stream must have items, and epoch {self._epoch} has none"
+        lane = min(ends, key=lambda lane: ends[lane])
+        whose = "of the stream" if self._share.lanes == 1 else f"of lane {lane}"
+        of_each = "" if self._share.lanes == 1 else f", {self._share.items} of each lane"
+        return (
+            f'remainder "drop" drops a partial batch, and epoch {self._epoch} {whose} has only {ends[lane]} items '
+            f'for batches of {self._recipe.batch_size}{of_each}; use a smaller batch, or remainder="pad"'
+        )
+
+    def _read_out(self) -> dict[int, int]:
+        """How many items each lane has in this epoch: what is left is read to be counted."""
+        failure: Exception | None = None
+        try:
+            for lane in self._lanes:
+                while lane.take(1):
+                    self._advanced("read")
+        except Exception as error:
+            if self._recipe.gather is None:
+                raise
+            failure = error
+        told = self._agreed(f"{self._epoch}/rest", failure, self._offset)
+        if told.failed_at is not None:
+            raise failure or FeedError(told.why, stage="read")
+        return told.ends
+
+    def _draft(self, offset: int) -> HostBatch | None:
+        """The process-local batch after `offset` items of each lane; None if a lane has too few and is not padded.
+
+        It knows nothing of the lanes of other processes: neither `valid` nor how many rows are real.
+        """
+        began = time.perf_counter()
+        form, size = self._recipe.form, self._share.items
+        parts = {lane.index: lane.take(size) for lane in self._lanes}
+        if not self._share.pads and any(len(part) < size for part in parts.values()):
+            return None
+        lanes = form.rows // size
+        items = [self._item(parts[row // size], row % size) for row in form.rows.tolist()]
         buffers = self._buffers.lease()
-        for i, item in enumerate(mine):
-            self._write(item, buffers.read, i)
+        for i, item in enumerate(items):
+            self._write(item, buffers.read, i, int(lanes[i]))
         read = time.perf_counter()
         epochs, positions = (
-            np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
+            np.array([getattr(item, name) for item in items], np.int64) for name in ("epoch", "position")
         )
-        places = Places(epochs, positions, form.rows < len(items))
+        positions = positions * self._share.lanes + lanes
+        places = Places(epochs, positions, np.ones(len(items), bool))
         form.finish(buffers.read, buffers.leaves, slice(None), places, positions)
-        leaves = buffers.leaves
-        if form.mask is not None:
-            leaves = form.with_mask(leaves, form.mask < len(items))
-        self._advanced()
+        self._advanced("read")
+        after = Cursor(self._epoch, (offset + size) * self._share.lanes)
+        if self._recipe.remainder == "wrap":
+            after = Cursor(self._lanes[0].epoch, self._lanes[0].position)
         return HostBatch(
-            leaves=leaves,
-            after=self._cursor,
-            lanes={LANE: copy.deepcopy(self._iterator.get_state())},
-            rows=len(items),
-            dropped_rows=self._dropped,
+            leaves=buffers.leaves,
+            after=after,
+            lanes={str(lane.index): lane.state() for lane in self._lanes},
+            rows=0,
+            dropped_rows=0,
             read_s=read - began,
             transform_s=time.perf_counter() - read,
         )
 
-    def _write(self, item: _Item, buffers: list[Array], i: int) -> None:
+    def _item(self, part: list[Item], row: int) -> Item:
+        """What stands in a row of a lane's part: where no item is left, one that is repeated."""
+        return part[row % len(part)] if part else Item(self._recipe.first.item, self._epoch, 0)
+
+    def _whole(self, draft: HostBatch, offset: int, ends: dict[int, int]) -> HostBatch:
+        """The draft with what is known of all lanes."""
+        form, size = self._recipe.form, self._share.items
+        real = self._share.real(offset, ends)
+        leaves, dropped = draft.leaves, self._dropped
+        if form.mask is not None:
+            leaves = form.with_mask(leaves, form.mask % size < real[form.mask // size])
+        self._dropped = 0
+        return draft._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=dropped)
+
+    def _write(self, item: Item, buffers: list[Array], i: int, lane: int) -> None:
         try:
-            write_record(item.record, self._stream.spec, buffers, i)
+            write_record(item.record, self._recipe.first.spec, buffers, i)
         except (TypeError, ValueError, OverflowError) as error:
             raise RowError(
-                f"every item must have the form of the first: {error} (epoch {item.epoch})",
+                f"every item must have the form of the first: {error} (lane {lane}, epoch {item.epoch})",
                 stage="read",
-                row=item.position,
+                row=item.position * self._share.lanes + lane,
             ) from error

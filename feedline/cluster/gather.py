@@ -1,0 +1,90 @@
+"""What the processes have to say about a place in a run, put together for all of them."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from feedline.cluster.coordination import Coordination, coordination
+from feedline.errors import FeedError
+
+_KEPT = 8
+"""Places whose keys stay in the service: more than a process that begins again can be behind the others."""
+_LOOK_UP_S = 0.5
+"""How often a wait looks whether it was given up: jax's own cannot be woken."""
+_numbers = itertools.count()
+
+
+class Gather:
+    """Called by one thread at a time, on every one of `processes` processes.
+
+    What a process says must follow from the place alone. Then a process may come to a place again,
+    after an interrupt or a `seek`, while the others went on: it is told what was put together there.
+
+    Building it is collective: the processes build theirs in the same order.
+
+    Args:
+      coordination: the service.
+      processes: how many of its processes take part.
+    """
+
+    def __init__(self, coordination: Coordination, processes: int) -> None:
+        self._service = coordination
+        self._processes = processes
+        self._root = f"feedline/gather/{next(_numbers)}"
+        self._tries: collections.Counter[str] = collections.Counter()
+        self._kept: collections.deque[str] = collections.deque()
+
+    @classmethod
+    def joined(cls, processes: int) -> Gather:
+        """Over the service that this process has joined.
+
+        Raises:
+          ValueError: it has joined none.
+        """
+        service = coordination()
+        if service is None:
+            raise ValueError(
+                "several processes agree on the end of lanes over jax's coordination service, and this one has "
+                "not joined it; call feedline.cluster.initialize() before anything else of jax"
+            )
+        return cls(service, processes)
+
+    def __call__(self, place: str, said: Any, stopped: Callable[[], bool]) -> list[Any]:
+        """What each process says of `place`, in the order of the processes, once the last one has said it.
+
+        Args:
+          place: a path, e.g. "0/12".
+          said: JSON values.
+          stopped: whether to give up waiting.
+
+        Raises:
+          FeedError: `stopped`, or process 0 cannot be reached.
+        """
+        key = f"{self._root}/{place}/{self._tries[place]}"
+        if self._service.set(f"{key}/said/{self._service.process:06}", json.dumps(said)):
+            self._kept.append(key)
+            left = self._kept.popleft() if len(self._kept) > _KEPT else None
+            if self._service.increment(f"{key}/count") == self._processes:
+                self._conclude(key, left)
+        while True:
+            try:
+                told: list[Any] = json.loads(self._service.get(f"{key}/all", _LOOK_UP_S))
+                return told
+            except TimeoutError:
+                if stopped():
+                    raise FeedError("the wait for the other processes was given up", stage="agree") from None
+
+    def forget(self, place: str) -> None:
+        """Ask anew at `place`: what was put together there was a failure."""
+        self._tries[place] += 1
+
+    def _conclude(self, key: str, left: str | None) -> None:
+        """The last one to come puts together what all said, and clears a place that all have left."""
+        said = self._service.dir(f"{key}/said/")
+        self._service.set(f"{key}/all", f"[{','.join(said[name] for name in sorted(said))}]")
+        if left is not None:
+            self._service.delete(left)
