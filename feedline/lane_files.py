@@ -72,8 +72,8 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     missing = sorted(set(range(count)) - set(lanes))
     if missing:
         raise ValueError(
-            f"a checkpoint must hold all {count} lanes, and {folder} lacks {len(missing)}, the first of them lane "
-            f"{missing[0]}: a save was interrupted, or not every process called save_lanes; restore an older folder"
+            f"a checkpoint must hold all {count} lanes, and {folder} lacks {len(missing)}, of which the first is "
+            f"lane {missing[0]}: a save was interrupted, or left out a process; restore an older folder"
         )
     return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}}
 
