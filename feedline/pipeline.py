@@ -19,6 +19,7 @@ from feedline.cluster.cores import own_cores
 from feedline.cluster.gather import Gather
 from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm, Transform, transformed_spec
 from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.loaded import HostBatch
@@ -26,7 +27,6 @@ from feedline.loader.reading import check_workers
 from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 from feedline.loader.spec import RowSpec
-from feedline.loader.streams import StreamRecipe
 from feedline.loader.ways import RandomAccess, Sequential
 from feedline.options import Order, Reading
 from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes

@@ -46,7 +46,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     np.save("image.npy", np.random.default_rng(0).integers(0, 256, (200, 4, 4)).astype(np.uint8))
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = _given()
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)

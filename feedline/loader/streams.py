@@ -10,66 +10,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
-from feedline.errors import FeedError, RowError
+from feedline.errors import FeedError
+from feedline.loader import drafts as drafting
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.ends import Gather, Share, Told
-from feedline.loader.form import LocalForm
-from feedline.loader.lane import Item, Lane
-from feedline.loader.lanes import FirstItem, Lanes
+from feedline.loader.drafts import StreamRecipe
+from feedline.loader.ends import Told
+from feedline.loader.lane import Lane
 from feedline.loader.loaded import HostBatch
-from feedline.loader.records import write_record
-from feedline.loader.spec import Array
-from feedline.schedule import Cursor, Places, Remainder
+from feedline.schedule import Cursor
 
 _CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamRecipe:
-    """What the batches of a stream hold.
-
-    Attributes:
-      lanes: where items come from.
-      first: the first of them.
-      form: what this process supplies of a batch.
-      batch_size: B, rows of a global batch.
-      remainder: of the last items of an epoch. "drop": the shortest lane ends it, and what others have
-        left is read to be counted. "pad": the longest lane ends it, and the rows of lanes without an
-        item are not valid. "wrap", for one lane: batches run over the ends of epochs.
-      epochs: of one pass; None: endless.
-      gather: asks the other processes; None: this one reads every lane.
-      window: how many batches are agreed on at a time.
-    """
-
-    lanes: Lanes
-    first: FirstItem
-    form: LocalForm
-    batch_size: int
-    remainder: Remainder
-    epochs: int | None
-    gather: Gather | None
-    window: int
-
-    @property
-    def share(self) -> Share:
-        """What each lane gives to a batch."""
-        return Share(self.lanes.count, self.batch_size // self.lanes.count, self.remainder == "pad")
-
-    @property
-    def local_lanes(self) -> list[int]:
-        """The lanes that this process reads: those that fill a row of its own."""
-        return sorted({row // self.share.items for row in self.form.rows.tolist()})
-
-    def end_of_pass(self, after: Cursor) -> int | None:
-        """The epoch before which the pass of the cursor `after` ends; None: it does not."""
-        return None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
 
 
 class StreamBatches:
@@ -158,8 +113,8 @@ class StreamBatches:
             if offset == told.failed_at or draft is None:
                 self._failure = failure or FeedError(told.why or _CHANGED, stage="read")
                 break
-            self._ready.append(self._whole(draft, offset, told.ends))
-            self._offset = offset + window.step
+            self._ready.append(drafting.whole(self._recipe, draft, offset, told.ends, self._dropped))
+            self._offset, self._dropped = offset + window.step, 0
         del failure  # else its traceback and this frame would keep each other, and the drafts
 
     def _drafts(self, window: range) -> tuple[list[HostBatch], Exception | None]:
@@ -167,10 +122,12 @@ class StreamBatches:
         drafts: list[HostBatch] = []
         try:
             for offset in window:
-                draft = self._draft(offset)
+                after = Cursor(self._epoch, (offset + window.step) * self._share.lanes)
+                draft = drafting.draft(self._recipe, self._buffers, self._lanes, after)
                 if draft is None:
                     break
                 drafts.append(draft)
+                self._advanced("read")
         except Exception as error:
             if self._recipe.gather is None:
                 raise
@@ -231,63 +188,3 @@ class StreamBatches:
         if told.failed_at is not None:
             raise failure or FeedError(told.why, stage="read")
         return told.ends
-
-    def _draft(self, offset: int) -> HostBatch | None:
-        """The process-local batch after `offset` items of each lane; None if a lane has too few and is not padded.
-
-        It knows nothing of the lanes of other processes: neither `valid` nor how many rows are real.
-        """
-        began = time.perf_counter()
-        form, size = self._recipe.form, self._share.items
-        parts = {lane.index: lane.take(size) for lane in self._lanes}
-        if not self._share.pads and any(len(part) < size for part in parts.values()):
-            return None
-        lanes = form.rows // size
-        items = [self._item(parts[row // size], row % size) for row in form.rows.tolist()]
-        buffers = self._buffers.lease()
-        for i, item in enumerate(items):
-            self._write(item, buffers.read, i, int(lanes[i]))
-        read = time.perf_counter()
-        epochs, positions = (
-            np.array([getattr(item, name) for item in items], np.int64) for name in ("epoch", "position")
-        )
-        positions = positions * self._share.lanes + lanes
-        places = Places(epochs, positions, np.ones(len(items), bool))
-        form.finish(buffers.read, buffers.leaves, slice(None), places, positions)
-        self._advanced("read")
-        after = Cursor(self._epoch, (offset + size) * self._share.lanes)
-        if self._recipe.remainder == "wrap":
-            after = Cursor(self._lanes[0].epoch, self._lanes[0].position)
-        return HostBatch(
-            leaves=buffers.leaves,
-            after=after,
-            lanes={str(lane.index): lane.state() for lane in self._lanes},
-            rows=0,
-            dropped_rows=0,
-            read_s=read - began,
-            transform_s=time.perf_counter() - read,
-        )
-
-    def _item(self, part: list[Item], row: int) -> Item:
-        """What stands in a row of a lane's part: where no item is left, one that is repeated."""
-        return part[row % len(part)] if part else Item(self._recipe.first.item, self._epoch, 0)
-
-    def _whole(self, draft: HostBatch, offset: int, ends: dict[int, int]) -> HostBatch:
-        """The draft with what is known of all lanes."""
-        form, size = self._recipe.form, self._share.items
-        real = self._share.real(offset, ends)
-        leaves, dropped = draft.leaves, self._dropped
-        if form.mask is not None:
-            leaves = form.with_mask(leaves, form.mask % size < real[form.mask // size])
-        self._dropped = 0
-        return draft._replace(leaves=leaves, rows=int(real.sum()), dropped_rows=dropped)
-
-    def _write(self, item: Item, buffers: list[Array], i: int, lane: int) -> None:
-        try:
-            write_record(item.record, self._recipe.first.spec, buffers, i)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RowError(
-                f"every item must have the form of the first: {error} (lane {lane}, epoch {item.epoch})",
-                stage="read",
-                row=item.position * self._share.lanes + lane,
-            ) from error

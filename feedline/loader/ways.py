@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from feedline.loader.batches import Recipe
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.drafts import StreamRecipe
 from feedline.loader.reading import HostBatches
-from feedline.loader.streams import StreamBatches, StreamRecipe
+from feedline.loader.streams import StreamBatches
 from feedline.options import Reading
 from feedline.schedule import ENDLESS, Cursor
 
