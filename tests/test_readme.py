@@ -49,7 +49,7 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     assert len(blocks) == 6
     names = _given()
     for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
+        exec(compile(block, "<README.md>", "exec"), names)  # of a real file Grain would look up the lines
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in printed[:10]] == [f"step {step}" for step in range(0, 100, 10)]
     assert [line.split(" over ")[1] for line in printed[10:12]] == ["200 rows"] * 2

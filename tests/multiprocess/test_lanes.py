@@ -286,3 +286,15 @@ def ends_too_early(here):
 def test_an_epoch_without_a_batch_is_the_same_error_everywhere(outcome, topology):
     for told in outcome(topology, ends_too_early):
         assert "epoch 0 of lane 3 has only 3 items for batches of 16, 4 of each lane" in told
+
+
+@case()
+def synchronous(here):
+    lanes = lanes_of(LENGTHS["drop"])
+    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=1, prefetch=0) as feed:
+        return list(feed)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_without_threads_too(outcome, topology):
+    assert_holds(outcome(topology, synchronous), list(epoch_of(LENGTHS["drop"], SIZE, "drop")))
