@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from feedline.errors import FeedError
 
 def coordination() -> Coordination | None:
     """The service that `jax.distributed.initialize` joined; None where it was not called."""
+    if "jax" not in sys.modules:
+        return None
     from jax._src import distributed
 
     state: Any = distributed.global_state
@@ -34,7 +37,7 @@ def backends_are_initialized() -> bool:
 class Coordination:
     """Keys, counters and barriers that all processes share. Process 0 holds them; a call takes some 0.3 ms.
 
-    Keys are paths, as in ``feedline/agree/0/3``; they stay until `delete`. From any thread.
+    Keys are paths, as in ``feedline/agree/0,1/3/verdict``. What is not deleted stays. From any thread.
 
     Attributes:
       process: index of this process.
@@ -67,6 +70,11 @@ class Coordination:
             return value
         return None
 
+    def delete(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        with _told(f"delete {key}"):
+            self._client.key_value_delete(key)
+
     def increment(self, key: str, by: int = 1) -> int:
         """Add to a counter, which begins at 0. The new value: no two callers see the same."""
         with _told(f"increment {key}"):
@@ -77,11 +85,6 @@ class Coordination:
         """Every key below a path, whole, and its value."""
         with _told(f"list {prefix}"):
             return dict(self._client.key_value_dir_get(prefix))
-
-    def delete(self, prefix: str) -> None:
-        """Remove every key below a path."""
-        with _told(f"delete {prefix}"):
-            self._client.key_value_delete(f"{prefix}/")
 
     def barrier(self, name: str, timeout_s: float, processes: Sequence[int] | None = None) -> None:
         """Wait until `processes` (None: all) are here. TimeoutError if one of them did not come in time.

@@ -87,4 +87,4 @@ class Gather:
         said = self._service.dir(f"{key}/said/")
         self._service.set(f"{key}/all", f"[{','.join(said[name] for name in sorted(said))}]")
         if left is not None:
-            self._service.delete(left)
+            self._service.delete(f"{left}/")

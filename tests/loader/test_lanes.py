@@ -202,3 +202,54 @@ def test_a_leaf_that_every_device_holds_whole(sharding):
         assert jax.tree.map(seen_of, list(feed), is_leaf=lambda x: isinstance(x, dict)) == epoch_of(
             items_of([9, 20]), 8, "pad", 0
         )
+
+
+def _rows(lane, count):
+    numbers = grain.MapDataset.range(lane, 150 + 60 * lane, count).seed(lane).shuffle()
+    return numbers.map(lambda i: {"x": np.full(3 + i % 5, i, np.int32)}).to_iter_dataset(grain.ReadOptions(2, 4))
+
+
+def _scalars(lane, count):
+    return _rows(lane, count).map(lambda row: {"x": row["x"][0]})
+
+
+def _even(row):
+    return row["x"] % 2 == 0
+
+
+KINDS = {
+    "packing": lambda lane, count: grain.experimental.FirstFitPackIterDataset(
+        _rows(lane, count), length_struct={"x": 16}, num_packing_bins=4
+    ).map(lambda row: {"x": row["x"]}),
+    "mixture": lambda lane, count: grain.IterDataset.mix(
+        [_scalars(lane, count).filter(_even), _scalars(lane, count)], [0.7, 0.3]
+    ),
+    "window shuffle": lambda lane, count: grain.experimental.WindowShuffleIterDataset(
+        _scalars(lane, count), window_size=7, seed=1
+    ),
+    "threads": lambda lane, count: grain.experimental.ThreadPrefetchIterDataset(
+        _scalars(lane, count), prefetch_buffer_size=3
+    ),
+    "repeated": lambda lane, count: grain.experimental.RepeatIterDataset(_scalars(lane, count), 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind):
+    def feed():
+        return Feed(Lanes(KINDS[kind], 2), 8, sharding, epochs=1, remainder="pad")
+
+    states = []
+    with feed() as one:
+        whole = []
+        for batch in one:
+            whole.append(jax.tree.map(np.asarray, batch))
+            states.append(json.loads(json.dumps(one.get_state())))
+    assert len(whole) > 5
+    assert not whole[-1]["valid"].all()
+    for cut in (1, len(whole) // 2, len(whole) - 1, len(whole)):  # lane 0 ends before lane 1 does
+        with feed() as one:
+            one.set_state(states[cut - 1])
+            rest = [jax.tree.map(np.asarray, batch) for batch in one]
+        assert len(rest) == len(whole) - cut
+        jax.tree.map(np.testing.assert_array_equal, rest, whole[cut:])

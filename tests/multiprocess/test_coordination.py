@@ -31,6 +31,7 @@ def told(here):
     """What each process reads of what the others wrote."""
     service = joined()
     service.set(f"told/a/{service.process}", f"é→\n{service.process}")
+    service.set(f"told/ab/{service.process}", "below another path")
     values = [service.get(f"told/a/{process}", PATIENCE_S) for process in range(service.processes)]
     return values, service.dir("told/a"), service.dir("told/a/"), service.try_get("told/a/0")
 
@@ -40,6 +41,22 @@ def test_what_one_writes_all_read(outcome, topology):
     values = [f"é→\n{process}" for process in range(topology.processes)]
     below = {f"told/a/{process}": value for process, value in enumerate(values)}
     assert outcome(topology, told) == (values, below, below, values[0])
+
+
+@case()
+def deleted(here):
+    """A key that every process sets, deletes twice, and sets again."""
+    service = joined()
+    key = f"deleted/{service.process}"
+    first = service.set(key, "1")
+    service.delete(key)
+    service.delete(key)
+    gone = service.try_get(key)
+    return first, gone, service.set(key, "2"), service.get(key, PATIENCE_S)
+
+
+def test_a_key_that_was_deleted_can_be_set_again(outcome):
+    assert outcome(TOPOLOGIES[0], deleted) == (True, None, True, "2")
 
 
 @case()

@@ -298,3 +298,19 @@ def synchronous(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_without_threads_too(outcome, topology):
     assert_holds(outcome(topology, synchronous), list(epoch_of(LENGTHS["drop"], SIZE, "drop")))
+
+
+@case()
+def prefetches_differ(here):
+    prefetch = 1 + jax.process_index()
+    with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch=prefetch) as feed:
+        with pytest.raises(feedline.FeedError, match="the same prefetch") as raised:
+            next(feed)
+        meet("differ")
+        return str(raised.value)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
+    found = list(range(1, topology.processes + 1))
+    assert f"with the same prefetch, found {found}" in outcome(topology, prefetches_differ)
