@@ -9,6 +9,7 @@ A map::
       slurm        srun
       found        what each of them finds
     coordination what they tell each other           knows jax's private names
+      gather       what each has to say of a place in a run, for all of them
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables

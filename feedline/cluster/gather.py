@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class Gather:
-    """Called by one thread at a time, on every one of `processes` processes.
+    """Called on every one of `processes` processes, by the thread of a run, and perhaps by that of one given up.
 
     What a process says must follow from the place alone. Then a process may come to a place again,
     after an interrupt or a `seek`, while the others went on: it is told what was put together there.
@@ -53,34 +53,35 @@ class Gather:
             )
         return cls(service, processes)
 
-    def __call__(self, place: str, said: Any, stopped: Callable[[], bool]) -> list[Any]:
+    def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]:
         """What each process says of `place`, in the order of the processes, once the last one has said it.
 
         Args:
           place: a path, e.g. "0/12".
           said: JSON values.
+          failed: whether this process failed here. If one did, the next that is said of the place counts anew.
           stopped: whether to give up waiting.
 
         Raises:
           FeedError: `stopped`, or process 0 cannot be reached.
         """
-        key = f"{self._root}/{place}/{self._tries[place]}"
-        if self._service.set(f"{key}/said/{self._service.process:06}", json.dumps(said)):
+        tries = self._tries[place]
+        key = f"{self._root}/{place}/{tries}"
+        if self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, said])):
             self._kept.append(key)
             left = self._kept.popleft() if len(self._kept) > _KEPT else None
             if self._service.increment(f"{key}/count") == self._processes:
                 self._conclude(key, left)
         while True:
             try:
-                told: list[Any] = json.loads(self._service.get(f"{key}/all", _LOOK_UP_S))
-                return told
+                told = json.loads(self._service.get(f"{key}/all", _LOOK_UP_S))
+                break
             except TimeoutError:
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None
-
-    def forget(self, place: str) -> None:
-        """Ask anew at `place`: what was put together there was a failure."""
-        self._tries[place] += 1
+        if any(failed for failed, _ in told):
+            self._tries[place] = tries + 1
+        return [said for _, said in told]
 
     def _conclude(self, key: str, left: str | None) -> None:
         """The last one to come puts together what all said, and clears a place that all have left."""

@@ -13,8 +13,7 @@ import numpy.typing as npt
 class Gather(Protocol):
     """What each process has to say about a place in the run, put together. See `cluster.gather`."""
 
-    def __call__(self, place: str, said: Any, stopped: Callable[[], bool]) -> list[Any]: ...
-    def forget(self, place: str) -> None: ...
+    def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
