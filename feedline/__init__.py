@@ -8,6 +8,7 @@ A map of the package, in the order the data flows::
     prefetch/   the placement thread and its bounded hand-over
     feed        composes the four; state and life cycle
     state       what a checkpoint holds, and the checks when it comes back
+    lane_files  a checkpoint of a stream with several lanes
     observe/    statistics
     cluster/    many processes: initialize, agree, abort, launch
     trainer/    a bundled MLP trainer, given any iterator of batches
@@ -25,6 +26,7 @@ _WHERE = {
     "Blocks": "options",
     "Feed": "feed",
     "FeedError": "errors",
+    "Lanes": "loader.lanes",
     "Order": "options",
     "ProcessError": "errors",
     "Reading": "options",
@@ -34,9 +36,11 @@ _WHERE = {
     "StallError": "errors",
     "Statistics": "observe.statistics",
     "WorkerError": "errors",
+    "load_lanes": "lane_files",
     "local_rows": "placement.plan",
     "open_source": "loader.sources",
     "prefetch_to_mesh": "drop_in",
+    "save_lanes": "lane_files",
 }
 _MODULES = ("cluster",)
 
@@ -52,7 +56,10 @@ if TYPE_CHECKING:
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError
     from feedline.feed import Feed as Feed
+    from feedline.lane_files import load_lanes as load_lanes
+    from feedline.lane_files import save_lanes as save_lanes
     from feedline.loader.form import Rows as Rows
+    from feedline.loader.lanes import Lanes as Lanes
     from feedline.loader.sources import RowSource as RowSource
     from feedline.loader.sources import open_source as open_source
     from feedline.observe.statistics import Statistics as Statistics

@@ -49,7 +49,8 @@ class Feed:
 
     Args:
       source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a
-        `grain.MapDataset` | a `grain.IterDataset` | an object with `__len__` and `__getitem__`.
+        `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
+        `__getitem__`.
       batch_size: rows in the GLOBAL batch.
       sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
         batch, as jit's `in_shardings`.
@@ -199,10 +200,13 @@ class Feed:
         """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
 
         The same on every process. With random access it is a few integers and the spec of a row: under 1 KB for
-        up to some twenty leaves.
+        up to some twenty leaves. Of a stream with several lanes it holds those that this process reads: save them
+        all with `feedline.save_lanes`.
         """
         delivered = self._delivered
-        return states.make(delivered.step, delivered.cursor, self._pipeline.fingerprint, delivered.lanes)
+        return states.make(
+            delivered.step, delivered.cursor, self._pipeline.fingerprint, **self._lanes_of(delivered)
+        )
 
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Go on from a state: the next batch begins with the first row that was not delivered.
@@ -214,10 +218,11 @@ class Feed:
           allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
 
         Raises:
-          ValueError: the state was saved over other data; the message names the field.
+          ValueError: the state was saved over other data; the message names the field. Or it lacks a lane.
         """
         way = self._pipeline.way
         step, cursor = states.check(state, self._pipeline.fingerprint, allow, streams=way.streams)
+        states.check_lanes(state, way.lanes)
         self._go_to(_Delivered(step, cursor, state.get("lanes")))
 
     def seek(self, epoch: int, position: int = 0) -> None:
@@ -339,6 +344,13 @@ class Feed:
             yield
         finally:
             self._turn.pop("holder", None)
+
+    def _lanes_of(self, delivered: _Delivered) -> dict[str, Any]:
+        """What a state holds of a stream; a lane that has not begun its epoch is None."""
+        way = self._pipeline.way
+        if not way.streams:
+            return {"lanes": None}
+        return {"lanes": delivered.lanes or dict.fromkeys(way.lanes), "writers": way.writers}
 
     def _check_open(self) -> None:
         if self._closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +18,12 @@ from feedline import state as states
 from feedline.cluster.agree import together
 from feedline.cluster.coordination import coordination
 from feedline.cluster.cores import own_cores
+from feedline.cluster.gather import Gather
 from feedline.description import described, processes_of
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm, Transform, transformed_spec
+from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.loaded import HostBatch
 from feedline.loader.quarantine import Quarantine
 from feedline.loader.reading import check_workers
@@ -27,9 +31,9 @@ from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 from feedline.loader.spec import RowSpec
-from feedline.loader.streams import Stream
 from feedline.loader.ways import RandomAccess, Sequential
 from feedline.options import Order, Reading
+from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.prefetcher import Prefetcher
@@ -81,7 +85,7 @@ class Pipeline:
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
         """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
-        source = self.way.open(after, lanes, self.reading, functools.partial(watch.advanced, "read"))
+        source = self.way.open(after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
         run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
         return run
@@ -134,10 +138,10 @@ def build(request: Request) -> Pipeline:
     """
     reading = request.reading
     processes = processes_of(request.sharding)
-    with together(processes, reading.stall_warning_s, reading.stall_error_s) as agree:
-        pipeline = _build(request)
+    with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
+        pipeline = _build(request, meeting.key)
         try:
-            key = agree(
+            meeting.agree(
                 described(
                     fingerprint=pipeline.fingerprint,
                     batch_size=request.batch_size,
@@ -150,7 +154,7 @@ def build(request: Request) -> Pipeline:
         except BaseException:
             pipeline.close()
             raise
-    return dataclasses.replace(pipeline, check=_check(request, pipeline, key))
+    return dataclasses.replace(pipeline, check=_check(request, pipeline, meeting.key))
 
 
 def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaCheck | None:
@@ -161,10 +165,11 @@ def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaChec
     return ReplicaCheck(service, key, every, request.batch_size, rows, placement.spec, placement.plans)
 
 
-def _build(request: Request) -> Pipeline:
+def _build(request: Request, key: str | None) -> Pipeline:
+    """This process's own part of it. `key` is a path for what the processes of this feed tell each other."""
     source = as_source(request.source)
-    if isinstance(source, grain.IterDataset):
-        return _build_stream(request, Stream(source))
+    if isinstance(source, grain.IterDataset | Lanes):
+        return _build_stream(request, Lanes.of(source), key)
     rows = len(source)
     if rows < 1:
         raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
@@ -190,7 +195,7 @@ def _build(request: Request) -> Pipeline:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    way = RandomAccess(recipe, _buffers(request, form))
+    way = RandomAccess(recipe, _buffers(request, form, request.reading.buffer))
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
 
 
@@ -206,23 +211,43 @@ def _digest(source: RowSource, reading: Reading) -> str:
         ) from error
 
 
-def _build_stream(request: Request, stream: Stream) -> Pipeline:
+def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     if request.order is not None:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
         )
     if request.reading.workers:
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
-    form, placement = _form(request, stream.spec, 0, stream.read_first, reads_leaves=False)
+    if request.remainder == "wrap" and lanes.count > 1:
+        raise ValueError(
+            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
+            'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
+        )
+    lanes.check_batch_size(request.batch_size)
+    first = FirstItem(lanes)
+    form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
     reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
     fingerprint = {
         "rows": None,
-        "spec": stream.spec.described(),
-        "data": states.digest(stream.identity),
+        "spec": first.spec.described(),
+        "data": states.digest(first.identity),
         "order": None,
-        "format": "stream",
+        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
     }
-    way = Sequential(stream, form, _buffers(request, form), request.batch_size, request.remainder, request.epochs)
+    owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
+    if lanes is request.source:
+        warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
+    gather = None if runs_everywhere(owners) else Gather.joined(key, len(set(itertools.chain(*owners))))
+    window = max(1, request.prefetch) if gather else 1
+    recipe = StreamRecipe(
+        lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
+    )
+    way = Sequential(
+        recipe,
+        _buffers(request, form, window),
+        lanes=[str(lane) for lane in recipe.local_lanes],
+        writers=[processes[0] for processes in owners],
+    )
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
 
 
@@ -230,9 +255,9 @@ def _quarantine(request: Request, form: LocalForm) -> Quarantine:
     return Quarantine(request.reading, len(form.rows), jax.process_index())
 
 
-def _buffers(request: Request, form: LocalForm) -> BatchBuffers:
+def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
     """With as many idle slabs as a steady run uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, request.reading.buffer + 1 + request.prefetch + 2)
+    return BatchBuffers(form, ahead + 1 + request.prefetch + 2)
 
 
 def _form(

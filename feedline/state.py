@@ -1,9 +1,10 @@
 """What a checkpoint holds, and the checks when it comes back. Pure.
 
-A state is JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``, and ``"lanes"``
-for a stream. It names the place after the last batch *delivered*, and it is the same on every
-process. The fingerprint says what the rows are; topology, batch size, epochs and remainder are not
-in it, so those may change between a save and a restore.
+A state is JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``, and for a stream
+``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, for every lane the
+process that saves it. It names the place after the last batch *delivered*, and but for ``"lanes"`` it is
+the same on every process. The fingerprint says what the rows are; topology, batch size, epochs and
+remainder are not in it, so those may change between a save and a restore.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from feedline.schedule import Cursor
@@ -23,7 +24,11 @@ the order they are drawn in, and how the source is read (columns, records, a str
 
 
 def make(
-    step: int, cursor: Cursor, fingerprint: Mapping[str, Any], lanes: Mapping[str, Any] | None
+    step: int,
+    cursor: Cursor,
+    fingerprint: Mapping[str, Any],
+    lanes: Mapping[str, Any] | None,
+    writers: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The state after `step` delivered batches, the next row coming from `cursor`. It shares nothing."""
     state = {
@@ -33,7 +38,7 @@ def make(
         "position": cursor.position,
         "fingerprint": copy.deepcopy(dict(fingerprint)),
     }
-    return state if lanes is None else {**state, "lanes": copy.deepcopy(dict(lanes))}
+    return state if lanes is None else {**state, "lanes": copy.deepcopy(dict(lanes)), "writers": list(writers)}
 
 
 def check(
@@ -74,6 +79,21 @@ def check(
     if streams and numbers[2] and not (isinstance(state.get("lanes"), Mapping) and state["lanes"]):
         raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
     return numbers[0], Cursor(numbers[1], numbers[2])
+
+
+def check_lanes(state: Mapping[str, Any], needed: Collection[str]) -> None:
+    """Refuse a state in the middle of a stream that lacks a lane that this process reads.
+
+    Raises:
+      ValueError: it names the first one.
+    """
+    missing = sorted(set(needed) - set(state.get("lanes") or ()), key=int)
+    if missing and state["position"]:
+        raise ValueError(
+            f"the state of a stream must hold every lane that this process reads, and lacks lane {missing[0]} "
+            f"({len(missing)} of {len(needed)} are missing): a process that read others saved it. Save with "
+            "feedline.save_lanes on every process, and restore what feedline.load_lanes returns"
+        )
 
 
 def digest(value: Any) -> str:

@@ -61,8 +61,9 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Order", "ProcessError", "Reading", "RowError", "RowSource", "Rows",
-        "StallError", "Statistics", "WorkerError", "cluster", "local_rows", "open_source", "prefetch_to_mesh",
+        "Blocks", "Feed", "FeedError", "Lanes", "Order", "ProcessError", "Reading", "RowError", "RowSource",
+        "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows", "open_source",
+        "prefetch_to_mesh", "save_lanes",
     ]  # fmt: skip
 
 
@@ -79,6 +80,9 @@ class Documented:
     def prefetch_to_mesh(iterable, sharding, prefetch=2): ...
     def local_rows(sharding, batch_size): ...
     def open_source(path_or_glob): ...
+    def Lanes(make_lane, count): ...
+    def save_lanes(state, folder): ...
+    def load_lanes(folder): ...
 
 
 class DocumentedFeed:
@@ -173,6 +177,7 @@ OF_FEEDLINE = {
     "order": ["permutation", "blocks", "options"],
     "schedule": [],
     "state": ["schedule"],
+    "lane_files": [],
     "placement.plan": ["options"],
     # the stages: each itself, and of others only what is pure
     "loader": ["loader", "errors", "options", "order", "schedule", "placement.plan"],
@@ -205,6 +210,7 @@ FROM_OUTSIDE = {
     "blocks": ["numpy"],
     "order": ["numpy"],
     "schedule": ["numpy"],
+    "lane_files": ["jax"],
     "placement": ["numpy", "jax"],
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "description": ["jax"],
@@ -369,7 +375,8 @@ def test_what_is_loaded_when():
 
 WITHOUT_EXAMPLES = ("feedline.cli", "feedline.data", "feedline.__main__")
 WITH_EXAMPLES = {
-    "feedline.blocks", "feedline.drop_in", "feedline.feed", "feedline.loader.sources", "feedline.options",
+    "feedline.blocks", "feedline.drop_in", "feedline.feed", "feedline.lane_files", "feedline.loader.lanes",
+    "feedline.loader.sources", "feedline.options",
     "feedline.order", "feedline.permutation", "feedline.placement.plan", "feedline.schedule", "feedline.state",
 }  # fmt: skip
 

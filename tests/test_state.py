@@ -41,7 +41,8 @@ def test_what_a_state_is():
     assert VERSION == 1
     assert FIELDS == ("rows", "spec", "data", "order", "format")
     lanes = {"0": {"next_index": 5}}
-    assert make(12, Cursor(3, 456), OF_A_STREAM, lanes) == {**STATE, "fingerprint": OF_A_STREAM, "lanes": lanes}
+    of_a_stream = {**STATE, "fingerprint": OF_A_STREAM, "lanes": lanes, "writers": [1]}
+    assert make(12, Cursor(3, 456), OF_A_STREAM, lanes, [1]) == of_a_stream
 
 
 @given(step=NATURAL, epoch=NATURAL, position=NATURAL)

@@ -12,6 +12,7 @@ A map::
     agree        all build the same feed, or none
       differences  which process differs in what    pure
     monitor      the failure of one ends the others
+      gather       what each has to say of a place in a run, for all of them
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables

@@ -18,6 +18,7 @@ from feedline.loader.array_record import ArrayRecordSource
 from feedline.loader.arrays import ArraySource
 from feedline.loader.declared import CACHE_BYTES, Declared, Decode
 from feedline.loader.groups import GroupSource
+from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
 
 
@@ -149,13 +150,13 @@ def _suffix(path: str) -> str:
     return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
 
 
-def as_source(source: Any) -> RowSource | grain.IterDataset[Any]:
+def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     """The `RowSource` that reads what the user gave; a stream, which has no random access, stays as it is.
 
     Raises:
       TypeError: nothing that rows can be read from.
     """
-    if isinstance(source, grain.IterDataset):
+    if isinstance(source, grain.IterDataset | Lanes):
         return source
     if isinstance(source, grain.MapDataset):
         return RecordSource(source)

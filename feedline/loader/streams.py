@@ -1,200 +1,193 @@
-"""Batches of a `grain.IterDataset`: rows that can only be had one after the other, with Grain's own state.
+"""Batches of lanes: rows that can only be had one after the other, with Grain's own state.
 
-A stream is one *lane*: every process runs it whole and keeps the rows that it owns, so that batch k
-is the same on any topology. What Grain's iterator can restore, a resumed stream restores.
+Batch k holds items k·B/L … (k+1)·B/L − 1 of each of the L lanes, so that it is the same on any
+topology. A process reads the lanes of which it owns a row. If there are lanes that it does not read,
+it learns from the others where they end.
 """
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import grain
 import jax
-import numpy as np
 
 from feedline.errors import FeedError
+from feedline.loader import drafts as drafting
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.form import LocalForm
-from feedline.loader.items import write_items
+from feedline.loader.drafts import StreamRecipe
+from feedline.loader.ends import Told
+from feedline.loader.lane import Lane
 from feedline.loader.loaded import HostBatch
-from feedline.loader.records import as_arrays, digest_of, write_record
-from feedline.loader.spec import RowSpec
-from feedline.schedule import Cursor, Places, Remainder
+from feedline.schedule import Cursor
 
-LANE = "0"
-
-
-class _Item(NamedTuple):
-    """A record (None if no row of this process) and where in the stream it came."""
-
-    record: Any
-    epoch: int
-    position: int
-
-
-class Stream:
-    """A dataset whose first item has been looked at, for its spec.
-
-    The look is over when this is built: each run opens the stream anew, on its own thread, so that
-    Grain's threads belong to that one and end with it. The first item is read once more for it.
-
-    Raises:
-      ValueError: the stream has no item.
-    """
-
-    def __init__(self, dataset: grain.IterDataset[Any]) -> None:
-        self._dataset = dataset
-        iterator: Any = iter(dataset)
-        try:
-            self.first = next(iterator)
-        except StopIteration:
-            raise ValueError("a source must have at least one row, got an IterDataset without an item") from None
-        finally:
-            iterator.close()
-        self.spec = RowSpec.of(as_arrays(self.first))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """A digest of the first item: all that is known of a stream before it is read."""
-        return {"kind": "stream", "first": digest_of(self.first)}
-
-    def read_first(self, out: Any) -> None:
-        """Write the first item to index 0 of each leaf of `out`."""
-        write_record(self.first, self.spec, jax.tree_util.tree_leaves(out), 0)
-
-    def open(self, state: Any) -> Any:
-        """An iterator of the items after `state`; None: all of them."""
-        iterator: Any = iter(self._dataset)
-        if state is not None:
-            iterator.set_state(state)
-        return iterator
+_CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
 
 
 class StreamBatches:
     """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
 
     Args:
-      stream: where items come from.
-      form: what this process supplies of a batch.
+      recipe: what a batch holds.
       buffers: where it is built.
-      batch_size: items of a global batch.
-      remainder: of the last items of an epoch: "drop" leaves a partial batch out, "pad" repeats its
-        items, "wrap" goes on with the next epoch's.
-      last_epoch: the epoch before which the pass ends; None: never.
-      origin: the epoch to begin in, and how many of its items came before.
-      lanes: the state saved with `origin`; None: the beginning of that epoch.
-      advanced: called whenever a batch has been read.
+      after: the epoch to begin in, and how many items of its lanes came before.
+      states: of the lanes there; None: the beginning of that epoch.
+      advanced: called with what happens now: "read", or "agree" while other processes are waited for.
+      stopped: whether to give up such a wait.
     """
 
     def __init__(
         self,
-        stream: Stream,
-        form: LocalForm,
+        recipe: StreamRecipe,
         buffers: BatchBuffers,
-        batch_size: int,
-        remainder: Remainder,
-        last_epoch: int | None,
-        origin: Cursor,
-        lanes: dict[str, Any] | None,
-        advanced: Callable[[], None],
+        after: Cursor,
+        states: Mapping[str, Any] | None,
+        advanced: Callable[[str], None],
+        stopped: Callable[[], bool],
     ) -> None:
-        self._stream = stream
-        self._form = form
+        self._recipe = recipe
+        self._share = recipe.share
         self._buffers = buffers
-        self._batch_size = batch_size
-        self._remainder = remainder
-        self._last_epoch = last_epoch
-        self._cursor = origin
-        self._lanes = lanes
         self._advanced = advanced
-        self._iterator: Any = None
-        self._dropped = 0
-        # row of the global batch → row of the local one, for the rows that this process supplies
-        self._local = {int(row): i for i, row in enumerate(form.rows)}
+        self._stopped = stopped
+        self._last_epoch = recipe.end_of_pass(after)
+        # items of each lane that came before the next batch to be read, in the epoch where its lanes began
+        self._offset = after.position // recipe.lanes.count
+        self._epoch = after.epoch
+        self._lanes = self._opened(states or {})
+        self._ready: collections.deque[HostBatch] = collections.deque()
+        self._over: dict[int, int] | None = None  # the ends of the epoch, once no further batch of it exists
+        self._failure: Exception | None = None  # comes after the batches that are ready
+        self._dropped = 0  # items left out since the batch before
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
-        began = time.perf_counter()
-        self._dropped = 0
-        items: list[_Item] = []
-        while len(items) < self._batch_size:
-            epoch, position = self._cursor
-            if epoch == self._last_epoch:
-                raise StopIteration(self._dropped + len(items))
-            self._take(items)
-            if len(items) == self._batch_size:
-                break
-            if self._cursor.position == 0:
-                raise FeedError(
-                    f"every epoch of a stream must have items, and epoch {epoch} has none", stage="read"
-                )
-            if items and self._remainder == "pad":
-                break
-            if self._remainder == "drop":
-                self._drop(items, began_epoch=position == 0)
-            self._end_iterator()
-            self._cursor = Cursor(epoch + 1, 0)
-        return self._batch(items, began)
+        while not self._ready:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # as in _read_window
+            if self._over is not None:
+                self._end_epoch(self._over)
+            if self._epoch == self._last_epoch:
+                raise StopIteration(self._dropped)
+            self._read_window()
+        return self._ready.popleft()
 
     def close(self) -> None:
-        """End Grain's iterator."""
-        self._end_iterator()
+        """End Grain's iterators."""
+        self._ready.clear()
+        for lane in self._lanes:
+            lane.close()
 
-    def _take(self, items: list[_Item]) -> None:
-        """Append the epoch's next items until the batch is full or the epoch is over."""
-        if self._iterator is None:
-            state = None if self._lanes is None else self._lanes[LANE]
-            self._iterator = self._stream.open(state)
-            self._lanes = None
-        while len(items) < self._batch_size:
-            try:
-                record = next(self._iterator)
-            except StopIteration:
-                return
-            mine = len(items) in self._local or self._remainder == "pad"
-            items.append(_Item(record if mine else None, *self._cursor))
-            self._cursor = Cursor(self._cursor.epoch, self._cursor.position + 1)
+    def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
+        """This process's lanes from here on."""
+        after = Cursor(self._epoch, self._offset)
+        last_epoch = self._last_epoch if self._recipe.remainder == "wrap" else self._epoch + 1
+        return [
+            Lane(self._recipe.lanes, lane, after, states.get(str(lane)), last_epoch)
+            for lane in self._recipe.local_lanes
+        ]
 
-    def _drop(self, items: list[_Item], *, began_epoch: bool) -> None:
-        if began_epoch:
+    def _window(self) -> range:
+        """The offsets of the batches that are left of this window: all processes cut windows alike."""
+        size = self._share.items
+        left = self._recipe.window - self._offset // size % self._recipe.window
+        return range(self._offset, self._offset + left * size, size)
+
+    def _read_window(self) -> None:
+        """Read this process's part of a window, and learn from the others how much of it there is."""
+        window = self._window()
+        place = f"{self._epoch}/{window.start % window.step}/{window.start // window.step // self._recipe.window}"
+        drafts, failure = self._drafts(window)
+        told = self._agreed(place, failure, window.start + len(drafts) * window.step)
+        for offset, draft in itertools.zip_longest(window, drafts):
+            if not self._share.exists(offset, told.ends):
+                self._over = told.ends
+                break
+            if offset == told.failed_at or draft is None:
+                self._failure = failure or FeedError(told.why or _CHANGED, stage="read")
+                break
+            self._ready.append(drafting.whole(self._recipe, draft, offset, told.ends, self._dropped))
+            self._offset, self._dropped = offset + window.step, 0
+        del failure  # else its traceback and this frame would keep each other, and the drafts
+
+    def _drafts(self, window: range) -> tuple[list[HostBatch], Exception | None]:
+        """This process's part of the window's batches up to the end of a lane or a failure, and that failure."""
+        drafts: list[HostBatch] = []
+        try:
+            for offset in window:
+                after = Cursor(self._epoch, (offset + window.step) * self._share.lanes)
+                draft = drafting.draft(self._recipe, self._buffers, self._lanes, after)
+                if draft is None:
+                    break
+                drafts.append(draft)
+                self._advanced("read")
+        except Exception as error:
+            if self._recipe.gather is None:
+                raise
+            return drafts, error  # the others are told
+        return drafts, None
+
+    def _agreed(self, place: str, failure: Exception | None, read: int) -> Told:
+        """What all processes say of a place; this one has `read` so many items of each lane, and failed or not."""
+        mine = Told({lane.index: lane.taken for lane in self._lanes if lane.ended})
+        gather = self._recipe.gather
+        if gather is None:
+            return mine
+        if failure is not None:
+            mine = dataclasses.replace(mine, failed_at=read, why=f"process {jax.process_index()}: {failure}")
+        self._advanced("agree")
+        all_said = gather(place, [self._recipe.window, mine.plain()], failure is not None, self._stopped)
+        windows = sorted({window for window, _ in all_said})
+        if len(windows) > 1:
             raise FeedError(
-                f'remainder "drop" drops a partial batch, and epoch {self._cursor.epoch} of the stream has only '
-                f'{len(items)} items for batches of {self._batch_size}; use a smaller batch, or remainder="pad"',
-                stage="read",
+                f"all processes must build a feed of lanes with the same prefetch, found {windows}", stage="agree"
             )
-        self._dropped += len(items)
-        items.clear()
+        return Told.joined([said for _, said in all_said])
 
-    def _end_iterator(self) -> None:
-        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
-        if iterator is not None:
-            iterator.close()
+    def _end_epoch(self, ends: dict[int, int]) -> None:
+        """Count what the epoch leaves out, and begin the next one."""
+        following = self._epoch + 1
+        if self._recipe.remainder == "wrap":
+            self._dropped += ends[0] - self._offset
+            following = self._last_epoch or following
+        elif self._offset == 0:
+            raise FeedError(self._why_no_batch(ends), stage="read")
+        elif self._recipe.remainder == "drop":
+            self._dropped += sum(self._read_out().values()) - self._offset * self._share.lanes
+        self.close()
+        self._epoch, self._offset, self._over = following, 0, None
+        self._lanes = self._opened({})
 
-    def _batch(self, items: list[_Item], began: float) -> HostBatch:
-        """The process-local batch of `items`; rows beyond them repeat them and are not valid."""
-        form = self._form
-        mine = [items[row % len(items)] for row in form.rows.tolist()]
-        buffers = self._buffers.lease()
-        epochs, positions = (
-            np.array([getattr(i, name) for i in mine], np.int64) for name in ("epoch", "position")
+    def _why_no_batch(self, ends: dict[int, int]) -> str:
+        if not any(ends.values()):
+            return f"every epoch of a stream must have items, and epoch {self._epoch} has none"
+        lane = min(ends, key=lambda lane: ends[lane])
+        whose = "of the stream" if self._share.lanes == 1 else f"of lane {lane}"
+        of_each = "" if self._share.lanes == 1 else f", {self._share.items} of each lane"
+        return (
+            f'remainder "drop" drops a partial batch, and epoch {self._epoch} {whose} has only {ends[lane]} items '
+            f'for batches of {self._recipe.batch_size}{of_each}; use a smaller batch, or remainder="pad"'
         )
-        places = Places(epochs, positions, form.rows < len(items))
-        records = (item.record for item in mine)
-        read, bad = write_items(form, self._stream.spec, self._stream.first, records, places, buffers)
-        leaves = buffers.leaves
-        if form.mask is not None:
-            leaves = form.with_mask(leaves, form.mask < len(items), bad)
-        self._advanced()
-        return HostBatch(
-            leaves=leaves,
-            after=self._cursor,
-            lanes={LANE: copy.deepcopy(self._iterator.get_state())},
-            rows=len(items),
-            dropped_rows=self._dropped,
-            read_s=read - began,
-            transform_s=time.perf_counter() - read,
-            bad=bad,
-        )
+
+    def _read_out(self) -> dict[int, int]:
+        """How many items each lane has in this epoch: what is left is read to be counted."""
+        failure: Exception | None = None
+        try:
+            for lane in self._lanes:
+                while lane.take(1):
+                    self._advanced("read")
+        except Exception as error:
+            if self._recipe.gather is None:
+                raise
+            failure = error
+        told = self._agreed(f"{self._epoch}/rest", failure, self._offset)
+        if told.failed_at is not None:
+            raise failure or FeedError(told.why, stage="read")
+        return told.ends

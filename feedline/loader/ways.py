@@ -6,19 +6,26 @@ A way opens process-local batches from any cursor, and does the arithmetic on cu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.form import LocalForm
+from feedline.loader.drafts import StreamRecipe
 from feedline.loader.reading import HostBatches
 from feedline.loader.recipe import Recipe
-from feedline.loader.streams import Stream, StreamBatches
+from feedline.loader.streams import StreamBatches
 from feedline.options import Reading
-from feedline.schedule import ENDLESS, Cursor, Remainder
+from feedline.schedule import ENDLESS, Cursor
+
+
+class Progress(Protocol):
+    """Whom the loader tells of its progress, and who tells it that nobody waits for it any more."""
+
+    def advanced(self, stage: str) -> None: ...
+    def stopped(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +34,13 @@ class RandomAccess:
 
     recipe: Recipe
     buffers: BatchBuffers
+    lanes: ClassVar[list[str]] = []
+    writers: ClassVar[list[int]] = []
     streams = False
 
-    def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, advanced: Callable[[], None]
-    ) -> HostBatches:
+    def open(self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress) -> HostBatches:
         """The process-local batches that come after the cursor `after`."""
-        return HostBatches(self.recipe, self.buffers, after, reading, advanced)
+        return HostBatches(self.recipe, self.buffers, after, reading, functools.partial(watch.advanced, "read"))
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -66,24 +73,24 @@ class RandomAccess:
 
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """A stream, which ends when it ends: what a cursor leads to is known only by going there."""
+    """A stream, which ends when it ends: what a cursor leads to is known only by going there.
 
-    stream: Stream
-    form: LocalForm
+    Attributes:
+      lanes: that this process reads.
+      writers: of all lanes, which process saves each.
+    """
+
+    recipe: StreamRecipe
     buffers: BatchBuffers
-    batch_size: int
-    remainder: Remainder
-    epochs: int | None
+    lanes: list[str]
+    writers: list[int]
     streams = True
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, advanced: Callable[[], None]
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
-        last = None if self.epochs is None else (after.epoch // self.epochs + 1) * self.epochs
-        return StreamBatches(
-            self.stream, self.form, self.buffers, self.batch_size, self.remainder, last, after, lanes, advanced
-        )
+        return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as is known before it is read."""
@@ -91,7 +98,7 @@ class Sequential:
 
     def next_pass(self, after: Cursor) -> Cursor:
         """Where the pass after that of `after` starts."""
-        return Cursor((after.epoch // (self.epochs or 1) + 1) * (self.epochs or 1), 0)
+        return Cursor(self.recipe.end_of_pass(after) or after.epoch + 1, 0)
 
     def steps_per_epoch(self) -> int:
         """Unknown."""

@@ -84,6 +84,7 @@ class Prefetcher(Generic[H, T]):
 
     def close(self) -> None:
         """Stop both sides. Does not wait; `join` does. Idempotent, from any thread."""
+        self._watch.stop()
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:

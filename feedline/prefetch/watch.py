@@ -17,7 +17,8 @@ _log = logging.getLogger("feedline")
 class Watch:
     """Says how long a wait may still last, warns once it was long, and raises when it was too long.
 
-    `advanced` is called by every stage, from any thread; the rest by the waiting consumer alone.
+    `advanced` and `stopped` are called by every stage, from any thread, `stop` by the owner, from anywhere; the
+    rest by the waiting consumer alone.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -26,9 +27,18 @@ class Watch:
         self._last = ("start", time.monotonic())
         self._waiting_since = 0.0
         self._warned = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """The owner stopped: a stage that waits for other processes need not go on waiting."""
+        self._stopped = True
+
+    def stopped(self) -> bool:
+        """Whether it did."""
+        return self._stopped
 
     def advanced(self, stage: str) -> None:
-        """A stage got something done and `stage` is what happens now: "read", "place" or "wait"."""
+        """A stage got something done and `stage` is what happens now: "read", "agree", "place" or "wait"."""
         self._last = (stage, time.monotonic())
 
     def waits(self) -> None:

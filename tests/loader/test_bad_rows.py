@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, Order, Reading, RowError
+from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline.loader.bad_rows import failing
 from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
@@ -509,7 +509,7 @@ def test_what_a_stream_raises_is_its_end_and_no_bad_row(sharding):
     stream = grain.MapDataset.range(40).map(fail).to_iter_dataset(grain.ReadOptions(0, 0))
     with Feed(stream, B, sharding, reading=Reading(bad_rows="substitute", bad_rows_budget=99)) as feed:
         next(feed)
-        with pytest.raises(OSError, match="it is damaged"):
+        with pytest.raises(FeedError, match="lane 0 failed after 20 items of epoch 0 with OSError: it is damaged"):
             next(feed)
 
 

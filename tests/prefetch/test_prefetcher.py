@@ -32,6 +32,9 @@ class Steps:
     def waits(self):
         pass
 
+    def stop(self):
+        pass
+
     def patience_s(self):
         self.asked += 1
         self.consumer_waits.set()

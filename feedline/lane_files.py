@@ -1,0 +1,99 @@
+"""A checkpoint of lanes is one file a lane: which processes wrote them does not matter to those that read them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
+    """Write the lanes that fall to this process, each to a file `lane-<l>-of-<count>.json`.
+
+    Every process calls it with its own state and the same folder, which all can read later; each lane is
+    written by the lowest process that reads it. A file appears whole or not at all. Give each step a folder
+    of its own: files of two steps in one folder are refused by `load_lanes`.
+
+    Args:
+      state: what `feed.get_state()` returned here. It may be written later, by another thread.
+      folder: made if it is not there.
+
+    Raises:
+      ValueError: the state is none of a stream.
+
+    Example:
+      >>> import tempfile
+      >>> folder = tempfile.mkdtemp()
+      >>> state = {"step": 5, "position": 40, "lanes": {"0": {"next_index": 40}}, "writers": [0]}
+      >>> save_lanes(state, folder)
+      >>> load_lanes(folder)
+      {'step': 5, 'position': 40, 'lanes': {'0': {'next_index': 40}}}
+    """
+    import jax
+
+    if "lanes" not in state or "writers" not in state:
+        raise ValueError(
+            "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
+            "save it as JSON on one of them"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
+    count = len(state["writers"])
+    for lane, iterator in state["lanes"].items():
+        if state["writers"][int(lane)] == jax.process_index():
+            text = json.dumps({**place, "lane": int(lane), "count": count, "iterator": iterator})
+            _write(folder / f"lane-{int(lane):05}-of-{count:05}.json", text)
+
+
+def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The state that all processes saved to `folder`, with every lane: `feed.set_state` takes it on any topology.
+
+    Raises:
+      FileNotFoundError: it has no file of a lane.
+      ValueError: a lane is missing, cannot be read, or is of another step than the others.
+    """
+    paths = sorted(Path(folder).glob("lane-*-of-*.json"))
+    if not paths:
+        raise FileNotFoundError(f"{folder} has no file lane-*-of-*.json; save_lanes writes them, on every process")
+    saved = [_read(path) for path in paths]
+    lanes = {file.pop("lane"): file.pop("iterator") for file in saved}
+    for file, path in zip(saved, paths, strict=True):
+        if file != saved[0]:
+            field = next(name for name in {**saved[0], **file} if saved[0].get(name) != file.get(name))
+            raise ValueError(
+                f"the lanes of a checkpoint must be of one step, and {path.name} has {field} {file.get(field)!r}, "
+                f"{paths[0].name} {saved[0].get(field)!r}: {folder} holds files of two saves, or of one that was "
+                "interrupted; restore an older folder, and save each step to one of its own"
+            )
+    count = saved[0].pop("count")
+    missing = sorted(set(range(count)) - set(lanes))
+    if missing:
+        raise ValueError(
+            f"a checkpoint must hold all {count} lanes, and {folder} lacks {len(missing)}, of which the first is "
+            f"lane {missing[0]}: a save was interrupted, or left out a process; restore an older folder"
+        )
+    return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}}
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, also if the machine stops."""
+    part = path.with_suffix(".part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text())
+        if {"lane", "count", "iterator"} <= held.keys():
+            return dict(held)
+        found = f"it has only {', '.join(held)}"
+    except (ValueError, AttributeError) as error:
+        found = str(error)
+    raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")

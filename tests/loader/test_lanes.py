@@ -1,0 +1,255 @@
+"""Lanes (`feedline.Lanes`) in one process: what a batch holds, the ends, the state, and what is refused."""
+
+import json
+
+import grain
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from feedline import Feed, FeedError, Lanes
+
+STRIDE = 1000
+"""Item i of lane l is l · STRIDE + i."""
+
+
+def lanes_of(lengths, broken=()):
+    """Lanes of so many items; at those that are broken, as (lane, i), reading fails."""
+
+    def make_lane(lane, count):
+        assert count == len(lengths)
+
+        def item(i):
+            if (lane, i) in broken:
+                raise OSError("the disk is gone")
+            return {"x": np.int32(lane * STRIDE + i)}
+
+        return grain.MapDataset.range(lengths[lane]).map(item).to_iter_dataset(grain.ReadOptions(0, 0))
+
+    return Lanes(make_lane, len(lengths))
+
+
+def items_of(lengths):
+    return [[lane * STRIDE + i for i in range(n)] for lane, n in enumerate(lengths)]
+
+
+def epoch_of(lanes, size, remainder, first):
+    """The batches of (value, valid) of lanes that hold these items: row by row from the definition."""
+    share = size // len(lanes)
+    batches = []
+    for start in range(0, max(map(len, lanes)), share):
+        parts = [lane[start : start + share] for lane in lanes]
+        if remainder == "drop" and any(len(part) < share for part in parts):
+            break
+        padded = [[(part or [first])[i % len(part or [0])] for i in range(share)] for part in parts]
+        batches.append(
+            [(x, i < len(part)) for part, row in zip(parts, padded, strict=True) for i, x in enumerate(row)]
+        )
+    return batches
+
+
+def seen_of(batch):
+    x = np.asarray(batch["x"])
+    valid = np.asarray(batch.get("valid", np.ones(len(x), bool)))
+    return list(zip(x.tolist(), valid.tolist(), strict=True))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(lambda n: len(n) != 3 and any(n)),
+    st.sampled_from([8, 16]),
+    st.sampled_from([8, 24]),
+    st.integers(1, 3),
+    st.sampled_from(["drop", "pad"]),
+    st.data(),
+)
+def test_batches_and_a_resume_with_another_batch_size(sharding, lengths, size, other, epochs, remainder, data):
+    if remainder == "drop":
+        lengths = [n + 12 for n in lengths]  # a batch of either size in every epoch
+    lanes, items = lanes_of(lengths), items_of(lengths)
+    first = next(x for lane in items for x in lane)
+    epoch = epoch_of(items, size, remainder, first)
+    cut = data.draw(st.integers(0, len(epoch) * epochs))
+    with Feed(lanes, size, sharding, epochs=epochs, remainder=remainder) as feed:
+        seen = [seen_of(batch) for _, batch in zip(range(cut), feed, strict=False)]
+        state = json.loads(json.dumps(feed.get_state()))
+        assert seen == (epoch * epochs)[:cut]
+        assert state["step"] == cut
+        seen += [seen_of(batch) for batch in feed]
+        counted = feed.statistics()
+    assert seen == epoch * epochs
+    valid = sum(v for batch in seen for _, v in batch)
+    assert counted.rows == valid
+    assert counted.rows + counted.dropped_rows == epochs * sum(lengths)
+
+    with Feed(lanes, other, sharding, epochs=epochs, remainder=remainder) as feed:
+        feed.set_state(state)
+        rest = [seen_of(batch) for batch in feed]
+    whole, delivered = divmod(cut, len(epoch))
+    if cut and not delivered:  # the last batch of an epoch: its end is not yet met
+        whole, delivered = whole - 1, len(epoch)
+    left = [lane[delivered * size // len(items) :] for lane in items]
+    expected = epoch_of(left, other, remainder, first)
+    assert rest == expected + epoch_of(items, other, remainder, first) * (epochs - whole - 1)
+
+
+def test_one_lane_is_what_the_stream_alone_is(sharding):
+    dataset = grain.MapDataset.range(20).map(lambda i: {"x": np.int32(i)}).to_iter_dataset()
+    states = []
+    for source in (dataset, Lanes(lambda lane, count: dataset, 1)):
+        with Feed(source, 8, sharding, epochs=2, remainder="wrap") as feed:
+            assert [seen_of(batch)[0][0] for batch in feed] == [0, 8, 16, 4, 12]
+            states.append(feed.get_state())
+    assert states[0] == states[1]
+
+
+def test_a_transform_sees_the_round_robin(sharding):
+    def transform(batch, rows):
+        return {"x": batch["x"], "at": rows.position.astype(np.int32)}
+
+    with Feed(lanes_of([8, 8]), 8, sharding, epochs=1, transform=transform) as feed:
+        rows = [(int(x), int(at)) for batch in feed for x, at in zip(batch["x"], batch["at"], strict=True)]
+    assert sorted(rows, key=lambda row: row[1]) == [(at % 2 * STRIDE + at // 2, at) for at in range(16)]
+
+
+def test_every_epoch_begins_each_lane_again(sharding):
+    with Feed(lanes_of([9, 12]), 8, sharding) as feed:
+        places = []
+        for _, batch in zip(range(5), feed, strict=False):
+            state = feed.get_state()
+            places.append((seen_of(batch)[0][0], state["epoch"], state["position"]))
+        assert places == [(0, 0, 8), (4, 0, 16), (0, 1, 8), (4, 1, 16), (0, 2, 8)]
+        assert feed.statistics().dropped_rows == 10
+
+
+def test_a_lane_that_fails_is_named_after_the_batches_before_it(sharding):
+    with Feed(lanes_of([20, 20], broken={(1, 9)}), 8, sharding, epochs=1) as feed:
+        next(feed)
+        next(feed)
+        with pytest.raises(
+            FeedError, match="lane 1 failed after 9 items of epoch 0 with OSError: the disk is gone"
+        ):
+            next(feed)
+        assert feed.get_state()["position"] == 16
+        assert feed.get_state()["lanes"] == {"0": {"next_index": 8}, "1": {"next_index": 8}}
+
+
+def test_a_lane_that_is_made_wrongly_is_named(sharding):
+    with pytest.raises(TypeError, match=r"got _?\w*MapDataset for lane 0; call to_iter_dataset\(\) on it"):
+        Feed(Lanes(lambda lane, count: grain.MapDataset.range(9), 2), 8, sharding)
+    with pytest.raises(TypeError, match=r"Lanes takes a function \(lane, count\) -> grain.IterDataset, got 2"):
+        Lanes(2, 2)
+    with pytest.raises(ValueError, match=r"Lanes.count must be at least 1, got 0"):
+        Lanes(lanes_of([1]).make_lane, 0)
+
+
+def test_a_count_that_does_not_divide_the_batch_is_refused_with_numbers_that_work(sharding):
+    with pytest.raises(
+        ValueError, match=r"got 3 lanes for batches of 16. Batches of 15 or 18 would work, and so would 2"
+    ):
+        Feed(lanes_of([9, 9, 9]), 16, sharding)
+    with pytest.raises(
+        ValueError, match=r"got 9 lanes for batches of 8. Batches of 9 would work, and so would 8 lanes"
+    ):
+        Feed(lanes_of([9] * 9), 8, sharding)
+
+
+def test_what_lanes_cannot_do_is_refused(sharding):
+    with pytest.raises(ValueError, match='"wrap" needs one lane, since each ends at a place of its own, got 2'):
+        Feed(lanes_of([9, 9]), 8, sharding, remainder="wrap")
+    with pytest.raises(ValueError, match="at least one row, got 2 lanes without an item"):
+        Feed(lanes_of([0, 0]), 8, sharding)
+    with (
+        Feed(lanes_of([20, 3]), 8, sharding) as feed,
+        pytest.raises(
+            FeedError, match="epoch 0 of lane 1 has only 3 items for batches of 8, 4 of each lane; use a"
+        ),
+    ):
+        next(feed)
+
+
+def test_a_state_of_other_lanes_is_refused(sharding):
+    with Feed(lanes_of([20, 20]), 8, sharding) as feed:
+        next(feed)
+        state = feed.get_state()
+    with (
+        Feed(lanes_of([20, 20, 20, 20]), 8, sharding) as feed,
+        pytest.raises(ValueError, match="its 'format' is '2 lanes', this feed's is '4 lanes'"),
+    ):
+        feed.set_state(state)
+    del state["lanes"]["1"]
+    with (
+        Feed(lanes_of([20, 20]), 8, sharding) as feed,
+        pytest.raises(ValueError, match=r"lacks lane 1 \(1 of 2 are missing\).*feedline.save_lanes"),
+    ):
+        feed.set_state(state)
+
+
+def test_a_state_before_the_first_batch_names_every_lane(sharding):
+    with Feed(lanes_of([20, 20]), 8, sharding) as feed:
+        assert feed.get_state()["lanes"] == {"0": None, "1": None}
+        assert feed.get_state()["writers"] == [0, 0]
+        feed.set_state(feed.get_state())
+        assert seen_of(next(feed))[0][0] == 0
+
+
+def test_a_leaf_that_every_device_holds_whole(sharding):
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    with Feed(lanes_of([9, 20]), 8, everywhere, epochs=1, remainder="pad") as feed:
+        assert jax.tree.map(seen_of, list(feed), is_leaf=lambda x: isinstance(x, dict)) == epoch_of(
+            items_of([9, 20]), 8, "pad", 0
+        )
+
+
+def _rows(lane, count):
+    numbers = grain.MapDataset.range(lane, 150 + 60 * lane, count).seed(lane).shuffle()
+    return numbers.map(lambda i: {"x": np.full(3 + i % 5, i, np.int32)}).to_iter_dataset(grain.ReadOptions(2, 4))
+
+
+def _scalars(lane, count):
+    return _rows(lane, count).map(lambda row: {"x": row["x"][0]})
+
+
+def _even(row):
+    return row["x"] % 2 == 0
+
+
+KINDS = {
+    "packing": lambda lane, count: grain.experimental.FirstFitPackIterDataset(
+        _rows(lane, count), length_struct={"x": 16}, num_packing_bins=4
+    ).map(lambda row: {"x": row["x"]}),
+    "mixture": lambda lane, count: grain.IterDataset.mix(
+        [_scalars(lane, count).filter(_even), _scalars(lane, count)], [0.7, 0.3]
+    ),
+    "window shuffle": lambda lane, count: grain.experimental.WindowShuffleIterDataset(
+        _scalars(lane, count), window_size=7, seed=1
+    ),
+    "threads": lambda lane, count: grain.experimental.ThreadPrefetchIterDataset(
+        _scalars(lane, count), prefetch_buffer_size=3
+    ),
+    "repeated": lambda lane, count: grain.experimental.RepeatIterDataset(_scalars(lane, count), 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind):
+    def feed():
+        return Feed(Lanes(KINDS[kind], 2), 8, sharding, epochs=1, remainder="pad")
+
+    states = []
+    with feed() as one:
+        whole = []
+        for batch in one:
+            whole.append(jax.tree.map(np.asarray, batch))
+            states.append(json.loads(json.dumps(one.get_state())))
+    assert len(whole) > 5
+    assert not whole[-1]["valid"].all()
+    for cut in (1, len(whole) // 2, len(whole) - 1, len(whole)):  # lane 0 ends before lane 1 does
+        with feed() as one:
+            one.set_state(states[cut - 1])
+            rest = [jax.tree.map(np.asarray, batch) for batch in one]
+        assert len(rest) == len(whole) - cut
+        jax.tree.map(np.testing.assert_array_equal, rest, whole[cut:])

@@ -1,0 +1,316 @@
+"""Lanes in several processes: the same batches and ends as in one, and checkpoints that move between them."""
+
+import json
+import threading
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+import feedline
+from feedline.cluster.coordination import coordination
+
+from .cases import case
+from .launch import ALONE, TOPOLOGIES
+from .layouts import sharding_of
+from .values import Own, assert_same
+
+pytestmark = pytest.mark.multiprocess
+
+SIZE, EPOCHS, PATIENCE_S = 16, 2, 30
+LENGTHS = {"drop": [30, 23, 26, 41], "pad": [30, 3, 0, 21]}
+LAYOUTS = ["data", "permuted", "model", "model_across", "sequence", "one_leaf_everywhere"]
+STRIDE = 1000
+
+
+def lanes_of(lengths, read=lambda lane, i: None):
+    """Item i of lane l has y = l · STRIDE + i; `read` is told of each item that is read."""
+
+    def make_lane(lane, count):
+        def item(i):
+            read(lane, i)
+            y = lane * STRIDE + i
+            return {"x": np.full(8, y, np.int32), "y": np.int32(y), "z": np.float32([y, -y])}
+
+        return grain.MapDataset.range(lengths[lane]).map(item).to_iter_dataset(grain.ReadOptions(0, 0))
+
+    return feedline.Lanes(make_lane, len(lengths))
+
+
+def epoch_of(lengths, size, remainder, begun=0):
+    """y and valid of the batches of an epoch, after `begun` items of each lane."""
+    share = size // len(lengths)
+    for start in range(begun, max(lengths), share):
+        left = [min(max(n - start, 0), share) for n in lengths]
+        if remainder == "drop" and min(left) < share:
+            return
+        y = [
+            lane * STRIDE + start + i % count if count else 0
+            for lane, count in enumerate(left)
+            for i in range(share)
+        ]
+        yield np.int32(y), np.array([i < count for count in left for i in range(share)])
+
+
+def assert_holds(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, (y, valid) in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(batch["y"], y)
+        np.testing.assert_array_equal(batch["x"], np.tile(y[:, None], 8))
+        np.testing.assert_array_equal(batch["z"], np.stack([y, -y], 1).astype(np.float32))
+        if "valid" in batch:
+            np.testing.assert_array_equal(batch["valid"], valid)
+
+
+@case(LAYOUTS, LENGTHS)
+def a_pass(here, layout, remainder):
+    ran = set()
+    lanes = lanes_of(LENGTHS[remainder], lambda lane, i: ran.add(lane))
+    sharding = sharding_of(layout, here.devices)
+    with feedline.Feed(lanes, SIZE, sharding, epochs=EPOCHS, remainder=remainder) as feed:
+        ran.clear()  # building a feed looks at one item
+        batches, places = [], []
+        for batch in feed:
+            batches.append(batch)
+            state = feed.get_state()
+            places.append([state["step"], state["epoch"], state["position"]])
+        counted = feed.statistics()
+    saved = [int(lane) for lane in state["lanes"] if state["writers"][int(lane)] == jax.process_index()]
+    return {
+        "batches": batches,
+        "places": places,
+        "counted": [counted.rows, counted.dropped_rows],
+        "lanes": Own([sorted(map(int, state["lanes"])), sorted(ran), saved]),
+    }
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("remainder", LENGTHS)
+def test_batches_and_ends_are_those_of_one_process(outcome, topology, layout, remainder):
+    found, alone = (outcome(where, a_pass, layout, remainder) for where in (topology, ALONE))
+    lengths = LENGTHS[remainder]
+    epoch = list(epoch_of(lengths, SIZE, remainder))
+    assert_holds(found["batches"], epoch * EPOCHS)
+    assert_same(found["batches"], alone["batches"])
+    assert found["places"] == alone["places"]
+    real = EPOCHS * sum(valid.sum() for _, valid in epoch)
+    assert found["counted"] == [real, EPOCHS * sum(lengths) - real]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_process_reads_its_own_lanes_and_each_lane_is_saved_once(outcome, topology, layout):
+    per_process = outcome(topology, a_pass, layout, "drop")["lanes"]
+    assert sorted(lane for _, _, saved in per_process for lane in saved) == list(range(4))
+    for held, ran, _ in per_process:
+        assert ran == held
+    if layout == "data":
+        each = 4 // topology.processes
+        assert [held for held, _, _ in per_process] == [
+            list(range(i * each, (i + 1) * each)) for i in range(topology.processes)
+        ]
+
+
+def meet(name):
+    """Wait for the other processes; there are none in one process alone."""
+    service = coordination()
+    if service is not None:
+        service.barrier(f"test-lanes/{name}", PATIENCE_S)
+
+
+def shared(folder, name):
+    """The folder of that process which says it first, for all of them."""
+    service = coordination()
+    if service is None:
+        return folder
+    service.set(f"test-lanes/{name}", str(folder))
+    return service.get(f"test-lanes/{name}", PATIENCE_S)
+
+
+LEGS = [*TOPOLOGIES, ALONE]
+SIZES = [16, 8, 32, 24]
+
+
+@case(["data", "model_across"])
+def a_leg(here, layout):
+    """Two batches from where the topology before this one stopped, by way of files."""
+    before = here.before()
+    size = SIZES[LEGS.index((jax.process_count(), jax.local_device_count()))]
+    lanes = lanes_of([40, 31, 90, 33])
+    with feedline.Feed(lanes, size, sharding_of(layout, here.devices), epochs=2) as feed:
+        if before is not None:
+            feed.set_state(json.loads(before["state"]))
+        batches = [batch for _, batch in zip(range(2), feed, strict=False)]
+        folder = shared(here.folder, f"a_leg-{layout}")
+        feedline.save_lanes(feed.get_state(), folder)
+        meet("saved")
+        state = feedline.load_lanes(folder)
+        meet("loaded")
+    return {"batches": batches, "state": json.dumps(state)}
+
+
+@pytest.mark.parametrize("layout", ["data", "model_across"])
+def test_a_checkpoint_is_resumed_on_other_topologies_and_batch_sizes(outcome, layout):
+    legs = [outcome(topology, a_leg, layout) for topology in LEGS]
+    begun, expected = 0, []
+    for size in SIZES[:3]:
+        expected += list(epoch_of([40, 31, 90, 33], size, "drop", begun))[:2]
+        begun += 2 * size // 4
+    expected += list(epoch_of([40, 31, 90, 33], SIZES[3], "drop"))[
+        :2
+    ]  # of the next epoch: 3 items are no share of 6
+    assert_holds([batch for leg in legs for batch in leg["batches"]], expected)
+    assert [json.loads(leg["state"])["step"] for leg in legs] == [2, 4, 6, 8]
+
+
+@case()
+def fails_once(here):
+    """Lane 3 cannot be read once, in the fourth batch."""
+    failures = iter([OSError("the disk is gone")])
+
+    def read(lane, i):
+        if (lane, i) == (3, 13):
+            for error in failures:
+                raise error
+
+    with feedline.Feed(lanes_of([40] * 4, read), SIZE, sharding_of("data", here.devices), epochs=1) as feed:
+        before = [next(feed) for _ in range(3)]
+        with pytest.raises(feedline.FeedError) as raised:
+            next(feed)
+        return {"told": Own(str(raised.value)), "batches": [*before, *feed]}
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, topology):
+    found = outcome(topology, fails_once)
+    for process, told in enumerate(found["told"]):
+        assert "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone" in told
+        assert told.startswith(f"process {topology.processes - 1}: ") == (process != topology.processes - 1)
+    assert_holds(found["batches"], list(epoch_of([40] * 4, SIZE, "drop")))
+
+
+@case()
+def begins_again_alone(here):
+    """One process gives up what it has read ahead, again and again, while the others go on."""
+    with feedline.Feed(lanes_of([41] * 4), SIZE, sharding_of("data", here.devices), epochs=3) as feed:
+        batches = []
+        for batch in feed:
+            batches.append(batch)
+            if jax.process_index() == 0 and len(batches) % 3 == 0:
+                feed.set_state(feed.get_state())
+    return batches
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_a_process_that_begins_again_catches_up(outcome, topology):
+    assert_holds(outcome(topology, begins_again_alone), list(epoch_of([41] * 4, SIZE, "drop")) * 3)
+
+
+@case()
+def all_go_back(here):
+    """Every process goes back to the start, after windows whose keys are long gone, and others whose are not."""
+    with feedline.Feed(lanes_of([400] * 4), SIZE, sharding_of("data", here.devices)) as feed:
+        for back in range(3):
+            batches = [batch for _, batch in zip(range(40 * back + 3), feed, strict=False)]
+            meet("before")
+            feed.seek(0)
+        meet("done")
+        return batches
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_all_may_go_back(outcome, topology):
+    assert_holds(outcome(topology, all_go_back), list(epoch_of([400] * 4, SIZE, "drop"))[:83])
+
+
+@case()
+def keys_after_many_windows(here):
+    with feedline.Feed(lanes_of([4000] * 4), SIZE, sharding_of("data", here.devices), prefetch=1) as feed:
+        for _ in zip(range(200), feed, strict=False):
+            pass
+        meet("read")
+        service = coordination()
+        return Own(0 if service is None else len(service.dir(f"{feed._pipeline.way.recipe.gather._root}/")))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_what_was_agreed_long_ago_is_cleared(outcome, topology):
+    each = topology.processes + 2  # what each said, how many came, and what was put together
+    assert max(outcome(topology, keys_after_many_windows)) <= 12 * each
+
+
+@case()
+def is_closed_while_it_waits(here):
+    """Process 0 reads while the others do not; it is closed, and nothing of it is left."""
+    meet("waits")
+    with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices)) as feed:
+        if jax.process_index() == 0 and jax.process_count() > 1:
+            told = []
+
+            def read():
+                with pytest.raises(ValueError, match="the feed is closed") as raised:
+                    next(feed)
+                told.append(raised)
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            service = coordination()
+            while not service.dir(f"{feed._pipeline.way.recipe.gather._root}/"):  # until its loader has come there
+                pass
+            feed.close(PATIENCE_S)
+            reader.join(PATIENCE_S)
+            assert told
+            assert not any(thread.name == "feedline-place" for thread in threading.enumerate())
+        meet("closed")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_a_feed_that_waits_for_others_can_be_closed(outcome, topology):
+    assert outcome(topology, is_closed_while_it_waits) is None
+
+
+@case()
+def ends_too_early(here):
+    with feedline.Feed(lanes_of([40, 40, 40, 3]), SIZE, sharding_of("data", here.devices)) as feed:
+        told = []
+        for _ in range(2):
+            with pytest.raises(feedline.FeedError) as raised:
+                next(feed)
+            told.append(str(raised.value))
+        return told
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+def test_an_epoch_without_a_batch_is_the_same_error_everywhere(outcome, topology):
+    for told in outcome(topology, ends_too_early):
+        assert "epoch 0 of lane 3 has only 3 items for batches of 16, 4 of each lane" in told
+
+
+@case()
+def synchronous(here):
+    lanes = lanes_of(LENGTHS["drop"])
+    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=1, prefetch=0) as feed:
+        return list(feed)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_without_threads_too(outcome, topology):
+    assert_holds(outcome(topology, synchronous), list(epoch_of(LENGTHS["drop"], SIZE, "drop")))
+
+
+@case()
+def prefetches_differ(here):
+    prefetch = 1 + jax.process_index()
+    with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch=prefetch) as feed:
+        with pytest.raises(feedline.FeedError, match="the same prefetch") as raised:
+            next(feed)
+        meet("differ")
+        return str(raised.value)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
+    found = list(range(1, topology.processes + 1))
+    assert f"with the same prefetch, found {found}" in outcome(topology, prefetches_differ)

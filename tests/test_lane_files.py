@@ -1,0 +1,82 @@
+"""`save_lanes` and `load_lanes`: a checkpoint of lanes, whole or refused."""
+
+import json
+
+import jax
+import pytest
+
+from feedline import load_lanes, save_lanes
+
+PLACE = {"version": 1, "step": 7, "epoch": 1, "position": 24, "fingerprint": {"format": "3 lanes"}}
+LANES = {"0": {"next_index": 8}, "1": None, "2": {"parents": [{"next_index": 3}], "stop": True}}
+
+
+def state(writers=(0, 0, 0), **place):
+    return {**PLACE, **place, "lanes": LANES, "writers": list(writers)}
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    save_lanes(state(), tmp_path / "not" / "there yet")
+    assert load_lanes(tmp_path / "not" / "there yet") == {**PLACE, "lanes": LANES}
+    names = sorted(path.name for path in tmp_path.glob("*/*/*"))
+    assert names == [f"lane-0000{lane}-of-00003.json" for lane in range(3)]
+
+
+def test_each_process_writes_the_lanes_that_fall_to_it(tmp_path, monkeypatch):
+    written = []
+    for process in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        save_lanes(state(writers=[2, 0, 2]), tmp_path)
+        written.append(sorted(path.name[9] for path in tmp_path.iterdir()))
+    assert written == [["1"], ["1"], ["0", "1", "2"]]
+    assert load_lanes(tmp_path) == {**PLACE, "lanes": LANES}
+
+
+@pytest.mark.parametrize("lane", [0, 1, 2])
+def test_a_missing_lane_is_named(tmp_path, lane):
+    save_lanes(state(), tmp_path)
+    (tmp_path / f"lane-0000{lane}-of-00003.json").unlink()
+    with pytest.raises(
+        ValueError, match=rf"all 3 lanes, and .* lacks 1, of which the first is lane {lane}: a save"
+    ):
+        load_lanes(tmp_path)
+
+
+def test_lanes_of_two_steps_are_refused(tmp_path):
+    save_lanes(state(), tmp_path)
+    save_lanes(state(writers=[0, 1, 1], step=8, position=32), tmp_path)  # the others were interrupted
+    with pytest.raises(
+        ValueError, match=r"of one step, and lane-00001-of-00003.json has step 7, lane-00000.* 8: "
+    ):
+        load_lanes(tmp_path)
+
+
+def test_lanes_of_two_counts_are_refused(tmp_path):
+    save_lanes(state(), tmp_path)
+    save_lanes({**PLACE, "lanes": {"0": None}, "writers": [0]}, tmp_path)
+    with pytest.raises(ValueError, match=r"lane-00000-of-00003.json has count 3, lane-00000-of-00001.json 1"):
+        load_lanes(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"lane": 0', "[1]", "5", '{"lane": 0, "count": 3}'])
+def test_a_file_that_is_broken_is_named(tmp_path, text):
+    save_lanes(state(), tmp_path)
+    (tmp_path / "lane-00002-of-00003.json").write_text(text)
+    with pytest.raises(ValueError, match=r"lane-00002-of-00003.json is no file of save_lanes: .*restore an older"):
+        load_lanes(tmp_path)
+
+
+def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, monkeypatch):
+    save_lanes(state(), tmp_path)
+    monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        save_lanes(state(step=8), tmp_path)
+    assert load_lanes(tmp_path) == {**PLACE, "lanes": LANES}
+
+
+def test_what_is_no_stream_or_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="save_lanes takes the state of a stream, and this one has no lanes"):
+        save_lanes(PLACE, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no file lane-\*-of-\*.json; save_lanes writes them"):
+        load_lanes(tmp_path)
+    assert json.dumps(state())
