@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from feedline import Feed, FeedError, Lanes
+from feedline import Feed, FeedError, Lanes, Reading
 
 STRIDE = 1000
 """Item i of lane l is l · STRIDE + i."""
@@ -135,6 +135,27 @@ def test_a_lane_that_fails_is_named_after_the_batches_before_it(sharding):
             next(feed)
         assert feed.get_state()["position"] == 16
         assert feed.get_state()["lanes"] == {"0": {"next_index": 8}, "1": {"next_index": 8}}
+
+
+@pytest.mark.parametrize("policy", ["substitute", "mask"])
+def test_the_first_item_of_all_stands_in_for_bad_ones_and_padding_is_not_counted(sharding, policy):
+    bad = {(0, 2): np.zeros(3, np.int64), (1, 4): np.int64(1 << 40)}
+
+    def make_lane(lane, count):
+        def item(i):
+            return {"x": bad.get((lane, i), np.int64(lane * STRIDE + i))}
+
+        return grain.MapDataset.range([8, 5][lane]).map(item).to_iter_dataset(grain.ReadOptions(0, 0))
+
+    reading = Reading(bad_rows=policy, bad_rows_budget=2)
+    with Feed(Lanes(make_lane, 2), 8, sharding, epochs=1, remainder="pad", reading=reading) as feed:
+        seen = [seen_of(batch) for batch in feed]
+        assert feed.statistics().bad_rows == 2
+    good = policy == "substitute"
+    assert seen == [
+        [(0, True), (1, True), (0, good), (3, True), *((STRIDE + i, True) for i in range(4))],
+        [(4, True), (5, True), (6, True), (7, True), (0, good), (0, False), (0, False), (0, False)],
+    ]
 
 
 def test_a_lane_that_is_made_wrongly_is_named(sharding):
