@@ -45,6 +45,10 @@ from feedline.schedule import REMAINDERS, Cursor, Remainder, Schedule
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 _MOST_THREADS = 16
+_PLACES = 3
+"""At which processes agree in an epoch of one batch: the batch, its end in a window of its own, and the rest."""
+_AHEAD = 4
+"""Batches past the last one delivered but for those that wait: handed over, placed, read, and read elsewhere."""
 
 
 class Placed(NamedTuple):
@@ -237,8 +241,10 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is request.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    gather = None if runs_everywhere(owners) else Gather.joined(key, len(set(itertools.chain(*owners))))
-    window = max(1, request.prefetch) if gather else 1
+    window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
+    gather = None
+    if not runs_everywhere(owners):
+        gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     recipe = StreamRecipe(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )

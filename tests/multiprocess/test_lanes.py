@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import grain
 import jax
@@ -314,3 +315,24 @@ def prefetches_differ(here):
 def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
     found = list(range(1, topology.processes + 1))
     assert f"with the same prefetch, found {found}" in outcome(topology, prefetches_differ)
+
+
+@case(["0", "1", "2", "8"])
+def begins_again_in_short_epochs(here, prefetch):
+    """One process gives up what it has read ahead while that spans many epochs, each of one batch."""
+    lanes, sharding = lanes_of([5] * 4), sharding_of("data", here.devices)
+    with feedline.Feed(lanes, SIZE, sharding, epochs=40, prefetch=int(prefetch)) as feed:
+        batches = []
+        for batch in feed:
+            batches.append(batch)
+            if jax.process_index() == 0 and len(batches) % 7 == 0:
+                time.sleep(0.2)  # until it has read ahead what it may
+                feed.set_state(feed.get_state())
+    return batches
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("prefetch", ["0", "1", "2", "8"])
+def test_a_process_that_begins_again_catches_up_over_many_epochs(outcome, topology, prefetch):
+    expected = list(epoch_of([5] * 4, SIZE, "drop")) * 40
+    assert_holds(outcome(topology, begins_again_in_short_epochs, prefetch), expected)
