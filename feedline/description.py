@@ -31,6 +31,7 @@ def described(
     epochs: int | None,
     remainder: Remainder,
     reading: Reading,
+    prefetch: int | None,
     spec: Any,
 ) -> dict[str, Any]:
     """JSON values by field: all that must be the same in every process for batch k to be the same.
@@ -38,6 +39,7 @@ def described(
     Args:
       fingerprint: of the data, as in a state: for a Grain dataset with digests of its first, middle and last
         element, so that one that was sliced per process is told apart.
+      prefetch: where the processes agree on the ends of lanes, in windows of it; None: it may differ.
       spec: of the global batch, with shardings: dtype, shape, and which part lies on which device.
     """
     leaves = {
@@ -51,6 +53,7 @@ def described(
         "remainder": remainder,
         "bad_rows": reading.bad_rows,
         "check_replicas_every": reading.check_replicas_every,
+        "prefetch": prefetch,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
         "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
     }

@@ -164,6 +164,7 @@ def build(request: Request) -> Pipeline:
                     epochs=request.epochs,
                     remainder=request.remainder,
                     reading=reading,
+                    prefetch=request.prefetch if pipeline.way.agrees else None,
                     spec=pipeline.placement.spec,
                 )
             )
