@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from feedline import __version__
 from feedline import state as states
 from feedline.options import Reading
 from feedline.schedule import Remainder
 
-_PACKAGES = ("feedline", "jax", "jaxlib", "grain", "numpy")
+_PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 
 
 def processes_of(sharding: Any) -> set[int]:
@@ -46,7 +47,7 @@ def described(
         f"batch{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
     }
     return {
-        "version": {package: version(package) for package in _PACKAGES},
+        "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
         **fingerprint,
         "batch_size": batch_size,
         "epochs": epochs,
