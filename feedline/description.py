@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from feedline import __version__
 from feedline import state as states
 from feedline.options import Reading
 from feedline.schedule import Remainder
 
-_PACKAGES = ("feedline", "jax", "jaxlib", "grain", "numpy")
+_PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 
 
 def processes_of(sharding: Any) -> set[int]:
@@ -31,6 +32,7 @@ def described(
     epochs: int | None,
     remainder: Remainder,
     reading: Reading,
+    prefetch: int | None,
     spec: Any,
 ) -> dict[str, Any]:
     """JSON values by field: all that must be the same in every process for batch k to be the same.
@@ -38,19 +40,21 @@ def described(
     Args:
       fingerprint: of the data, as in a state: for a Grain dataset with digests of its first, middle and last
         element, so that one that was sliced per process is told apart.
+      prefetch: where the processes agree on the ends of lanes, in windows of it; None: it may differ.
       spec: of the global batch, with shardings: dtype, shape, and which part lies on which device.
     """
     leaves = {
         f"batch{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
     }
     return {
-        "version": {package: version(package) for package in _PACKAGES},
+        "version": {"feedline": __version__, **{package: version(package) for package in _PACKAGES}},
         **fingerprint,
         "batch_size": batch_size,
         "epochs": epochs,
         "remainder": remainder,
         "bad_rows": reading.bad_rows,
         "check_replicas_every": reading.check_replicas_every,
+        "prefetch": prefetch,
         "leaf": {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()},
         "sharding": {name: _layout(leaf.sharding, leaf.shape) for name, leaf in leaves.items()},
     }

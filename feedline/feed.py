@@ -101,14 +101,14 @@ class Feed:
         self._pipeline = build(
             Request(
                 source,
-                checked_integer("batch_size", batch_size, at_least=1),
+                batch_size,
                 sharding,
                 order,
-                None if epochs is None else checked_integer("epochs", epochs, at_least=1),
+                epochs,
                 remainder,
                 reading,
                 transform,
-                checked_integer("prefetch", prefetch, at_least=0),
+                prefetch,
             )
         )
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered

@@ -32,7 +32,7 @@ from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 from feedline.loader.spec import RowSpec
 from feedline.loader.ways import RandomAccess, Sequential
-from feedline.options import Order, Reading
+from feedline.options import Order, Reading, checked_integer
 from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
@@ -45,6 +45,10 @@ from feedline.schedule import REMAINDERS, Cursor, Remainder, Schedule
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 _MOST_THREADS = 16
+_PLACES = 3
+"""At which processes agree in an epoch of one batch: the batch, its end in a window of its own, and the rest."""
+_AHEAD = 4
+"""Batches past the last one delivered but for those that wait: handed over, placed, read, and read elsewhere."""
 
 
 class Placed(NamedTuple):
@@ -116,7 +120,12 @@ class Request:
     transform: Transform | None
     prefetch: int
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Request:
+        """The same, with plain integers.
+
+        Raises:
+          ValueError, TypeError: an argument is wrong.
+        """
         if self.remainder not in REMAINDERS:
             raise ValueError(f"remainder must be one of {REMAINDERS}, got {self.remainder!r}")
         if self.order is not None and not isinstance(self.order, Order):
@@ -125,6 +134,12 @@ class Request:
             raise TypeError(f"reading must be a feedline.Reading, got {self.reading!r}")
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
+        return dataclasses.replace(
+            self,
+            batch_size=checked_integer("batch_size", self.batch_size, at_least=1),
+            epochs=None if self.epochs is None else checked_integer("epochs", self.epochs, at_least=1),
+            prefetch=checked_integer("prefetch", self.prefetch, at_least=0),
+        )
 
 
 def build(request: Request) -> Pipeline:
@@ -136,9 +151,10 @@ def build(request: Request) -> Pipeline:
       ValueError, TypeError, FileNotFoundError: it does not.
       ProcessError: another process built something else, failed, or did not come.
     """
-    reading = request.reading
+    reading = request.reading if isinstance(request.reading, Reading) else Reading()
     processes = processes_of(request.sharding)
     with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
+        request = request.checked()  # in here: others learn of a wrong argument, too
         pipeline = _build(request, meeting.key)
         try:
             meeting.agree(
@@ -148,6 +164,7 @@ def build(request: Request) -> Pipeline:
                     epochs=request.epochs,
                     remainder=request.remainder,
                     reading=reading,
+                    prefetch=request.prefetch if pipeline.way.agrees else None,
                     spec=pipeline.placement.spec,
                 )
             )
@@ -237,8 +254,10 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is request.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    gather = None if runs_everywhere(owners) else Gather.joined(key, len(set(itertools.chain(*owners))))
-    window = max(1, request.prefetch) if gather else 1
+    window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
+    gather = None
+    if not runs_everywhere(owners):
+        gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     recipe = StreamRecipe(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )

@@ -185,7 +185,7 @@ OF_FEEDLINE = {
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
-    "description": ["options", "schedule", "state"],
+    "description": ["", "options", "schedule", "state"],  # "": its version
     "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description",
                  "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],

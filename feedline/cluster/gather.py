@@ -11,8 +11,6 @@ from feedline.cluster.coordination import Coordination, coordination
 from feedline.cluster.monitor import failure
 from feedline.errors import FeedError
 
-_KEPT = 8
-"""Places whose keys stay in the service: more than a process that begins again can be behind the others."""
 _LOOK_UP_S = 0.5
 """How often a wait looks whether it was given up: jax's own cannot be woken."""
 
@@ -27,17 +25,19 @@ class Gather:
       coordination: the service.
       key: a path that is theirs alone.
       processes: how many of its processes take part.
+      kept: places whose keys stay in the service: more than a process that begins again can be behind the others.
     """
 
-    def __init__(self, coordination: Coordination, key: str, processes: int) -> None:
+    def __init__(self, coordination: Coordination, key: str, processes: int, kept: int) -> None:
         self._service = coordination
         self._processes = processes
+        self._most_kept = kept
         self._root = f"{key}/gather"
         self._tries: collections.Counter[str] = collections.Counter()
         self._kept: collections.deque[str] = collections.deque()
 
     @classmethod
-    def joined(cls, key: str | None, processes: int) -> Gather:
+    def joined(cls, key: str | None, processes: int, kept: int) -> Gather:
         """Over the service that this process has joined.
 
         Raises:
@@ -49,7 +49,7 @@ class Gather:
                 "several processes agree on the end of lanes over jax's coordination service, and this one has "
                 "not joined it; call feedline.cluster.initialize() before anything else of jax"
             )
-        return cls(service, key, processes)
+        return cls(service, key, processes, kept)
 
     def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]:
         """What each process says of `place`, in the order of the processes, once the last one has said it.
@@ -68,7 +68,7 @@ class Gather:
         key = f"{self._root}/{place}/{tries}"
         if self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, said])):
             self._kept.append(key)
-            left = self._kept.popleft() if len(self._kept) > _KEPT else None
+            left = self._kept.popleft() if len(self._kept) > self._most_kept else None
             if self._service.increment(f"{key}/count") == self._processes:
                 self._conclude(key, left)
         while True:

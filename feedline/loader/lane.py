@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 from feedline.errors import FeedError
 from feedline.loader.lanes import Lanes
+from feedline.loader.tuples import marked
 from feedline.schedule import Cursor
 
 
@@ -60,8 +60,8 @@ class Lane:
         return taken
 
     def state(self) -> Any:
-        """Grain's, after the last item that was taken, or at the end."""
-        return copy.deepcopy(self._iterator.get_state())
+        """Grain's, `marked`, after the last item that was taken, or at the end."""
+        return marked(self._iterator.get_state())
 
     def close(self) -> None:
         """End Grain's iterator."""

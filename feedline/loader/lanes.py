@@ -11,6 +11,7 @@ import jax
 
 from feedline.loader.records import as_arrays, digest_of, write_record
 from feedline.loader.spec import RowSpec
+from feedline.loader.tuples import unmarked
 from feedline.options import checked_integer
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
@@ -71,7 +72,7 @@ class Lanes:
             )
 
     def open(self, lane: int, state: Any) -> Any:
-        """An iterator of a lane's items after Grain's `state`; None: all of them.
+        """An iterator of a lane's items after Grain's `state`, `marked`; None: all of them.
 
         Raises:
           TypeError: `make_lane` gave something else than an `IterDataset`.
@@ -84,7 +85,7 @@ class Lanes:
             )
         iterator: Any = iter(dataset)
         if state is not None:
-            iterator.set_state(state)
+            iterator.set_state(unmarked(state))
         return iterator
 
 

@@ -37,6 +37,7 @@ class RandomAccess:
     lanes: ClassVar[list[str]] = []
     writers: ClassVar[list[int]] = []
     streams = False
+    agrees = False
 
     def open(self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress) -> HostBatches:
         """The process-local batches that come after the cursor `after`."""
@@ -85,6 +86,11 @@ class Sequential:
     lanes: list[str]
     writers: list[int]
     streams = True
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the processes agree on the ends of lanes, in windows."""
+        return self.recipe.gather is not None
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress

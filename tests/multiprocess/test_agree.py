@@ -138,6 +138,25 @@ def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcom
 
 
 @case()
+def wrong_on_one(here):
+    """One process is given an argument that is refused before anything is opened."""
+    began = time.monotonic()
+    size = 0 if jax.process_index() == ODD else SIZE
+    with pytest.raises((feedline.ProcessError, ValueError)) as raised:
+        feedline.Feed(ROWS, size, sharding_of("data", here.devices), reading=feedline.Reading(stall_error_s=20))
+    return Own((str(raised.value), time.monotonic() - began))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_a_wrong_argument_of_one_process_is_told_to_the_others(outcome, topology):
+    found = outcome(topology, wrong_on_one)
+    assert found[ODD][0] == "batch_size must be at least 1, got 0"
+    for told, waited_s in found[:ODD] + found[ODD + 1 :]:
+        assert "process 1 could not build it: ValueError: batch_size must be at least 1, got 0" in told
+        assert waited_s < 10
+
+
+@case()
 def never_comes(here):
     """One process comes only after the others have given up."""
     arguments = {**SAME, "sharding": sharding_of("data", here.devices)}

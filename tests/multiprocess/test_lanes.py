@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import grain
 import jax
@@ -238,7 +239,7 @@ def keys_after_many_windows(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_what_was_agreed_long_ago_is_cleared(outcome, topology):
     each = topology.processes + 2  # what each said, how many came, and what was put together
-    assert max(outcome(topology, keys_after_many_windows)) <= 12 * each
+    assert max(outcome(topology, keys_after_many_windows)) <= 20 * each
 
 
 @case()
@@ -302,15 +303,33 @@ def test_without_threads_too(outcome, topology):
 
 @case()
 def prefetches_differ(here):
-    prefetch = 1 + jax.process_index()
-    with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch=prefetch) as feed:
-        with pytest.raises(feedline.FeedError, match="the same prefetch") as raised:
-            next(feed)
-        meet("differ")
-        return str(raised.value)
+    prefetch = 2 if jax.process_index() == 1 else 1
+    with pytest.raises(feedline.ProcessError) as raised:
+        feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch=prefetch)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
-    found = list(range(1, topology.processes + 1))
-    assert f"with the same prefetch, found {found}" in outcome(topology, prefetches_differ)
+    assert "must build the same one: process 1 has prefetch 2, " in outcome(topology, prefetches_differ)
+
+
+@case(["0", "1", "2", "8"])
+def begins_again_in_short_epochs(here, prefetch):
+    """One process gives up what it has read ahead while that spans many epochs, each of one batch."""
+    lanes, sharding = lanes_of([5] * 4), sharding_of("data", here.devices)
+    with feedline.Feed(lanes, SIZE, sharding, epochs=40, prefetch=int(prefetch)) as feed:
+        batches = []
+        for batch in feed:
+            batches.append(batch)
+            if jax.process_index() == 0 and len(batches) % 7 == 0:
+                time.sleep(0.2)  # until it has read ahead what it may
+                feed.set_state(feed.get_state())
+    return batches
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("prefetch", ["0", "1", "2", "8"])
+def test_a_process_that_begins_again_catches_up_over_many_epochs(outcome, topology, prefetch):
+    expected = list(epoch_of([5] * 4, SIZE, "drop")) * 40
+    assert_holds(outcome(topology, begins_again_in_short_epochs, prefetch), expected)
