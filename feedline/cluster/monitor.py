@@ -34,8 +34,8 @@ class _Closable(Protocol):
 
 
 _monitor: Monitor | None = None
-_runs: weakref.WeakSet[_Closable] = weakref.WeakSet()
-"""What is woken by being closed once another process failed."""
+_runs: set[weakref.ref[_Closable]] = set()
+"""What is woken by being closed once another process failed. Any thread adds, and a plain set's copy is atomic."""
 
 
 def abort(reason: str) -> None:
@@ -61,7 +61,7 @@ def failure() -> ProcessError | None:
 
 def close_on_abort(run: _Closable) -> None:
     """Have `run` closed when another process fails: it then raises `failure()` in place of "closed"."""
-    _runs.add(run)
+    _runs.add(weakref.ref(run, _runs.discard))
     if failure() is not None:
         run.close()
 
@@ -133,8 +133,11 @@ class Monitor:
         process, reason = json.loads(told)
         self._acknowledge()
         self.failure = ProcessError(f"process {process} failed: {reason}", stage="abort", process=process)
-        for run in tuple(_runs):
-            run.close()
+        for reference in _runs.copy():
+            run = reference()
+            if run is not None:
+                run.close()
+            del run
         if process != self._service.process:
             _say(f"process {process} failed: {reason}\nfeedline: process {self._service.process} ends, too")
         self._ended.wait(self._abort_after_s)
@@ -161,7 +164,7 @@ class Monitor:
         finally:
             goes_on = hasattr(sys, "ps1") or sys.flags.interactive  # at a prompt an exception ends nothing
             if os.getpid() == self._pid and not goes_on:
-                abort(f"{kind.__name__}: {error}")
+                abort(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
 
     def _at_exit(self) -> None:
         if not self.watches:
