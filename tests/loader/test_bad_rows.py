@@ -409,6 +409,15 @@ def test_the_first_row_must_be_good(sharding):
         _feed(sharding, First(_damaged))
 
 
+def test_the_row_that_a_transform_is_given_first_must_be_good(sharding):
+    told = r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
+    with pytest.raises(RowError, match=told):
+        _feed(sharding, Columns(bad={0}), transform=lambda batch, rows: batch)
+    with _feed(sharding, Columns(bad={0})) as feed:  # of columns nothing else is learnt from a row
+        next(feed)
+        assert feed.statistics().bad_rows == 1
+
+
 def test_a_quarantine_that_cannot_be_written_is_told_at_the_start(sharding, tmp_path):
     with pytest.raises(FileNotFoundError, match="gone"):
         _feed(sharding, Columns(), quarantine=tmp_path / "gone" / "bad.jsonl")
