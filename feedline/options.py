@@ -119,7 +119,7 @@ class Reading:
                     'Reading.quarantine lists rows that were replaced, and bad_rows="raise" replaces none; leave '
                     'it out, or use bad_rows="substitute" or "mask"'
                 )
-            object.__setattr__(self, "quarantine", os.fspath(self.quarantine))
+            object.__setattr__(self, "quarantine", os.path.abspath(self.quarantine))  # programs change directory
         every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
         object.__setattr__(self, "check_replicas_every", every)
         for name in ("stall_warning_s", "stall_error_s"):

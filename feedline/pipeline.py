@@ -29,7 +29,7 @@ from feedline.loader.quarantine import Quarantine
 from feedline.loader.reading import check_workers
 from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
-from feedline.loader.sources import RowSource, as_source
+from feedline.loader.sources import RowSource, as_source, read_first
 from feedline.loader.spec import RowSpec
 from feedline.loader.ways import RandomAccess, Sequential
 from feedline.options import Order, Reading, checked_integer
@@ -197,7 +197,7 @@ def _build(request: Request, key: str | None) -> Pipeline:
         request,
         spec,
         order.seed,
-        lambda out: source.read(np.zeros(1, np.int64), out),
+        functools.partial(read_first, source),
         reads_leaves=hasattr(source, "read_leaf"),
     )
     recipe = Recipe(source, order, schedule, form)

@@ -40,7 +40,8 @@ class BadRow(NamedTuple):
         assert error.row is not None
         assert error.epoch is not None
         assert error.position is not None
-        return cls(at, error.epoch, error.position, error.row, substitute, error.message, error.file)
+        file = None if error.file is None else str(error.file)  # a transform may have raised it with a Path
+        return cls(at, error.epoch, error.position, error.row, substitute, str(error.message), file)
 
 
 def failing(attempt: Callable[[slice], None], rows: Indices, error: RowError) -> Iterator[tuple[int, RowError]]:

@@ -61,7 +61,11 @@ def write_items(
             position = int(places.position[i])
             failure.locate(position, int(places.epoch[i]), position)
             records[i] = first
-            write(slice(i, i + 1))
+            try:
+                write(slice(i, i + 1))
+            except RowError as again:
+                again.locate(position, int(places.epoch[i]), position)
+                raise
             if places.valid[i]:
                 bad.append(BadRow.of(failure, int(form.rows[i]), substitute=0))
     return written, bad

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
+import os
 from collections.abc import Sequence
+from fractions import Fraction
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import BadRow
@@ -49,7 +52,7 @@ class Quarantine:
             del told["at"]
             self._append((json.dumps(told) + "\n").encode())
         budget, rows = self.reading.bad_rows_budget, batches * self.rows
-        most = budget if isinstance(budget, int) else math.ceil(budget * rows)
+        most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)
         if before + len(bad) > most:
             first = bad[0]
             error = RowError(
@@ -64,6 +67,16 @@ class Quarantine:
 
     def _append(self, line: bytes) -> None:
         """In one write at the end of the file, so that lines of several processes do not mix."""
-        if self.reading.quarantine is not None:
-            with open(self.reading.quarantine, "ab", buffering=0) as file:
-                file.write(line)
+        if self.reading.quarantine is None:
+            return
+        with open(self.reading.quarantine, "ab+", buffering=0) as file:
+            if line and file.seekable() and _is_cut_off(file):
+                line = b"\n" + line
+            while line:  # a disk that becomes full takes a part of the line, and fails at the rest
+                line = line[file.write(line) :]
+
+
+def _is_cut_off(file: io.FileIO) -> bool:
+    """Whether the last line of a file has no end: the disk became full in it."""
+    size = file.seek(0, os.SEEK_END)
+    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"

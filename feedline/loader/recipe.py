@@ -158,11 +158,14 @@ class Recipe:
                 check_is_of_a_row(again)
             else:
                 return int(spare)
-        raise RowError(
+        none = RowError(
             f"another row stands in for a bad one, and none of {len(spares)} that were drawn could be had either; "
-            f"mend the source. This one: {error}",
+            f"mend the source. This one: {error.message}",
             stage="read",
-        ) from error
+            file=error.file,
+        )
+        none.locate(int(found.rows[0]), epoch, position)
+        raise none from error
 
     def _read(self, places: Places, index: Indices, out: Any) -> None:
         asked = index

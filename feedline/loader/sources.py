@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline.errors import FeedError, RowError
 from feedline.loader import array_record, arrow, parquet, zarr
 from feedline.loader.array_record import ArrayRecordSource
 from feedline.loader.arrays import ArraySource
@@ -175,3 +176,25 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
             "batches with feedline.prefetch_to_mesh"
         )
     return ArraySource([source])
+
+
+def read_first(source: RowSource, out: Any) -> None:
+    """Read the row that a transform is given when a feed is built.
+
+    Args:
+      out: as of `RowSource.read`.
+
+    Raises:
+      RowError: it cannot be read.
+    """
+    try:
+        source.read(np.zeros(1, np.int64), out)
+    except FeedError:
+        raise
+    except Exception as error:
+        raise RowError(
+            "a transform is given the first row when the feed is built, to learn its spec, and "
+            f"{type(source).__name__} failed to read it with {type(error).__name__}: {error}",
+            stage="read",
+            row=0,
+        ) from error

@@ -73,10 +73,14 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for what is being written. Not after an error with several processes: the others may be gone."""
-        if kind is None:
+        if error is None:
             self._written()
-        if kind is None or jax.process_count() == 1:
             self._manager.close()
+        elif jax.process_count() == 1:
+            try:
+                self._manager.close()
+            except (ValueError, OSError) as unwritten:  # must not take the place of the error
+                error.add_note(str(self._failed(unwritten)))
 
     def restore(self, state: State) -> State:
         """The newest checkpoint's state, and the feed set to go on from there. `state` if there is none.
@@ -189,7 +193,7 @@ def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> 
     if saved.keys() != {"state", "feed"} or saved["state"] is None:
         raise ValueError(
             f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
-            f"{', '.join(sorted(saved))}, which something else wrote; choose another directory"
+            f"{', '.join(sorted(saved)) or 'nothing'}, which something else wrote; choose another directory"
         )
     theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
     ours = {

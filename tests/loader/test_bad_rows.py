@@ -15,10 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline.loader.bad_rows import failing
+from feedline.loader.bad_rows import BadRow, failing
 from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.quarantine import Quarantine
 from feedline.loader.recipe import Recipe
 from feedline.loader.spec import RowSpec
 from feedline.order import rows_at, spares_at
@@ -289,9 +290,9 @@ def test_every_split_into_processes_takes_the_same_rows(data):
 # --- budget, states, errors ---
 
 
-def _feed(sharding, source, **reading):
+def _feed(sharding, source, transform=None, **reading):
     reading = Reading(threads=1, **{"bad_rows": "substitute", **reading})
-    return Feed(source, B, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+    return Feed(source, B, sharding, order=Order(shuffle=False), epochs=1, reading=reading, transform=transform)
 
 
 @pytest.mark.parametrize(("budget", "batches"), [(0, 0), (1, 1), (2, 1), (3, 3), (0.0, 0), (1 / B, 1), (0.07, 3)])
@@ -325,6 +326,14 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
         next(feed)
 
 
+def test_a_share_is_counted_without_rounding_errors():
+    bad = [BadRow(i, 0, i, i, 0, "it is damaged", None) for i in range(8)]
+    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=0.07), 100, 0)  # 0.07 · 100 > 7 in floats
+    quarantine.enter(bad[:7], before=0, batches=1)
+    with pytest.raises(RowError, match="allows 7 bad rows"):
+        quarantine.enter(bad, before=0, batches=1)
+
+
 def test_a_state_does_not_know_of_bad_rows(sharding):
     with _feed(sharding, Columns()) as feed, _feed(sharding, Columns(bad=())) as good:
         with pytest.raises(ValueError, match="over other data"):
@@ -353,8 +362,9 @@ def test_where_no_row_is_good_it_says_so_after_few_reads(sharding):
     reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
     told = r"none of 16 that were drawn could be had.* it is damaged \[.*row 0, epoch 0, position 0\]"
     options = {"order": Order(shuffle=False), "reading": reading}
-    with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told):
+    with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told) as raised:
         next(feed)
+    assert (raised.value.row, raised.value.epoch, raised.value.position) == (0, 0, 0)
     assert len(source.reads) <= 1 + 5 + 16  # the whole, halves of it, and what could stand in
 
 
@@ -397,6 +407,15 @@ def test_the_first_row_must_be_good(sharding):
 
     with pytest.raises(RowError, match=r"it is damaged \[stage read, row 0\]"):
         _feed(sharding, First(_damaged))
+
+
+def test_the_row_that_a_transform_is_given_first_must_be_good(sharding):
+    told = r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
+    with pytest.raises(RowError, match=told):
+        _feed(sharding, Columns(bad={0}), transform=lambda batch, rows: batch)
+    with _feed(sharding, Columns(bad={0})) as feed:  # of columns nothing else is learnt from a row
+        next(feed)
+        assert feed.statistics().bad_rows == 1
 
 
 def test_a_quarantine_that_cannot_be_written_is_told_at_the_start(sharding, tmp_path):
@@ -526,7 +545,79 @@ def test_a_stream_whose_first_item_does_not_fit_has_nothing_to_stand_in(sharding
         next(feed)
 
 
+def test_an_item_where_the_first_one_is_refused_too_is_raised_with_its_place(sharding):
+    def refuse(batch, rows):
+        if 5 in rows.position:
+            raise RowError("refused", row=5)
+        return batch
+
+    reading = Reading(bad_rows="substitute", bad_rows_budget=99)
+    told = r"refused \[row 5, epoch 0, position 5\]"
+    with (
+        Feed(_stream({}), B, sharding, transform=refuse, reading=reading) as feed,
+        pytest.raises(RowError, match=told),
+    ):
+        next(feed)
+
+
 # --- the file ---
+
+
+def test_an_error_of_a_transform_may_hold_what_is_no_string(sharding, tmp_path):
+    def refuse(batch, rows):
+        if 3 in rows.index:
+            raise RowError(OSError("it is damaged"), row=3, file=tmp_path)
+        return batch
+
+    path = tmp_path / "bad.jsonl"
+    with _feed(sharding, Columns(bad=()), transform=refuse, bad_rows_budget=99, quarantine=path) as feed:
+        next(feed)
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["error"], line["file"]) == ("it is damaged", str(tmp_path))
+
+
+def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with _feed(sharding, Columns(), bad_rows_budget=99, quarantine="bad.jsonl") as feed:
+        monkeypatch.chdir("elsewhere")
+        next(feed)
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+FILLS = """
+import resource, signal, sys
+from feedline.loader.bad_rows import BadRow
+from feedline.loader.quarantine import Quarantine
+from feedline.options import Reading
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1]), 8, 0)
+
+
+def enter(i):
+    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 300, None)], before=i, batches=1)
+
+
+enter(0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))  # in the middle of the second line
+try:
+    enter(1)
+except OSError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    enter(1)
+"""
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    subprocess.run([sys.executable, "-c", FILLS, str(path)], check=True, timeout=120)
+    first, cut, second = path.read_text().splitlines()
+    assert [json.loads(line)["row"] for line in (first, second)] == [0, 1]
+    assert second.startswith(cut)
+
 
 WRITES = """
 import sys

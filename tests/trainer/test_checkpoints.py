@@ -229,6 +229,27 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path):
         restore(tmp_path)
 
 
+def test_a_folder_that_holds_nothing_is_refused(tmp_path, quiet):
+    (tmp_path / "7").mkdir()
+    with pytest.raises(ValueError, match="/7 holds nothing, which something else wrote"):
+        restore(tmp_path)
+
+
+def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, monkeypatch):
+    def close(manager):
+        raise ValueError("Failed to write 19991 bytes to file 8 [os_error_code='28']")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "close", close)
+    program = program_of("jit_multi")
+    with (
+        feedline.Feed(ROWS, 64, program.sharding) as feed,
+        pytest.raises(KeyboardInterrupt) as raised,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 1),
+    ):
+        raise KeyboardInterrupt
+    assert "a checkpoint could not be written: No space left on device" in raised.value.__notes__[0]
+
+
 @pytest.mark.parametrize("path", ["feed/metadata", "state/_METADATA", "state/manifest.ocdbt"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of reads that Orbax gave up
 def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
