@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import BinaryIO
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import BadRow
 from feedline.options import Reading
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Quarantine:
     """The budget and the file of `Reading`.
 
@@ -33,7 +33,11 @@ class Quarantine:
     process: int
 
     def __post_init__(self) -> None:
-        self._append(b"")  # now, not after hours, it turns out that there is no such folder
+        # whether the last line was cut off by a full disk, so that the next one must not go on with it
+        self._cut = False
+        if self.reading.quarantine is not None:
+            with open(self.reading.quarantine, "ab+") as file:  # now, not after hours, a missing folder is seen
+                self._cut = file.seekable() and _is_cut_off(file)
 
     def enter(self, bad: Sequence[BadRow], *, before: int, batches: int) -> None:
         """Take down the bad rows of a batch that is about to be delivered.
@@ -69,14 +73,14 @@ class Quarantine:
         """In one write at the end of the file, so that lines of several processes do not mix."""
         if self.reading.quarantine is None:
             return
-        with open(self.reading.quarantine, "ab+", buffering=0) as file:
-            if line and file.seekable() and _is_cut_off(file):
-                line = b"\n" + line
-            while line:  # a disk that becomes full takes a part of the line, and fails at the rest
-                line = line[file.write(line) :]
+        with open(self.reading.quarantine, "ab", buffering=0) as file:
+            left = b"\n" + line if self._cut else line
+            while left:  # a disk that becomes full takes a part of the line, and fails at the rest
+                left = left[file.write(left) :]
+                self._cut = bool(left)
 
 
-def _is_cut_off(file: io.FileIO) -> bool:
-    """Whether the last line of a file has no end: the disk became full in it."""
+def _is_cut_off(file: BinaryIO) -> bool:
+    """Whether the last line of a file has no end."""
     size = file.seek(0, os.SEEK_END)
     return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
