@@ -173,3 +173,12 @@ def test_a_state_over_other_records_is_refused(sharding, other, field):
         next(saving)
         with pytest.raises(ValueError, match=rf"the state was saved over other data: its '{field}' is"):
             resumed.set_state(saving.get_state())
+
+
+def test_a_grain_that_gives_no_groups_is_asked_one_by_one(monkeypatch):
+    source = RecordSource(grain.MapDataset.range(200).map(lambda i: {"x": np.int32(3 * i)}))
+    rows = np.arange(199, -1, -1)
+    monkeypatch.delattr(grain.MapDataset, "_getitems")
+    out = {"x": np.empty(200, np.int32)}
+    source.read(rows, out)
+    assert out["x"].tolist() == (3 * rows).tolist()
