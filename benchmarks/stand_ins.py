@@ -34,6 +34,7 @@ from feedline.bench.machine import describe
 from feedline.bench.rounds import Entrant, alternate, compared
 from feedline.loader.recipe import Recipe
 from feedline.placement.place import Placement
+from feedline.schedule import Cursor
 
 STAND_INS = {"whole": (), "order beforehand": ("order",), "not placed": ("place",), "neither": ("order", "place")}
 SIZES = [(256, 16), (3072, 16), (153_600, 16), (256, 4), (3072, 4), (153_600, 4)]  # bytes of a row, MB of a batch
@@ -44,7 +45,11 @@ def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
     """While entered, these stages cost nothing."""
     with contextlib.ExitStack() as stack:
         if "order" in stages:
-            stack.enter_context(mock.patch.object(Recipe, "locate", lambda _, places: order[places.position]))
+
+            def locate(_: Recipe, start: Cursor, offsets: np.ndarray) -> np.ndarray:
+                return order[start.position : start.position + len(offsets)]
+
+            stack.enter_context(mock.patch.object(Recipe, "locate", locate)))
         if "place" in stages:
             stack.enter_context(mock.patch.object(Placement, "place", lambda _, leaves: leaves))
         yield

@@ -81,19 +81,22 @@ class LocalForm:
             return [plan.local_shape for plan in self.plans]
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
-    def finish(self, read: list[Array], leaves: list[Array], part: slice, places: Places, index: Indices) -> None:
+    def finish(
+        self, read: list[Array], leaves: list[Array], part: slice, places: Places | None, index: Indices
+    ) -> None:
         """Transform what was read of the rows `part`, and write what this process supplies of it into `leaves`.
 
         Args:
           read: each leaf of these rows, in the source's dtypes.
           leaves: what is placed, of all rows; where it is the memory that was read into, nothing is left to do.
           part: which of `rows`.
-          places, index: of these rows.
+          places: of these rows; only a transform needs them.
+          index: of these rows.
 
         Raises:
           RowError: an integer does not fit.
         """
-        if self.transform is not None:
+        if self.transform is not None and places is not None:
             read = self._transformed(self.transform, read, places, index)
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:

@@ -37,19 +37,30 @@ class Part(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where rows of a batch stand in the run, and in the source.
+    """Rows of a batch: where they stand in it, and in the source.
 
     Attributes:
-      places: of k rows.
-      rows: int64[k], the row index of each.
+      schedule: of the run.
+      start: of the batch.
+      offsets: int64[k], ascending: which rows of the batch.
+      rows: int64[k], read-only: the row index of each.
     """
 
-    places: Places
+    schedule: Schedule
+    start: Cursor
+    offsets: Indices
     rows: Indices
+
+    @property
+    def places(self) -> Places:
+        """Where they stand in the run. A plain read has no use for it, so it is not made before it is asked for."""
+        return self.schedule.places(self.start, self.offsets)
 
     def part(self, here: slice) -> Found:
         """Some of these rows, one after the other."""
-        return self if here == slice(0, len(self.rows)) else Found(self.places.part(here), self.rows[here])
+        if here == slice(0, len(self.rows)):
+            return self
+        return self._replace(offsets=self.offsets[here], rows=self.rows[here])
 
 
 class Filled(NamedTuple):
@@ -76,30 +87,33 @@ class Recipe:
     schedule: Schedule
     form: LocalForm
 
-    def locate(self, places: Places) -> Indices:
-        """int64[k]: the row index at each place."""
-        parts = [self._rows_at(epoch, places.position[here]) for epoch, here in places.runs()]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _rows_at(self, epoch: int, positions: Indices) -> Indices:
-        """As `order.rows_at`, of ascending positions. Near ones are looked up in stretches that batches share."""
-        first, last = int(positions[0]), int(positions[-1])
-        if last - first >= _STRETCH // 4:
-            return order.rows_at(self.order, self.schedule.rows, epoch, positions)
-        border = last // _STRETCH * _STRETCH
-        rest = int(np.searchsorted(positions, border)) if first < border else 0
-        rows = np.empty_like(positions)
-        for here, start in ((slice(rest), border - _STRETCH), (slice(rest, None), border)):
-            if here.stop != 0:
-                stretch = _stretch(self.order, self.schedule.rows, epoch, start)
-                np.take(stretch, positions[here] - start, out=rows[here], mode="clip")
+    def locate(self, start: Cursor, offsets: Indices) -> Indices:
+        """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
+        first, last = start.position + int(offsets[0]), start.position + int(offsets[-1])
+        if last < self.schedule.rows and last - first < _STRETCH // 4:
+            rows = self._near(start, offsets, first, last)
+        else:
+            places, n = self.schedule.places(start, offsets), self.schedule.rows
+            parts = [order.rows_at(self.order, n, of, places.position[here]) for of, here in places.runs()]
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows.flags.writeable = False
         return rows
+
+    def _near(self, start: Cursor, offsets: Indices, first: int, last: int) -> Indices:
+        """As `locate`, of positions `first` to `last` of an epoch: parts of stretches that batches share."""
+        border = last // _STRETCH * _STRETCH
+        known = _stretch(self.order, self.schedule.rows, start.epoch, border)[: last + 1 - border]
+        if first < border:
+            before = _stretch(self.order, self.schedule.rows, start.epoch, border - _STRETCH)
+            known = np.concatenate([before[first - border :], known])
+        else:
+            known = known[first - border :]
+        return known if len(known) == len(offsets) else known[offsets - offsets[0]]
 
     def found(self, start: Cursor) -> Sequence[Found]:
         """Where the rows of the batch at `start` are: for all leaves, or for each that is read for itself."""
         wanted = [plan.rows for plan in self.form.plans] if self.form.by_leaf else [self.form.rows]
-        places = [self.schedule.places(start, rows) for rows in wanted]
-        return [Found(here, self.locate(here)) for here in places]
+        return [Found(self.schedule, start, rows, self.locate(start, rows)) for rows in wanted]
 
     def fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> Filled:
         """Write a part of the batch that was `found` into its `buffers`.
@@ -124,9 +138,10 @@ class Recipe:
         """Read rows into `here` of `read`, transform and cast them into `leaves`: the seconds of the read."""
         started = time.perf_counter()
         read = [leaf[here] for leaf in buffers.read]
-        self._read(found.places, found.rows, self.form.spec.tree(read))
+        self._read(found, self.form.spec.tree(read))
         read_s = time.perf_counter() - started
-        self.form.finish(read, buffers.leaves, here, found.places, found.rows)
+        places = None if self.form.transform is None else found.places
+        self.form.finish(read, buffers.leaves, here, places, found.rows)
         return read_s
 
     def _write_good(self, found: Found, here: slice, buffers: Buffers, error: RowError) -> list[BadRow]:
@@ -137,23 +152,24 @@ class Recipe:
 
         if self.form.bad_rows == "raise":
             raise_located(write, found.places, found.rows, error)
-        bad = []
+        bad, valid = [], found.places.valid
         for i, failure in failing(write, found.rows, error):
             one = slice(i, i + 1)
             spare = self._write_spare(found.part(one), _within(here, one), buffers, failure)
-            if found.places.valid[i]:  # padding repeats rows, each of which counts once
+            if valid[i]:  # padding repeats rows, each of which counts once
                 at = int(self.form.rows[here.start + i])
                 bad.append(BadRow.of(failure, at, substitute=spare))
         return bad
 
     def _write_spare(self, found: Found, here: slice, buffers: Buffers, error: RowError) -> int:
         """Write another row in the place of the one that was `found` to be bad: its row index."""
-        epoch, position = int(found.places.epoch[0]), int(found.places.position[0])
+        places = found.places
+        epoch, position = int(places.epoch[0]), int(places.position[0])
         error.locate(int(found.rows[0]), epoch, position)
         spares = order.spares_at(self.order.seed, self.schedule.rows, epoch, position)
         for spare in spares.tolist():
             try:
-                self._write(Found(found.places, np.array([spare])), here, buffers)
+                self._write(found._replace(rows=np.array([spare])), here, buffers)
             except RowError as again:
                 check_is_of_a_row(again)
             else:
@@ -167,9 +183,10 @@ class Recipe:
         none.locate(int(found.rows[0]), epoch, position)
         raise none from error
 
-    def _read(self, places: Places, index: Indices, out: Any) -> None:
-        asked = index
+    def _read(self, found: Found, out: Any) -> None:
+        index = asked = found.rows
         if getattr(self.source, "per_epoch", False):
+            places = found.places
             if (int(places.epoch.max()) + 1) * self.schedule.rows > 1 << 63:
                 raise ValueError(
                     f"a dataset is asked for element epoch × {self.schedule.rows} + row, to be below 2^63; "
@@ -229,4 +246,6 @@ def _within(here: slice, some: slice) -> slice:
 @functools.lru_cache(maxsize=8)
 def _stretch(how: Order, rows: int, epoch: int, start: int) -> Indices:
     """The rows at `_STRETCH` positions of an epoch: half a MiB. The last stretch has fewer."""
-    return order.rows_at(how, rows, epoch, np.arange(start, min(start + _STRETCH, rows)))
+    found = order.rows_at(how, rows, epoch, np.arange(start, min(start + _STRETCH, rows)))
+    found.flags.writeable = False  # batches look at it, each at a part
+    return found

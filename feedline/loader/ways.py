@@ -68,8 +68,8 @@ class RandomAccess:
         schedule = self.recipe.schedule
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
-        places = schedule.places(schedule.batch_at(after, 0), np.arange(schedule.batch_size))
-        return np.where(places.valid, self.recipe.locate(places), -1)
+        start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
+        return np.where(schedule.places(start, offsets).valid, self.recipe.locate(start, offsets), -1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,11 +29,10 @@ def test_every_position_has_the_row_that_the_order_says(data):
     schedule = Schedule(rows, batch_size, remainder, None)
     how = Order(3, data.draw(st.sampled_from([True, False, Blocks(rows=100, window=7)])))
     step = data.draw(st.integers(1, 7))  # a process that owns every so many-th row
-    places = schedule.places(
-        schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0),
-        np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step),
-    )
-    found = Recipe(None, how, schedule, None).locate(places)
+    start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
+    offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
+    places = schedule.places(start, offsets)
+    found = Recipe(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
     told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
     whole = {epoch: order.rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
