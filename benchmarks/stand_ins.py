@@ -49,7 +49,7 @@ def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
             def locate(_: Recipe, start: Cursor, offsets: np.ndarray) -> np.ndarray:
                 return order[start.position : start.position + len(offsets)]
 
-            stack.enter_context(mock.patch.object(Recipe, "locate", locate)))
+            stack.enter_context(mock.patch.object(Recipe, "locate", locate))
         if "place" in stages:
             stack.enter_context(mock.patch.object(Placement, "place", lambda _, leaves: leaves))
         yield

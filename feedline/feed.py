@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import state as states
+from feedline.build import build
 from feedline.cluster.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
 from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
-from feedline.pipeline import Placed, Request, Run, build
+from feedline.pipeline import Placed, Run
 from feedline.prefetch.handover import Closed
+from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
 
 _log = logging.getLogger("feedline")

@@ -186,11 +186,13 @@ OF_FEEDLINE = {
     "observe": ["observe"],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
     "description": ["", "options", "schedule", "state"],  # "": its version
-    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "state", "cluster", "description",
-                 "replicas"],
+    "request": ["options", "schedule", "cluster.cores", "loader.form"],  # a type
+    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "replicas"],
+    "build": ["request", "pipeline", "loader", "placement", "options", "schedule", "state", "cluster",
+              "description", "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
-    "feed": ["pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state", "observe",
-             "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
+    "feed": ["request", "build", "pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state",
+             "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them
@@ -215,7 +217,7 @@ FROM_OUTSIDE = {
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "description": ["jax"],
     "replicas": ["numpy", "jax"],
-    "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
+    "build": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],
     "cluster": ["jax"],

@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
     @property
     def places(self) -> Places:
-        """Where they stand in the run. A plain read has no use for it, so it is not made before it is asked for."""
+        """Where they stand in the run, made when it is asked for: a plain read has no use for it."""
         return self.schedule.places(self.start, self.offsets)
 
     def part(self, here: slice) -> Found:
