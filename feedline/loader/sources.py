@@ -43,7 +43,7 @@ class RowSource(Protocol):
     def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
         """Write row rows[i] to out[leaf][i], in the dtypes of `spec`.
 
-        Rows come in any order and with repeats; `out` may be strided.
+        Rows come in any order and with repeats; `rows` is read-only, `out` may be strided.
         """
 
     def close(self) -> None:
