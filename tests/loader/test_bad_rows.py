@@ -244,7 +244,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     mesh = Mesh(np.array(jax.devices())[devices].reshape(4, 2), ("data", "model"))
     borders = sorted(data.draw(st.sets(st.integers(1, 7), max_size=3)))
     processes = np.split(np.array(data.draw(st.permutations(jax.devices()))), borders)
-    n = data.draw(st.integers(4, 40))
+    n = data.draw(st.integers(12, 40))  # three may be bad: of 16 spares one is not
     size = 8 * data.draw(st.integers(1, 3))
     remainder = data.draw(st.sampled_from(["pad", "wrap"]))
     policy = data.draw(st.sampled_from(["substitute", "mask"]))
