@@ -128,19 +128,19 @@ class RecordSource:
 
 
 def _write_alike(records: tuple[Any, ...], spec: RowSpec, targets: list[Any], start: int) -> bool:
-    """Write the records to the targets from index `start` on, if all are arrays in the form of `spec`: whether so.
+    """Write the records to the targets from index `start` on, if all are of the form of `spec`: whether so.
 
-    Flattened together they take a third less time than each for itself.
+    Flattened together they take less time than each for itself.
     """
     values, treedef = jax.tree_util.tree_flatten(records)
     if treedef != _trees_of(spec.treedef, len(records)):
         return False
-    for j, (leaf, target) in enumerate(zip(spec.leaves, targets, strict=True)):
-        shape, dtype = leaf.shape, leaf.dtype
-        for i, value in enumerate(values[j :: len(targets)], start):
-            if getattr(value, "shape", None) != shape or value.dtype != dtype:
-                return False
-            target[i] = value
+    try:
+        for j, (leaf, target) in enumerate(zip(spec.leaves, targets, strict=True)):
+            for i, value in enumerate(values[j :: len(targets)], start):
+                _write_value(value, leaf, target, i)
+    except (TypeError, ValueError, OverflowError):
+        return False
     return True
 
 
@@ -160,9 +160,13 @@ def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None
     if treedef != spec.treedef:
         raise ValueError(f"its tree is {treedef}, the first one's {spec.treedef}")
     for value, target, leaf in zip(values, targets, spec.leaves, strict=True):
-        if getattr(value, "shape", None) != leaf.shape or value.dtype != leaf.dtype:
-            _check_value(value, leaf)
-        target[i] = value
+        _write_value(value, leaf, target, i)
+
+
+def _write_value(value: Any, leaf: Leaf, target: Any, i: int) -> None:
+    if getattr(value, "shape", None) != leaf.shape or value.dtype != leaf.dtype:
+        _check_value(value, leaf)
+    target[i] = value
 
 
 def _check_value(value: Any, leaf: Leaf) -> None:
