@@ -112,8 +112,21 @@ class Recipe:
 
     def found(self, start: Cursor) -> Sequence[Found]:
         """Where the rows of the batch at `start` are: for all leaves, or for each that is read for itself."""
-        wanted = [plan.rows for plan in self.form.plans] if self.form.by_leaf else [self.form.rows]
-        return [Found(self.schedule, start, rows, self.locate(start, rows)) for rows in wanted]
+        if not self.form.by_leaf:
+            return [self._found(start, self.form.rows)]
+        found: list[Found] = []
+        for plan, alike in zip(self.form.plans, self._alike, strict=True):
+            found.append(self._found(start, plan.rows) if alike == len(found) else found[alike])
+        return found
+
+    def _found(self, start: Cursor, offsets: Indices) -> Found:
+        return Found(self.schedule, start, offsets, self.locate(start, offsets))
+
+    @functools.cached_property
+    def _alike(self) -> list[int]:
+        """For each leaf, the first one of which this process supplies the same rows."""
+        first: dict[bytes, int] = {}
+        return [first.setdefault(plan.rows.tobytes(), i) for i, plan in enumerate(self.form.plans)]
 
     def fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> Filled:
         """Write a part of the batch that was `found` into its `buffers`.
