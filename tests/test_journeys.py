@@ -38,7 +38,7 @@ from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.schedule import Cursor, Schedule
 
-WIDE, STRIDE, PATIENCE_S = 8, 1000, 60
+WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes
 
 
@@ -221,7 +221,7 @@ def streams(draw):
     count = draw(st.sampled_from([1, 2, 4, 8]))
     remainder = draw(st.sampled_from(["drop", "pad", "wrap"][: 3 if count == 1 else 2]))
     least = 32 // count if remainder == "drop" else 0  # the largest batch, in every epoch
-    lengths = st.lists(st.integers(least, least + 30), min_size=count, max_size=count)
+    lengths = st.lists(st.integers(least, least + 12), min_size=count, max_size=count)
     return draw(lengths.filter(any)), remainder
 
 
