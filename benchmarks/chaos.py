@@ -1,10 +1,11 @@
 """Does a job that is killed again and again lose a row, or see one twice?
 
-Each round starts a job on 1, 2 or 4 processes, with a batch size of its own, over arrays, records or a stream,
-from its last commit, and kills it with SIGKILL at a random moment: all of it, or one process. A step of the job
-gathers the ids of the global batch on every process, then commits them with the feed's state, in one line. What
-was committed over all rounds must be what an uninterrupted feed in this process delivers, row for row. Refuted by
-a single row.
+Each round starts a job on 1, 2 or 4 processes, with a batch size and a prefetch of its own, over lanes, arrays,
+records or a stream, from its last commit, and kills it with SIGKILL at a random moment: all of it, or one process.
+A step of the job gathers the ids of the global batch on every process, then commits them with the feed's state, in
+one line; of lanes, with the name of the folder that all processes saved theirs to. What was committed over all
+rounds must be what an uninterrupted feed in this process delivers, row for row; of lanes, what Grain alone reads,
+lane by lane and epoch after epoch. Refuted by a single row.
 
     python benchmarks/chaos.py --folder chaos --rounds 200     # again with the same folder: goes on
 """
@@ -22,23 +23,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROWS = 1003
-KINDS = ("arrays", "records", "stream")
+LANES = 8
+KINDS = ("lanes", "arrays", "records", "stream")
 TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devices of each
-BATCH_SIZES = (16, 24, 48, 64, 200)
+BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
+PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
 STARTED_S, ENDED_S = 120.0, 30.0
 """How long a job may take to its first commits, and to end once it was killed, before that is a failure itself."""
 
 
 def source_of(kind: str) -> Any:
-    """Rows {"id": i, "x": 7·i + 3}, in one of three kinds."""
+    """Rows {"id": i, "x": 7·i + 3}, in one of the kinds."""
     import grain
     import numpy as np
+
+    import feedline
 
     def row(i: int) -> dict[str, Any]:
         return {"id": np.int32(i), "x": np.int32(7 * i + 3)}
@@ -49,11 +54,22 @@ def source_of(kind: str) -> Any:
     records = grain.MapDataset.range(ROWS).map(row)
     if kind == "records":
         return records
+    if kind == "lanes":
+        return feedline.Lanes(make_lane, LANES)
     return records.shuffle(seed=5).to_iter_dataset().filter(lambda found: bool(found["id"] % 3))
 
 
-def feed_of(kind: str, batch_size: int) -> Any:
-    """An endless feed on all devices, whose rows do not depend on its batch size."""
+def make_lane(lane: int, count: int) -> Any:
+    """Every count-th record, shuffled: of these a third, two thirds or all, so that lanes end at other places."""
+    import grain
+
+    records = source_of("records")[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
+    kept = records.filter(lambda found: bool(found["id"] % 3 <= lane % 3))
+    return grain.experimental.WindowShuffleIterDataset(kept, window_size=10, seed=lane)
+
+
+def feed_of(kind: str, batch_size: int, prefetch: int = 2) -> Any:
+    """An endless feed on all devices, which leaves out no row of an epoch, whatever its batch size."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -61,10 +77,11 @@ def feed_of(kind: str, batch_size: int) -> Any:
     import feedline
 
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
-    return feedline.Feed(source_of(kind), batch_size, sharding, remainder="wrap")
+    remainder = "pad" if kind == "lanes" else "wrap"
+    return feedline.Feed(source_of(kind), batch_size, sharding, remainder=remainder, prefetch=prefetch)
 
 
-def work(kind: str, folder: Path, batch_size: int) -> None:
+def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
     """The job: goes on from the last commit, until it is killed."""
     import jax
     import jax.numpy as jnp
@@ -74,27 +91,44 @@ def work(kind: str, folder: Path, batch_size: int) -> None:
     import feedline
 
     feedline.cluster.initialize()
-    feed = feed_of(kind, batch_size)
+    feed = feed_of(kind, batch_size, prefetch)
     everywhere = NamedSharding(feed.spec["id"].sharding.mesh, PartitionSpec())
 
     @jax.jit
     def step(batch: Any) -> Any:
-        ids = jax.lax.with_sharding_constraint(batch["id"], everywhere)
-        return ids, jnp.all(batch["x"] == 7 * batch["id"] + 3)
+        ids = jnp.where(batch.get("valid", True), batch["id"], -1)
+        return jax.lax.with_sharding_constraint(ids, everywhere), jnp.all(batch["x"] == 7 * batch["id"] + 3)
 
     committed = whole_lines(folder / COMMITS)
     if committed:
-        feed.set_state(json.loads(committed[-1])["state"])
+        state = json.loads(committed[-1])["state"]
+        feed.set_state(feedline.load_lanes(folder / state) if kind == "lanes" else state)
     file = None
     if jax.process_index() == 0:  # all have read the file before this one writes: it takes all of them to step
         file = os.open(folder / COMMITS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for batch in feed:
         ids, right = step(batch)
-        line = {"ids": np.asarray(ids).tolist(), "state": feed.get_state()}
+        state = save_together(feed.get_state(), folder) if kind == "lanes" else feed.get_state()
+        line = {"ids": np.asarray(ids).tolist(), "state": state}
         if not right:
             raise SystemExit("a batch holds leaves of different rows")
         if file is not None:
             os.write(file, f"{json.dumps(line)}\n".encode())
+
+
+def save_together(state: dict[str, Any], folder: Path) -> str:
+    """Save the lanes of all processes to a folder of their own, and return its name once it is whole."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    import feedline
+
+    name = f"step-{state['step']}"
+    feedline.save_lanes(state, folder / name)
+    multihost_utils.sync_global_devices(name)
+    if jax.process_index() == 0:  # what a commit names is the step before, or this one
+        shutil.rmtree(folder / f"step-{state['step'] - 2}", ignore_errors=True)
+    return name
 
 
 def whole_lines(path: Path) -> list[bytes]:
@@ -115,7 +149,7 @@ class Job:
         self.kind = kind
         self.folder = folder / kind
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._expected = uninterrupted(kind)
+        self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind)
         self._checked = 0
         self.rows = 0
 
@@ -128,10 +162,10 @@ class Job:
         lines = whole_lines(self.folder / COMMITS)
         for number, line in enumerate(lines[self._checked :], start=self._checked):
             ids = json.loads(line)["ids"]
-            expected = list(itertools.islice(self._expected, len(ids)))
+            expected = self._expected(len(ids))
             if ids != expected:
                 raise SystemExit(f"refuted: commit {number} of {self.kind} holds {ids}, expected {expected}")
-            self.rows += len(ids)
+            self.rows += sum(id >= 0 for id in ids)
         self._checked = len(lines)
         return len(lines)
 
@@ -141,13 +175,34 @@ class Job:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def uninterrupted(kind: str) -> Iterator[int]:
-    """The ids that a feed delivers which nobody kills."""
+def uninterrupted(kind: str) -> Callable[[int], list[int]]:
+    """The next so many ids that a feed delivers which nobody kills."""
     import numpy as np
 
-    with feed_of(kind, 8) as feed:
-        for batch in feed:
-            yield from np.asarray(batch["id"]).tolist()
+    def ids() -> Iterator[int]:
+        with feed_of(kind, 8) as feed:
+            for batch in feed:
+                yield from np.asarray(batch["id"]).tolist()
+
+    run = ids()
+    return lambda size: list(itertools.islice(run, size))
+
+
+def lanes_alone() -> Callable[[int], list[int]]:
+    """The ids of the next batch of a size, from what Grain reads of each lane; -1 where the lane has ended.
+
+    A batch takes as many items of each lane. An epoch ends with the last item of the longest lane.
+    """
+    lanes = [[int(row["id"]) for row in make_lane(lane, LANES)] for lane in range(LANES)]
+    taken = 0  # of each lane, in this epoch
+
+    def batch(size: int) -> list[int]:
+        nonlocal taken
+        start, share = taken if taken < max(map(len, lanes)) else 0, size // LANES
+        taken = start + share
+        return [id for lane in lanes for id in [*lane[start:taken], *[-1] * share][:share]]
+
+    return batch
 
 
 def play(job: Job, chance: random.Random) -> dict[str, Any]:
@@ -158,11 +213,12 @@ def play(job: Job, chance: random.Random) -> dict[str, Any]:
     """
     processes, devices = chance.choice(TOPOLOGIES)
     batch_size = chance.choice([size for size in BATCH_SIZES if size % (processes * devices) == 0])
+    prefetch = chance.choice(PREFETCHES)
     early, victim = chance.random() < 0.2, chance.choice(["all", "one"])
     wanted, delay_s = chance.randrange(1, 60), chance.uniform(0, 4) if early else chance.uniform(0, 0.02)
     began, before = time.monotonic(), job.check()
     launch = ["launch", "--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
-    own = [sys.executable, __file__, "--work", job.kind, str(job.folder), str(batch_size)]
+    own = [sys.executable, __file__, "--work", job.kind, str(job.folder), str(batch_size), str(prefetch)]
     command = [sys.executable, "-m", "feedline", *launch, "--grace-s", "0.5", "--", *own]
     with (job.folder / "output.log").open("w") as log:
         launcher = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -188,6 +244,7 @@ def play(job: Job, chance: random.Random) -> dict[str, Any]:
         "processes": processes,
         "devices": processes * devices,
         "batch_size": batch_size,
+        "prefetch": prefetch,
         "killed": f"{victim}, {'before it worked' if early else 'at work'}",
         "commits": job.check() - before,
         "seconds": round(time.monotonic() - began, 2),
@@ -210,11 +267,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200, help="in all, those of earlier calls included")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--afresh", action="store_true", help="forget what is in the folder")
-    parser.add_argument("--work", nargs=3, metavar=("KIND", "FOLDER", "BATCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=4, metavar=("KIND", "FOLDER", "BATCH", "PREFETCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        kind, folder, batch_size = options.work
-        work(kind, Path(folder), int(batch_size))
+        kind, folder, batch_size, prefetch = options.work
+        work(kind, Path(folder), int(batch_size), int(prefetch))
         return
     os.environ["JAX_PLATFORMS"] = "cpu"
     if options.afresh:

@@ -1,10 +1,15 @@
 """Runs that change everything at each resume deliver what an uninterrupted run delivers: none lost, none twice.
 
-A leg of a journey has a mesh, a batch size and processes of its own. Each process is stood for by its plan:
-what all of them supply is put together, and compared with the epochs' orders one after the other.
+A leg of a journey has a mesh, a batch size, a prefetch and processes of its own. Each process is stood for by its
+plan and its threads: what all of them supply is put together, and compared with the epochs' orders one after the
+other, or with the lanes' items taken in turn.
 """
 
+import dataclasses
+import functools
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import grain
@@ -17,17 +22,23 @@ from jax.sharding import PartitionSpec as P
 
 from feedline.loader.arrays import ArraySource
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm
+from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.reading import HostBatches
 from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.spec import RowSpec
+from feedline.loader.streams import StreamBatches
 from feedline.options import Blocks, Order, Reading
 from feedline.order import rows_at
 from feedline.placement.plan import plan_leaf, union_of_rows
+from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.synchronous import Synchronous
+from feedline.prefetch.watch import Watch
 from feedline.schedule import Cursor, Schedule
 
-WIDE = 8
+WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes
 
 
@@ -38,6 +49,7 @@ class Leg(NamedTuple):
     processes: list[list[jax.Device]]
     size: int
     threads: int
+    prefetch: int
     batches: int
 
     def plans(self, spec):
@@ -57,7 +69,8 @@ def legs(draw):
     borders = sorted(draw(st.sets(st.integers(1, 7), max_size=4)))
     owners = np.array(draw(st.permutations(range(8))))
     processes = [[jax.devices()[i] for i in part] for part in np.split(owners, borders)]
-    return Leg(mesh, processes, 8 * draw(st.integers(1, 3)), draw(st.integers(0, 3)), draw(st.integers(1, 4)))
+    size, threads, prefetch = 8 * draw(st.integers(1, 3)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    return Leg(mesh, processes, size, threads, prefetch, draw(st.integers(1, 4)))
 
 
 JOURNEYS = st.lists(legs(), min_size=2, max_size=4)
@@ -67,6 +80,58 @@ def form_of(spec, plans, remainder):
     rows = RowSpec.of(spec)
     mask = plans[0].rows if remainder == "pad" else None
     return LocalForm(rows, None, 0, rows, plans, union_of_rows(plans), False, mask, 1)
+
+
+class Together:
+    """What the processes of a leg say of a place: they are threads here, and wait for each other."""
+
+    def __init__(self, processes):
+        self._said = [None] * processes
+        self._all = threading.Barrier(processes, timeout=PATIENCE_S)
+        self.end = self._all.abort
+
+    def gather(self, process, place, said, failed, stopped):
+        self._said[process] = place, json.dumps(said)
+        self._all.wait()
+        found = list(self._said)
+        self._all.wait()  # before any of them says something of the next place
+        assert {where for where, _ in found} == {place}
+        return [json.loads(said) for _, said in found]
+
+
+def travel(journey, spec, remainder, open_sources):
+    """The batches that were delivered, their sizes, and the cursor after the last one.
+
+    `open_sources(leg, forms, cursor, lanes, together)` gives the host batches of each process from there on.
+    """
+    cursor, lanes, delivered, sizes = Cursor(0, 0), {}, [], []
+    for leg in journey:
+        plans = leg.plans(spec)
+        together = Together(len(plans))
+        sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
+        runs = [run_of(source, leg.prefetch) for source in sources]
+        with ThreadPoolExecutor(len(runs)) as pool:
+            for _ in range(leg.batches):
+                found = list(pool.map(lambda run: run.take(), runs))
+                (after,) = {one.after for one in found}  # a process's state is that of all
+                held = [item for one in found for item in (one.lanes or {}).items()]
+                assert all(dict(held)[lane] == state for lane, state in held)
+                cursor, lanes = Cursor(*json.loads(json.dumps(after))), json.loads(json.dumps(dict(held)))
+                delivered.append(put_together(leg.size, plans, [one.leaves for one in found], remainder))
+                sizes.append(leg.size)
+        together.end()
+        for run in runs:
+            run.close()
+        assert not any(run.join(PATIENCE_S) for run in runs)
+    return delivered, sizes, cursor
+
+
+def run_of(source, prefetch):
+    """A run that is started, and whose batches stay on the host."""
+    keep = lambda host: host  # noqa: E731
+    run = Prefetcher(source, keep, prefetch, Watch(Reading())) if prefetch else Synchronous(source, keep)
+    run.start()
+    return run
 
 
 def put_together(size, plans, found, remainder):
@@ -126,23 +191,82 @@ SOURCES = {
 )
 def test_rows_with_random_access(n, source, remainder, shuffle, journey):
     rows, order = SOURCES[source](n), Order(3, shuffle)
-    cursor, delivered, sizes = Cursor(0, 0), [], []
-    for leg in journey:
-        plans = leg.plans(rows.spec)
-        schedule = Schedule(n, leg.size, remainder, None)
-        recipes = [Recipe(rows, order, schedule, form_of(rows.spec, own, remainder)) for own in plans]
-        reading = Reading(threads=leg.threads)
-        runs = [
-            HostBatches(recipe, BatchBuffers(recipe.form, 3), cursor, reading, lambda: None) for recipe in recipes
+
+    def open_sources(leg, forms, cursor, lanes, together):
+        schedule, reading = Schedule(n, leg.size, remainder, None), Reading(threads=leg.threads)
+        return [
+            HostBatches(Recipe(rows, order, schedule, form), BatchBuffers(form, 3), cursor, reading, lambda: None)
+            for form in forms
         ]
-        for _ in range(leg.batches):
-            found = [next(run) for run in runs]
-            assert len({one.after for one in found}) == 1  # a process's state is that of all
-            cursor = Cursor(*json.loads(json.dumps(found[0].after)))
-            delivered.append(put_together(leg.size, plans, [one.leaves for one in found], remainder))
-            sizes.append(leg.size)
-        for run in runs:
-            run.close()
+
+    delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
     epochs = range(cursor.epoch + 2)  # one more: the run goes on where the last batch ended
     places = [(epoch, row) for epoch in epochs for row in rows_at(order, n, epoch, np.arange(n)).tolist()]
     assert_uninterrupted(delivered, sizes, places, remainder)
+
+
+def lanes_of(lengths):
+    """Lanes of so many records, of which every fourth is left out."""
+
+    def make_lane(lane, count):
+        records = grain.MapDataset.range(lane * STRIDE, lane * STRIDE + lengths[lane]).map(_record)
+        return records.to_iter_dataset(grain.ReadOptions(0, 0)).filter(lambda record: record["row"] % 4 < 3)
+
+    return Lanes(make_lane, len(lengths))
+
+
+@st.composite
+def streams(draw):
+    """Lengths of lanes, which also divide the smallest batch, and a remainder that they allow."""
+    count = draw(st.sampled_from([1, 2, 4, 8]))
+    remainder = draw(st.sampled_from(["drop", "pad", "wrap"][: 3 if count == 1 else 2]))
+    least = 32 // count if remainder == "drop" else 0  # the largest batch, in every epoch
+    lengths = st.lists(st.integers(least, least + 12), min_size=count, max_size=count)
+    return draw(lengths.filter(any)), remainder
+
+
+def assert_in_turn(delivered, sizes, lanes, remainder):
+    """A batch of B rows holds the next B places of the lanes' round-robin, lane by lane; pure lists.
+
+    An epoch ends with the longest lane; "drop": with the first that lacks a share of a batch.
+    """
+    count = len(lanes)
+    places = {i * count + lane: row for lane, rows in enumerate(lanes) for i, row in enumerate(rows)}
+    at = 0
+    for batch, size in zip(delivered, sizes, strict=True):
+        left = [len(rows) - at // count for rows in lanes]
+        if min(left) < size // count if remainder == "drop" else max(left) <= 0:
+            at = 0
+        in_turn = [range(at + lane, at + size, count) for lane in range(count)]
+        assert batch == [places[place] for lane in in_turn for place in lane if place in places]
+        at += size
+
+
+@settings(max_examples=150)
+@given(stream=streams(), journey=JOURNEYS)
+def test_streams_and_lanes(stream, journey):
+    lengths, remainder = stream
+    lanes = lanes_of(lengths)
+    first = FirstItem(lanes)
+
+    def open_sources(leg, forms, cursor, states, together):
+        recipes = [StreamRecipe(lanes, first, form, leg.size, remainder, None, None, 1) for form in forms]
+        if any(len(recipe.local_lanes) < lanes.count for recipe in recipes):  # else they need not ask
+            gathers = [functools.partial(together.gather, process) for process in range(len(recipes))]
+            recipes = [
+                dataclasses.replace(recipe, gather=gather, window=max(1, leg.prefetch))
+                for recipe, gather in zip(recipes, gathers, strict=True)
+            ]
+        return [
+            StreamBatches(recipe, BatchBuffers(recipe.form, 3), cursor, states, lambda stage: None, lambda: False)
+            for recipe in recipes
+        ]
+
+    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
+    delivered, sizes, cursor = travel(journey, spec, remainder, open_sources)
+    alone = [[int(item["row"]) for item in lanes.make_lane(lane, lanes.count)] for lane in range(lanes.count)]
+    if lanes.count == 1:
+        places = [(epoch, row) for epoch in range(cursor.epoch + 2) for row in alone[0]]
+        assert_uninterrupted(delivered, sizes, places, remainder)
+    if remainder != "wrap":
+        assert_in_turn(delivered, sizes, alone, remainder)

@@ -202,7 +202,7 @@ OF_FEEDLINE = {
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
     "bench": ["bench", "feed", "order", "options", "loader.staging", "placement.place", "cluster.cores"],
     "target": ["feed", "loader.sources"],
-    "audit": ["audit", "target", "feed", "cluster", "loader.sources", "errors", "schedule"],
+    "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "errors", "schedule"],
     "cli": ["cli", "", "audit", "bench", "target", "cluster", "data", "trainer", "feed", "errors",
             "options"],  # "": the version
     "__main__": ["cli"],

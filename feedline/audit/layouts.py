@@ -29,7 +29,8 @@ class Layout:
         mesh on devices of one process. "across": the model axis pairs devices of different processes.
       threads, workers: None: as the feed has them. With `threads` each batch is read in so many parts.
       times: the batch size is so many times the feed's.
-      saves: the file that state is saved to after each batch; the layout then ends half way.
+      saves: the file that state is saved to after each batch, lanes to folders beside it; the layout then ends
+        half way.
       killed: it ends by SIGKILL.
       resumes: the file whose state it goes on from.
     """

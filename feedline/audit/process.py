@@ -25,6 +25,7 @@ from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import AXES, Layout
 from feedline.audit.plant import planted
 from feedline.feed import Feed
+from feedline.lane_files import load_lanes, save_lanes
 from feedline.target import maker
 
 _CLOSE_S = 5.0
@@ -73,7 +74,7 @@ def _run(folder: Path, job: Job, layout: Layout, until_told: contextlib.ExitStac
         return Refused("the rows of a stream have no position to compare them by")
     saved: dict[str, Any] = {"taken": 0}
     if layout.resumes:
-        saved = json.loads((folder / layout.resumes).read_text())
+        saved = _loaded(folder / layout.resumes)
         feed.set_state(saved["state"])
     count = job.half if layout.saves else (job.batches - saved["taken"]) // layout.times
     whole = lambda mesh: endless(built(make_feed, mesh, layout, job.batch_size)[0])  # noqa: E731
@@ -105,13 +106,31 @@ def _delivered(feed: Feed, batches: Iterator[Any], save: Callable[[State], None]
 
 
 def _saver(folder: Path, layout: Layout) -> Callable[[State], None]:
-    """Writes a state as a training does: on one process, whole or not at all."""
+    """Writes a state as a training does: on one process, whole or not at all; lanes on all, one file each."""
+    path = folder / layout.saves
 
-    def save(state: State) -> None:
-        if layout.saves and jax.process_index() == 0:
-            _replace(folder / layout.saves, json.dumps(state).encode())
+    def save(saved: State) -> None:
+        if not layout.saves:
+            return
+        if "lanes" in saved["state"]:
+            save_lanes(saved["state"], _lanes(path, saved))
+        if jax.process_index() == 0:
+            _replace(path, json.dumps(saved).encode())
 
     return save
+
+
+def _loaded(path: Path) -> State:
+    """What was saved last. All lanes are there: a launch ends, or is killed, only once every process is done."""
+    saved: State = json.loads(path.read_text())
+    if "lanes" in saved["state"]:
+        saved["state"] = load_lanes(_lanes(path, saved))
+    return saved
+
+
+def _lanes(path: Path, saved: State) -> Path:
+    """The folder of the lanes of one step."""
+    return path.with_name(f"{path.name}.{saved['taken']}")
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -84,6 +84,26 @@ def test_a_stream_says_what_is_not_shown():
     assert "a stream has no row indices, so that rows come once was not shown" in told["not_covered"]
 
 
+def test_lanes_that_several_processes_saved_go_on_on_others():
+    """The state half way is saved when some lanes have ended; an epoch is 10 batches."""
+    code, told, _ = audit("feeds_to_audit:lanes", "--processes", "1,2,4", "--batches", "12")
+    assert (code, told["ok"], told["difference"]) == (0, True, None)
+    outcomes = same(told)
+    refused = ("two workers", "batch size × 2", "resumed, batch size × 2")
+    assert {name for (name, _), outcome in outcomes.items() if outcome is None} == set(refused)
+    for name in ("resumed after a stop", "resumed after kill -9"):
+        assert (outcomes[name, 2], outcomes[name, 4]) == (True, True)
+    assert told["different_rows"] > 366  # all items, and padding
+
+
+def test_a_late_state_of_lanes_is_found():
+    options = ("--processes", "2", "--batches", "4", "--plant", "late-state")
+    code, told, _ = audit("feeds_to_audit:lanes", *options)
+    assert (code, told["difference"]["layout"]) == (1, "'stopped half way' on 1 process")
+    outcomes = same(told)
+    assert (outcomes["resumed after a stop", 2], outcomes["resumed after kill -9", 2]) == (False, True)
+
+
 def test_a_process_that_raises_is_named():
     code, told, _ = audit("feeds_to_audit:raises_on_one", "--processes", "2")
     assert code == 1
