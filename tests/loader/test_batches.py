@@ -79,3 +79,18 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
                 expected = expected.take(np.arange(expected.shape[axis])[column], axis)
             np.testing.assert_array_equal(found, expected)
             assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
+
+
+def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
+    source = ArraySource([{name: SOURCE["wide"] for name in "abc"}])
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    cuts = [PartitionSpec("data", "model"), PartitionSpec("model"), PartitionSpec("data", "model")]
+    plans = [plan_leaf(NamedSharding(mesh, cut), (BATCH, 6), jax.devices()[:2], "leaf") for cut in cuts]
+    spec = RowSpec.of(source.spec)
+    form = LocalForm(spec, None, 0, spec, plans, union_of_rows(plans), True, None, 0)
+    looked_up = []
+    locate = Recipe.locate
+    monkeypatch.setattr(Recipe, "locate", lambda self, *where: looked_up.append(where) or locate(self, *where))
+    found = Recipe(source, Order(), Schedule(40, BATCH, "wrap", None), form).found(Cursor(0, 0))
+    assert [len(part.rows) for part in found] == [4, 16, 4]
+    assert len(looked_up) == 2
