@@ -82,7 +82,7 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
 
 
 def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
-    source = ArraySource([{name: SOURCE["wide"] for name in "abc"}])
+    source = ArraySource([dict.fromkeys("abc", SOURCE["wide"])])
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     cuts = [PartitionSpec("data", "model"), PartitionSpec("model"), PartitionSpec("data", "model")]
     plans = [plan_leaf(NamedSharding(mesh, cut), (BATCH, 6), jax.devices()[:2], "leaf") for cut in cuts]
