@@ -52,11 +52,11 @@ def _ran(arguments: list[str]) -> int:
     try:
         return _parsed(arguments).run()
     except KeyboardInterrupt as interrupt:
-        return _failed(str(interrupt) or "interrupted", _INTERRUPTED)
+        return _failed(interrupt, _INTERRUPTED)
     except FeedError as error:
-        return _failed(str(error), _READING_FAILED)
+        return _failed(error, _READING_FAILED)
     except (ValueError, TypeError, OSError) as error:
-        return _failed(str(error), _WRONG_ARGUMENT)
+        return _failed(error, _WRONG_ARGUMENT)
 
 
 def _parsed(arguments: list[str]) -> Command:
@@ -84,13 +84,13 @@ def _parsed(arguments: list[str]) -> Command:
     return parsed
 
 
-def _failed(message: str, code: int) -> int:
+def _failed(error: BaseException, code: int) -> int:
     """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
-    told = " ".join(message.split())
+    told = " ".join(str(error).split()) or "interrupted"
     # one write: threads of a library that failed may be writing tracebacks
     sys.stderr.write(f"feedline: {told}\n")
     sys.stderr.flush()
-    abort(told)
+    abort(error)
     return code
 
 

@@ -61,8 +61,8 @@ class Gather:
           stopped: whether to give up waiting.
 
         Raises:
-          ProcessError: another process failed meanwhile.
-          FeedError: `stopped`, or process 0 cannot be reached.
+          ProcessError: another process failed meanwhile, or process 0 cannot be reached.
+          FeedError: `stopped`.
         """
         tries = self._tries[place]
         key = f"{self._root}/{place}/{tries}"

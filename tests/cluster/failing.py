@@ -20,13 +20,18 @@ from jax.experimental.multihost_utils import sync_global_devices  # noqa: E402
 from jax.sharding import SingleDeviceSharding  # noqa: E402
 
 
-class Stuck:
-    """Rows of which the third is never read."""
+class Rows:
+    """Rows of which the third is never read, or cannot be."""
+
+    def __init__(self, broken):
+        self.broken = broken
 
     def __len__(self):
         return 8
 
     def __getitem__(self, i):
+        if i == 2 and self.broken:
+            raise ArithmeticError("as it was told to")
         if i == 2:
             print("waits", flush=True)
             time.sleep(1000)
@@ -35,6 +40,11 @@ class Stuck:
 
 def raises():
     raise ArithmeticError("as it was told to")
+
+
+def unreadable():
+    """A bad row, which the feed names."""
+    feed(broken=True)
 
 
 def exits():
@@ -55,15 +65,15 @@ def collective():
     sync_global_devices("the others")
 
 
-def feed():
+def feed(broken=False):
     here = SingleDeviceSharding(jax.local_devices()[0])
     order = feedline.Order(shuffle=False)
     reading = feedline.Reading(threads=1, buffer=1)
-    batches = feedline.Feed(Stuck(), 1, here, order=order, reading=reading, prefetch=1)
+    batches = feedline.Feed(Rows(broken), 1, here, order=order, reading=reading, prefetch=1)
     try:
         list(batches)
     except feedline.ProcessError as error:
-        print(f"caught {error}", flush=True)
+        print(f"caught {error.where} {error}", flush=True)
         raise
 
 
@@ -93,7 +103,7 @@ if __name__ == "__main__":
     mine = sys.argv[2 + jax.process_index()]
     sync_global_devices("begin")
     print(f"begins {time.time()}", flush=True)
-    if mine in ("raises", "exits", "interrupted", "killed"):
+    if mine in ("raises", "unreadable", "exits", "interrupted", "killed"):
         sys.stdin.read()  # until the test has seen that the others wait
     globals()[mine]()
     print("done", flush=True)

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
 PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
-FAIL = ("raises", "exits", "interrupted", "killed")
+FAIL = ("raises", "unreadable", "exits", "interrupted", "killed")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 
 
@@ -75,16 +75,18 @@ def _line_unless(process, said):
 
 
 def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
-    ended = together(tmp_path, "feed", "raises", "builds", "collective", abort_after_s=8.0)
-    told = "process 1 failed: ArithmeticError: as it was told to"
+    ended = together(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
+    told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
+    row = "row 2, epoch 0, position 2"
+    where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}
     assert ended.codes == [1, 1, 1, 1]
     assert ended.took_s < 8 + PROMISED_S
-    assert f"caught {told}" in ended.out[0]  # as an exception of the feed, not only at the end
-    assert f"feedline.errors.ProcessError: {told} [stage abort, process 1]" in ended.err[2]
+    assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
+    assert f"feedline.errors.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3):
-        assert f"feedline: {told}\n" in ended.err[process]
-    assert f"feedline: {told}\n" not in ended.err[1]  # whose traceback says it
+        assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
+    assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
     assert "no answer" not in "".join(ended.err)
 
 

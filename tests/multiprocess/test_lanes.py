@@ -180,15 +180,20 @@ def fails_once(here):
         before = [next(feed) for _ in range(3)]
         with pytest.raises(feedline.FeedError) as raised:
             next(feed)
-        return {"told": Own(str(raised.value)), "batches": [*before, *feed]}
+        return {"told": Own((str(raised.value), raised.value.where)), "batches": [*before, *feed]}
 
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, topology):
     found = outcome(topology, fails_once)
-    for process, told in enumerate(found["told"]):
-        assert "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone" in told
-        assert told.startswith(f"process {topology.processes - 1}: ") == (process != topology.processes - 1)
+    failed = topology.processes - 1
+    message = "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone"
+    for process, (told, where) in enumerate(found["told"]):
+        if process == failed:
+            assert (told, where) == (f"{message} [stage read]", {"stage": "read"})
+        else:
+            assert told == f"FeedError: {message} [stage read, process {failed}]"
+            assert where == {"stage": "read", "process": failed}
     assert_holds(found["batches"], list(epoch_of([40] * 4, SIZE, "drop")))
 
 
