@@ -99,7 +99,11 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
             ["--width", "64"],
             "/1 is of another model: its parameters.hidden.0.bias is float32[16], this run's is flo",
         ),
-        (["--seed", "1"], "/1 cannot be gone on from here: the state was saved over other data: its 'order' is"),
+        (
+            ["--seed", "1"],
+            "/1 is of other data: its order is {'seed': 0, 'shuffle': True}, this run's is {'seed': 1, 'shuffle': True}. "
+            "Give the data and the seed that it was trained with, or another directory",
+        ),
     ]:
         capsys.readouterr()
         assert main(["train", *SMALL, *folder, *options]) == 2
@@ -111,7 +115,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
     assert main(["train", "--save-every", "5"]) == 2
     assert main(["train", "--save-every", "0", *folder]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "File exists" in lines[-3]
+    assert lines[-3].endswith("/file is a file; choose another directory")
     assert lines[-2] == "feedline: --save-every needs a place to save in; add --checkpoint-dir, or leave it out"
     assert lines[-1] == "feedline: --save-every must be at least 1, got 0"
 
