@@ -198,6 +198,33 @@ def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, top
 
 
 @case()
+def fails_once_while_the_rest_is_counted(here):
+    """Lane 3 cannot be read once, among the items that the end of an epoch leaves out."""
+    failures = iter([OSError("the disk is gone")])
+
+    def read(lane, i):
+        if (lane, i) == (3, 35):
+            for error in failures:
+                raise error
+
+    lanes = lanes_of(LENGTHS["drop"], read)
+    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=2) as feed:
+        before = [next(feed) for _ in range(5)]
+        with pytest.raises(feedline.FeedError, match="lane 3 failed after 35 items of epoch 0 with OSError"):
+            next(feed)
+        batches = [*before, *feed]
+        counted = feed.statistics()
+        return {"batches": batches, "counted": [counted.rows, counted.dropped_rows]}
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology):
+    found = outcome(topology, fails_once_while_the_rest_is_counted)
+    assert_holds(found["batches"], list(epoch_of(LENGTHS["drop"], SIZE, "drop")) * 2)
+    assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
+
+
+@case()
 def begins_again_alone(here):
     """One process gives up what it has read ahead, again and again, while the others go on."""
     with feedline.Feed(lanes_of([41] * 4), SIZE, sharding_of("data", here.devices), epochs=3) as feed:
