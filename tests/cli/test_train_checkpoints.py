@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
         (
             ["--seed", "1"],
             "/1 is of other data: its order is {'seed': 0, 'shuffle': True}, this run's is "
-            "{'seed': 1, 'shuffle': True}. Give the data and the seed that it was trained with, or another directory",
+            "{'seed': 1, 'shuffle': True}. Give the data and the seed that it was trained with, or another d",
         ),
     ]:
         capsys.readouterr()

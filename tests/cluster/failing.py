@@ -1,6 +1,8 @@
 """A program for the tests: one of several processes, of which one fails while the others wait for it.
 
-``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, and what each of three processes does.
+``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, or None, and what each of three
+processes does. With JOINED_BY_JAX set they join by `jax.distributed.initialize`, and 0 seconds stand for no call
+of `feedline.cluster.initialize` at all.
 """
 
 import os
@@ -8,13 +10,22 @@ import signal
 import sys
 import time
 
+import jax
+
 import feedline
 
-ABORT_AFTER_S = float(sys.argv[1])
+ABORT_AFTER_S = None if sys.argv[1] == "None" else float(sys.argv[1])
 
-feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
+if "JOINED_BY_JAX" in os.environ:
+    jax.distributed.initialize(
+        os.environ["FEEDLINE_COORDINATOR"],
+        int(os.environ["FEEDLINE_PROCESSES"]),
+        int(os.environ["FEEDLINE_PROCESS"]),
+        cluster_detection_method="deactivate",
+    )
+if ABORT_AFTER_S != 0:
+    feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
 
-import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental.multihost_utils import sync_global_devices  # noqa: E402
 from jax.sharding import SingleDeviceSharding  # noqa: E402
@@ -92,7 +103,7 @@ def sleeps():
 
 def works():
     """Longer than the others, and longer than they are given once one has failed."""
-    time.sleep(2 * ABORT_AFTER_S)
+    time.sleep(2 * ABORT_AFTER_S if ABORT_AFTER_S else 2)
 
 
 def ends():
