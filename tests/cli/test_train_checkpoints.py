@@ -120,19 +120,25 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
     assert lines[-1] == "feedline: --save-every must be at least 1, got 0"
 
 
-def test_ctrl_c_saves_the_last_step(here, tmp_path):
+def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path), "--save-every", "1000000000"]
-    with subprocess.Popen(
-        command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as training:
-        assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
-        training.send_signal(signal.SIGINT)
-        out, err = training.communicate(timeout=PATIENCE_S)
-    (step,) = saved(tmp_path)
-    noted = "feedline: ends after this step; Ctrl-C again ends it at once\n"
-    assert (training.returncode, out) == (130, "")
-    assert err.startswith(noted)
-    assert err.endswith(f"feedline: interrupted after step {step:,}, which is saved\n")
+    before = 0
+    ways = [(signal.SIGINT, 130, "Ctrl-C", "interrupted"), (signal.SIGTERM, 143, "SIGTERM", "terminated")]
+    for number, code, name, ended in ways:
+        with subprocess.Popen(
+            command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as training:
+            assert any(
+                line.startswith(f"step {before + 1:,} of 1,000,000,000 | loss ") for line in training.stderr
+            )
+            training.send_signal(number)
+            out, err = training.communicate(timeout=PATIENCE_S)
+        step = saved(tmp_path)[-1]
+        assert (training.returncode, out) == (code, "")
+        assert err.startswith(f"feedline: ends after this step; {name} again ends it at once\n")
+        assert err.endswith(f"feedline: {ended} after step {step:,}, which is saved\n")
+        assert step > before
+        before = step
     resumed, _ = here("--steps", str(step + 5), *folder)
     assert resumed["steps"] == 5
     assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
