@@ -145,7 +145,7 @@ def uninterrupted(kind: str) -> Iterator[int]:
     """The ids that a feed delivers which nobody kills."""
     import numpy as np
 
-    with feed_of(kind, 8) as feed:
+    with feed_of(kind, 1000) as feed:  # in few batches: a job that is killed late has thousands of commits
         for batch in feed:
             yield from np.asarray(batch["id"]).tolist()
 

@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
@@ -20,7 +21,7 @@ MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 
 def train(*options):
-    command = [sys.executable, "-m", "feedline", "train", "--cpu-devices", "4", *options]
+    command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
 
@@ -61,13 +62,11 @@ def test_the_state_tells_where_the_feed_stands(results):
 
 
 @pytest.mark.multiprocess
-def test_two_processes_reach_the_losses_of_one():
-    alone = json.loads(train("--epochs", "2", "--json").stdout)
-    launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2"]
-    own = [sys.executable, "-m", "feedline", "train", "--epochs", "2", "--json"]
-    command = [sys.executable, "-m", "feedline", *launch, "--", *own]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    printed = [line for line in told.stdout.splitlines() if "{" in line]
+def test_two_processes_reach_the_losses_of_one(capsys):
+    own = ["train", "--epochs", "2", "--json"]
+    assert main(own) == 0
+    alone = json.loads(capsys.readouterr().out)
+    printed = [line for line in launched(*FEEDLINE, *own).stdout.splitlines() if "{" in line]
     assert len(printed) == 1
     together = json.loads(printed[0].removeprefix("[0] "))
     assert (together["processes"], together["devices"]) == (2, 4)

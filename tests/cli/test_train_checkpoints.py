@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
@@ -24,7 +25,7 @@ HALF = ".orbax-checkpoint-tmp"
 
 def command(*options):
     """`feedline train` on as many devices as the process that runs the tests has."""
-    return [sys.executable, "-m", "feedline", "train", "--cpu-devices", "8", *SMALL, *options]
+    return [*FEEDLINE, "train", "--cpu-devices", "8", *SMALL, *options]
 
 
 @pytest.fixture
@@ -208,22 +209,8 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
 def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
     here("--steps", "7", *folder)
-    launch = [
-        sys.executable,
-        "-m",
-        "feedline",
-        "launch",
-        "--processes",
-        "2",
-        "--cpu",
-        "--devices-per-process",
-        "2",
-    ]
-    train = [sys.executable, "-m", "feedline", "train", *SMALL, *folder, "--mode", "pmap", "--steps", "15"]
-    done = subprocess.run(
-        [*launch, "--", *train, "--save-every", "5"], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr
+    options = ["--mode", "pmap", "--steps", "15", "--save-every", "5"]
+    done = launched(*FEEDLINE, "train", *SMALL, *folder, *options)
     assert done.stderr.count("step 7 is saved, training goes on from there") == 1
     assert saved(tmp_path) == [7, 10, 15]
     resumed, _ = here("--steps", "22", *folder)
