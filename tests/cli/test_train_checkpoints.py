@@ -11,6 +11,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from launched import FEEDLINE, launched
 
 import feedline
@@ -18,9 +19,28 @@ from feedline.cli.main import main
 from feedline.cli.steps import steps_left
 from feedline.cli.train import Train
 
-SMALL = ["--layers", "1", "--width", "16"]  # compiled in no time
+SMALL = ["--layers", "1", "--width", "16"]
 PATIENCE_S = 120
 HALF = ".orbax-checkpoint-tmp"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """All runs, here and in other processes, train the same model: compiling it was most of their time."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    with pytest.MonkeyPatch.context() as environ:
+        for name, value in options.items():
+            environ.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def command(*options):
