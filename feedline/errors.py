@@ -6,6 +6,7 @@ A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedli
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 _WHERE = ("stage", "process", "row", "epoch", "position", "file")
@@ -44,7 +45,7 @@ class FeedError(RuntimeError):
 
     @property
     def where(self) -> dict[str, Any]:
-        """The attributes that apply, by name: JSON values."""
+        """The attributes that apply, by name."""
         return {name: value for name in _WHERE if (value := getattr(self, name)) is not None}
 
     def locate(self, row: int, epoch: int, position: int) -> None:
@@ -82,4 +83,5 @@ def for_others(error: BaseException) -> dict[str, Any]:
     """
     said, where = (error.message, error.where) if isinstance(error, FeedError) else (str(error), {})
     kind = type(error).__name__
-    return {"message": f"{kind}: {said}" if said else kind, **where}
+    plain = {name: int(at) if isinstance(at, numbers.Integral) else str(at) for name, at in where.items()}
+    return {"message": f"{kind}: {said}" if said else kind, **plain}
