@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.cluster.coordination import Coordination, coordination
 from feedline.cluster.differences import difference, named
-from feedline.cluster.monitor import failure
+from feedline.cluster.monitor import failure_meanwhile
 from feedline.errors import FeedError, ProcessError, for_others
 
 _log = logging.getLogger("feedline")
@@ -111,7 +111,7 @@ class _Meeting(Meeting):
                     self._service.get(f"{self.key}/verdict", min(_SLICE_S, error_s - waited_s))
                 )
                 return verdict
-            if (failed := failure()) is not None:
+            if (failed := failure_meanwhile()) is not None:
                 raise failed
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True

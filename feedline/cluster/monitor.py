@@ -61,7 +61,12 @@ def abort(reason: str | BaseException) -> None:
 
 
 def failure() -> ProcessError | None:
-    """The failure of which the monitor knows, or, where there is none, process 0."""
+    """The failure of which the monitor knows."""
+    return _monitor.failure if _monitor is not None else None
+
+
+def failure_meanwhile() -> ProcessError | None:
+    """For those who wait for others, and look now and then: without a monitor, process 0 is asked."""
     if _monitor is not None:
         return _monitor.failure
     with contextlib.suppress(FeedError):

@@ -102,8 +102,9 @@ def sleeps():
 
 
 def works():
-    """Longer than the others, and longer than they are given once one has failed."""
+    """Longer than the others, and longer than they are given once one has failed; then on a feed of its own."""
     time.sleep(2 * ABORT_AFTER_S if ABORT_AFTER_S else 2)
+    list(feedline.Feed(np.zeros((8, 2)), 4, SingleDeviceSharding(jax.local_devices()[0]), epochs=1))
 
 
 def ends():
