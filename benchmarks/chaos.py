@@ -180,7 +180,7 @@ def uninterrupted(kind: str) -> Callable[[int], list[int]]:
     import numpy as np
 
     def ids() -> Iterator[int]:
-        with feed_of(kind, 8) as feed:
+        with feed_of(kind, 1000) as feed:  # in few batches: a late kill leaves thousands of commits
             for batch in feed:
                 yield from np.asarray(batch["id"]).tolist()
 

@@ -6,6 +6,11 @@ A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedli
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
+_WHERE = ("stage", "process", "row", "epoch", "position", "file")
+
 
 class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
@@ -25,16 +30,23 @@ class FeedError(RuntimeError):
         stage: str | None = None,
         process: int | None = None,
         row: int | None = None,
+        epoch: int | None = None,
+        position: int | None = None,
         file: str | None = None,
     ) -> None:
         self.message = message
         self.stage = stage
         self.process = process
         self.row = row
+        self.epoch = epoch
+        self.position = position
         self.file = file
-        self.epoch: int | None = None
-        self.position: int | None = None
         super().__init__(self._told())
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The attributes that apply, by name."""
+        return {name: value for name in _WHERE if (value := getattr(self, name)) is not None}
 
     def locate(self, row: int, epoch: int, position: int) -> None:
         """Say which row it is about, and where that stands in the run: in the message, too."""
@@ -42,8 +54,7 @@ class FeedError(RuntimeError):
         self.args = (self._told(),)
 
     def _told(self) -> str:
-        names = ("stage", "process", "row", "epoch", "position", "file")
-        told = ", ".join(f"{name} {value}" for name in names if (value := getattr(self, name)) is not None)
+        told = ", ".join(f"{name} {value}" for name, value in self.where.items())
         return f"{self.message} [{told}]" if told else self.message
 
 
@@ -61,3 +72,16 @@ class StallError(FeedError):
 
 class ProcessError(FeedError):
     """Another process failed, is lost, or does something else than this one."""
+
+
+def for_others(error: BaseException) -> dict[str, Any]:
+    """What another process is told of an error: the arguments of one that says the same there, as JSON values.
+
+    Example:
+      >>> print(ProcessError(**{"process": 1, **for_others(RowError("unreadable", stage="read", row=7))}))
+      RowError: unreadable [stage read, process 1, row 7]
+    """
+    said, where = (error.message, error.where) if isinstance(error, FeedError) else (str(error), {})
+    kind = type(error).__name__
+    plain = {name: int(at) if isinstance(at, numbers.Integral) else str(at) for name, at in where.items()}
+    return {"message": f"{kind}: {said}" if said else kind, **plain}

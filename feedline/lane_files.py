@@ -17,7 +17,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     of its own: files of two steps in one folder are refused by `load_lanes`.
 
     Args:
-      state: what `feed.get_state()` returned here. It may be written later, by another thread.
+      state: what `feed.get_state()` returned here, or `load_lanes`. It may be written later, by another thread.
       folder: made if it is not there.
 
     Raises:
@@ -29,7 +29,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
       >>> state = {"step": 5, "position": 40, "lanes": {"0": {"next_index": 40}}, "writers": [0]}
       >>> save_lanes(state, folder)
       >>> load_lanes(folder)
-      {'step': 5, 'position': 40, 'lanes': {'0': {'next_index': 40}}}
+      {'step': 5, 'position': 40, 'lanes': {'0': {'next_index': 40}}, 'writers': [0]}
     """
     import jax
 
@@ -50,6 +50,8 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The state that all processes saved to `folder`, with every lane: `feed.set_state` takes it on any topology.
+
+    It is the same on every process; saved as it is, process 0 writes all of it.
 
     Raises:
       FileNotFoundError: it has no file of a lane.
@@ -75,7 +77,7 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"a checkpoint must hold all {count} lanes, and {folder} lacks {len(missing)}, of which the first is "
             f"lane {missing[0]}: a save was interrupted, or left out a process; restore an older folder"
         )
-    return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}}
+    return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
 
 def _write(path: Path, text: str) -> None:

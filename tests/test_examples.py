@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import launched
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
@@ -34,20 +35,7 @@ def test_example(name):
 
 
 def test_two_processes():
-    launch = [
-        sys.executable,
-        "-m",
-        "feedline",
-        "launch",
-        "--processes",
-        "2",
-        "--cpu",
-        "--devices-per-process",
-        "2",
-    ]
-    script = [sys.executable, "-W", "error", EXAMPLES / "two_processes.py"]
-    done = subprocess.run([*launch, "--", *script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
     printed = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
     assert printed == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 

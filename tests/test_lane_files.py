@@ -17,7 +17,7 @@ def state(writers=(0, 0, 0), **place):
 
 def test_what_is_saved_is_loaded(tmp_path):
     save_lanes(state(), tmp_path / "not" / "there yet")
-    assert load_lanes(tmp_path / "not" / "there yet") == {**PLACE, "lanes": LANES}
+    assert load_lanes(tmp_path / "not" / "there yet") == state()
     names = sorted(path.name for path in tmp_path.glob("*/*/*"))
     assert names == [f"lane-0000{lane}-of-00003.json" for lane in range(3)]
 
@@ -29,7 +29,7 @@ def test_each_process_writes_the_lanes_that_fall_to_it(tmp_path, monkeypatch):
         save_lanes(state(writers=[2, 0, 2]), tmp_path)
         written.append(sorted(path.name[9] for path in tmp_path.iterdir()))
     assert written == [["1"], ["1"], ["0", "1", "2"]]
-    assert load_lanes(tmp_path) == {**PLACE, "lanes": LANES}
+    assert load_lanes(tmp_path) == state()
 
 
 @pytest.mark.parametrize("lane", [0, 1, 2])
@@ -71,7 +71,16 @@ def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, mo
     monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         save_lanes(state(step=8), tmp_path)
-    assert load_lanes(tmp_path) == {**PLACE, "lanes": LANES}
+    assert load_lanes(tmp_path) == state()
+
+
+def test_what_was_loaded_is_saved_by_process_0(tmp_path, monkeypatch):
+    save_lanes(state(), tmp_path / "first")
+    for process in (1, 0):
+        assert not (tmp_path / "second").exists() or not list((tmp_path / "second").iterdir())
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        save_lanes(load_lanes(tmp_path / "first"), tmp_path / "second")
+    assert load_lanes(tmp_path / "second") == load_lanes(tmp_path / "first")
 
 
 def test_what_is_no_stream_or_no_checkpoint_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Ctrl-C that is neither lost nor fatal."""
+"""Ctrl-C that is neither lost nor fatal, and SIGTERM that is no worse."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -16,7 +15,10 @@ if TYPE_CHECKING:
 
 _AGAIN_S = 0.01
 _STDERR = 2
-_NOTED = b"feedline: ends after this step; Ctrl-C again ends it at once\n"
+_NOTED = {
+    signal.SIGINT: b"feedline: ends after this step; Ctrl-C again ends it at once\n",
+    signal.SIGTERM: b"feedline: ends after this step; SIGTERM again ends it at once\n",
+}
 
 
 @contextlib.contextmanager
@@ -68,27 +70,46 @@ def interrupts_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+class Ended(KeyboardInterrupt):
+    """A signal ended the program, in good order.
+
+    Attributes:
+      number: the signal's.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        self.number = number
+        super().__init__(message)
+
+
 @contextlib.contextmanager
-def interrupts_noted() -> Iterator[threading.Event]:
-    """While this is entered, the first interrupt sets the event and says so; the next one is raised.
+def ends_noted() -> Iterator[list[int]]:
+    """While this is entered, the first Ctrl-C or SIGTERM is put into the list; the next one acts as usual.
 
     For a loop that can be left between two steps only.
 
     Example:
-      >>> with interrupts_noted() as interrupted:
+      >>> with ends_noted() as noted:
       ...     for step in range(3):
-      ...         if interrupted.is_set():
+      ...         if noted:
       ...             break
     """
-    interrupted = threading.Event()
+    noted: list[int] = []
 
-    def note(signal_number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, usual_handler)
-        interrupted.set()
-        os.write(_STDERR, _NOTED)  # print is not made for signal handlers
+    def note(number: int, frame: FrameType | None) -> None:
+        _restore(usual)
+        noted.append(number)
+        os.write(_STDERR, _NOTED[signal.Signals(number)])  # print is not made for signal handlers
 
-    usual_handler = signal.signal(signal.SIGINT, note)
+    usual: dict[int, Any] = {number: signal.getsignal(number) for number in _NOTED}
+    for number in usual:
+        signal.signal(number, note)
     try:
-        yield interrupted
+        yield noted
     finally:
-        signal.signal(signal.SIGINT, usual_handler)
+        _restore(usual)
+
+
+def _restore(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler or signal.SIG_DFL)  # None: one that Python does not know

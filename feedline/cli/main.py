@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn, Protocol
 
 import feedline
-from feedline.cli.interrupt import interrupts_get_through
+from feedline.cli.interrupt import Ended, interrupts_get_through
 from feedline.cluster.monitor import abort, leave
 from feedline.errors import FeedError
 
 _READING_FAILED = 1
 _WRONG_ARGUMENT = 2
-_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_KILLED = 128  # and the signal's number, as shells count
+_INTERRUPTED = _KILLED + signal.SIGINT
 
 
 class Command(Protocol):
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: without the program's name. None: those of this process.
 
     Returns:
-      The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 130 after Ctrl-C.
+      The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
       SystemExit: after --help, and where the command line cannot be understood.
@@ -51,12 +53,14 @@ def _ran(arguments: list[str]) -> int:
         return 0
     try:
         return _parsed(arguments).run()
+    except Ended as end:
+        return _failed(end, _KILLED + end.number)
     except KeyboardInterrupt as interrupt:
-        return _failed(str(interrupt) or "interrupted", _INTERRUPTED)
+        return _failed(interrupt, _INTERRUPTED)
     except FeedError as error:
-        return _failed(str(error), _READING_FAILED)
+        return _failed(error, _READING_FAILED)
     except (ValueError, TypeError, OSError) as error:
-        return _failed(str(error), _WRONG_ARGUMENT)
+        return _failed(error, _WRONG_ARGUMENT)
 
 
 def _parsed(arguments: list[str]) -> Command:
@@ -84,13 +88,13 @@ def _parsed(arguments: list[str]) -> Command:
     return parsed
 
 
-def _failed(message: str, code: int) -> int:
+def _failed(error: BaseException, code: int) -> int:
     """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
-    told = " ".join(message.split())
+    told = " ".join(str(error).split()) or "interrupted"
     # one write: threads of a library that failed may be writing tracebacks
     sys.stderr.write(f"feedline: {told}\n")
     sys.stderr.flush()
-    abort(told)
+    abort(error)
     return code
 
 

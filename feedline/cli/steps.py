@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import jax
 
-from feedline.cli.interrupt import interrupts_noted, interrupts_wait
+from feedline.cli.interrupt import Ended, ends_noted, interrupts_wait
 from feedline.cli.train import DEFAULT_SAVE_EVERY, Train
 from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State
@@ -29,7 +29,8 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
       rows: of the feed's source.
 
     Raises:
-      KeyboardInterrupt: Ctrl-C. With checkpoints and one process the step under way is finished and saved first.
+      KeyboardInterrupt: Ctrl-C. With checkpoints and one process the step under way is finished and saved first,
+        and SIGTERM is taken in the same way.
     """
     if options.checkpoint_dir is None:
         return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
@@ -40,12 +41,13 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
         state = checkpoints.restore(program.init())
         done, left = feed.get_state()["step"], steps_left(options, feed, rows)
         _tell(f"checkpoints in {options.checkpoint_dir}: {_found(done, left)}")
-        with _interrupts_end_the_loop() as interrupted:
-            batches = _until(interrupted, feed)
+        with _signals_end_the_loop() as noted:
+            batches = _until(noted, feed)
             state, progress = _run(program, state, batches, done, left, checkpoints.after_step)
         checkpoints.save(state)
-    if interrupted.is_set():
-        raise KeyboardInterrupt(f"interrupted after step {done + progress.step:,}, which is saved")
+    if noted:
+        how = "interrupted" if noted[0] == signal.SIGINT else "terminated"
+        raise Ended(f"{how} after step {done + progress.step:,}, which is saved", noted[0])
     return state, progress
 
 
@@ -91,14 +93,14 @@ def _first() -> bool:
     return jax.process_index() == 0
 
 
-def _until(interrupted: threading.Event, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches up to the one after whose step the event is set."""
+def _until(noted: list[int], batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches up to the one after whose step a signal is in the list."""
     for batch in batches:
         yield batch
-        if interrupted.is_set():
+        if noted:
             return
 
 
-def _interrupts_end_the_loop() -> contextlib.AbstractContextManager[threading.Event]:
+def _signals_end_the_loop() -> contextlib.AbstractContextManager[list[int]]:
     """With several processes they do not: each would end after a step of its own, and saving takes all."""
-    return interrupts_noted() if jax.process_count() == 1 else contextlib.nullcontext(threading.Event())
+    return ends_noted() if jax.process_count() == 1 else contextlib.nullcontext([])

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from feedline.cluster.coordination import Coordination, coordination
-from feedline.cluster.differences import Difference, difference, named
-from feedline.cluster.monitor import failure
-from feedline.errors import FeedError, ProcessError
+from feedline.cluster.differences import difference, named
+from feedline.cluster.monitor import failure_meanwhile
+from feedline.errors import FeedError, ProcessError, for_others
 
 _log = logging.getLogger("feedline")
 _SLICE_S = 1.0
@@ -44,9 +44,10 @@ def together(processes: Collection[int], warning_s: float, error_s: float) -> It
     try:
         yield meeting
     except BaseException as error:
-        told = f"process {service.process} could not build it: {type(error).__name__}: {error}"
+        verdict = {"stage": "agree", "process": service.process, **for_others(error)}
+        verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
         with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
-            meeting.judge(Difference(service.process, told))
+            meeting.judge(verdict)
         raise
 
 
@@ -90,27 +91,27 @@ class _Meeting(Meeting):
         self._service.set(f"{self.key}/said/{self._service.process}", json.dumps(description))
         if self._service.increment(f"{self.key}/came") == len(self._processes):
             said = self._service.dir(f"{self.key}/said")
-            self.judge(difference({_process(key): json.loads(value) for key, value in said.items()}))
+            found = difference({_process(key): json.loads(value) for key, value in said.items()})
+            self.judge(found and {"message": found.told, "stage": "agree", "process": found.process})
         verdict = self._verdict(self._warning_s, self._error_s)
         if verdict is not None:
-            raise ProcessError(
-                f"the processes that build a feed together must build the same one: {verdict.told}",
-                stage="agree",
-                process=verdict.process,
-            )
+            rule = "the processes that build a feed together must build the same one"
+            raise ProcessError(**{**verdict, "message": f"{rule}: {verdict['message']}"})
 
-    def judge(self, verdict: Difference | None) -> None:
-        """Publish the verdict, if there is none yet."""
+    def judge(self, verdict: Mapping[str, Any] | None) -> None:
+        """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
         self._service.set(f"{self.key}/verdict", json.dumps(verdict))
 
-    def _verdict(self, warning_s: float, error_s: float) -> Difference | None:
+    def _verdict(self, warning_s: float, error_s: float) -> dict[str, Any] | None:
         began = time.monotonic()
         warned = False
         while (waited_s := time.monotonic() - began) < error_s:
             with contextlib.suppress(TimeoutError):
-                found = json.loads(self._service.get(f"{self.key}/verdict", min(_SLICE_S, error_s - waited_s)))
-                return None if found is None else Difference(*found)
-            if (failed := failure()) is not None:
+                verdict: dict[str, Any] | None = json.loads(
+                    self._service.get(f"{self.key}/verdict", min(_SLICE_S, error_s - waited_s))
+                )
+                return verdict
+            if (failed := failure_meanwhile()) is not None:
                 raise failed
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True

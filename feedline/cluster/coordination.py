@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from feedline.errors import FeedError
+from feedline.errors import ProcessError
 
 
 def coordination() -> Coordination | None:
@@ -43,7 +43,7 @@ class Coordination:
       process: index of this process.
       processes: how many there are.
 
-    Every method raises a `FeedError` if process 0 cannot be reached.
+    Every method raises a `ProcessError` if process 0 cannot be reached.
     """
 
     process: int
@@ -119,9 +119,11 @@ def _told(what: str) -> Iterator[None]:
             raise _AlreadyThere from None
         if status == "NOT_FOUND":
             raise _Missing from None
-        raise FeedError(
+        raise ProcessError(
             f"the processes talk through process 0, but this one could not {what}: "
-            f"{str(error).splitlines()[0]}; look whether process 0 still runs, and what it wrote last"
+            f"{str(error).splitlines()[0]}; look whether process 0 still runs, and what it wrote last",
+            stage="agree",
+            process=0,
         ) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feedline.cluster.coordination import Coordination, coordination
-from feedline.cluster.monitor import failure
+from feedline.cluster.monitor import failure_meanwhile
 from feedline.errors import FeedError
 
 _LOOK_UP_S = 0.5
@@ -61,8 +61,8 @@ class Gather:
           stopped: whether to give up waiting.
 
         Raises:
-          ProcessError: another process failed meanwhile.
-          FeedError: `stopped`, or process 0 cannot be reached.
+          ProcessError: another process failed meanwhile, or process 0 cannot be reached.
+          FeedError: `stopped`.
         """
         tries = self._tries[place]
         key = f"{self._root}/{place}/{tries}"
@@ -76,7 +76,7 @@ class Gather:
                 told = json.loads(self._service.get(f"{key}/all", _LOOK_UP_S))
                 break
             except TimeoutError:
-                if (why := failure()) is not None:
+                if (why := failure_meanwhile()) is not None:
                     raise why from None
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from feedline.cluster.coordination import Coordination, coordination
-from feedline.errors import FeedError, ProcessError
+from feedline.errors import FeedError, ProcessError, for_others
 
 _KEY = "feedline/abort"
 """Its value: who failed and why; or `_OVER`, once all have ended well. The first one stays."""
@@ -38,25 +38,47 @@ _runs: set[weakref.ref[_Closable]] = set()
 """What is woken by being closed once another process failed. Any thread adds, and a plain set's copy is atomic."""
 
 
-def abort(reason: str) -> None:
+def abort(reason: str | BaseException) -> None:
     """Tell the other processes that this one has failed: they end with this message.
 
     An uncaught exception does so by itself. Call it before `sys.exit(1)`, which nobody can see: to jax and to
     feedline that is an end like any other, for which the others are waited for.
 
-    Where nobody joined other processes it does nothing. The first failure is the one that is told.
+    Without a monitor (see `initialize`) only those hear it that wait for others in feedline. Where nobody joined
+    other processes it does nothing. The first failure is the one that is told.
+
+    Args:
+      reason: in a sentence, or the exception.
     """
     if _monitor is not None:
         _monitor.failed = True
     service = coordination()
     if service is not None:
+        told = for_others(reason) if isinstance(reason, BaseException) else {"message": reason}
+        told["message"] = f"process {service.process} failed: {' '.join(told['message'].split())}"
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            service.set(_KEY, json.dumps([service.process, reason]))
+            service.set(_KEY, json.dumps([service.process, told]))
 
 
 def failure() -> ProcessError | None:
     """The failure of which the monitor knows."""
     return _monitor.failure if _monitor is not None else None
+
+
+def failure_meanwhile() -> ProcessError | None:
+    """For those who wait for others, and look now and then: without a monitor, process 0 is asked."""
+    if _monitor is not None:
+        return _monitor.failure
+    with contextlib.suppress(FeedError):
+        service = coordination()
+        found = service.try_get(_KEY) if service is not None else None
+        return _error_of(*json.loads(found)) if found else None
+    return None
+
+
+def _error_of(process: int, told: Mapping[str, Any]) -> ProcessError:
+    """What waits in feedline raises once `process` has failed."""
+    return ProcessError(**{"stage": "abort", "process": process, **told})
 
 
 def close_on_abort(run: _Closable) -> None:
@@ -130,16 +152,16 @@ class Monitor:
             return
         if told == _OVER:
             return
-        process, reason = json.loads(told)
+        process, failed = json.loads(told)
         self._acknowledge()
-        self.failure = ProcessError(f"process {process} failed: {reason}", stage="abort", process=process)
+        self.failure = _error_of(process, failed)
         for reference in _runs.copy():
             run = reference()
             if run is not None:
                 run.close()
             del run
         if process != self._service.process:
-            _say(f"process {process} failed: {reason}\nfeedline: process {self._service.process} ends, too")
+            _say(f"{FeedError(**failed)}\nfeedline: process {self._service.process} ends, too")
         self._ended.wait(self._abort_after_s)
         silent = self._silent()
         if silent:
@@ -164,7 +186,7 @@ class Monitor:
         finally:
             goes_on = hasattr(sys, "ps1") or sys.flags.interactive  # at a prompt an exception ends nothing
             if os.getpid() == self._pid and not goes_on:
-                abort(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+                abort(error)
 
     def _at_exit(self) -> None:
         if not self.watches:

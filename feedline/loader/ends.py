@@ -23,12 +23,12 @@ class Told:
     Attributes:
       ends: the lanes that have ended, with the number of their items.
       failed_at: items of each lane before the batch that could not be read; None: all could.
-      why: the failure's message.
+      why: what the others are told of that failure; see `errors.for_others`.
     """
 
     ends: dict[int, int]
     failed_at: int | None = None
-    why: str = ""
+    why: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def plain(self) -> list[Any]:
         """As JSON values."""
@@ -39,7 +39,7 @@ class Told:
         """What all processes said, each as `plain` values. Of failures the first one counts."""
         ends = {lane: items for said, _, _ in all_said for lane, items in said}
         failures = [(at, why) for _, at, why in all_said if at is not None]
-        return cls(ends, *min(failures, default=(None, "")))
+        return cls(ends, *min(failures, key=lambda failure: failure[0], default=(None, {})))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from feedline.errors import FeedError
+from feedline.errors import FeedError, ProcessError, for_others
 from feedline.loader import drafts as drafting
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
@@ -111,7 +111,7 @@ class StreamBatches:
                 self._over = told.ends
                 break
             if offset == told.failed_at or draft is None:
-                self._failure = failure or FeedError(told.why or _CHANGED, stage="read")
+                self._failure = failure or _failure_of(told)
                 break
             self._ready.append(drafting.whole(self._recipe, draft, offset, told.ends, self._dropped))
             self._offset, self._dropped = offset + window.step, 0
@@ -141,7 +141,8 @@ class StreamBatches:
         if gather is None:
             return mine
         if failure is not None:
-            mine = dataclasses.replace(mine, failed_at=read, why=f"process {jax.process_index()}: {failure}")
+            why = {"stage": "read", "process": jax.process_index(), **for_others(failure)}
+            mine = dataclasses.replace(mine, failed_at=read, why=why)
         self._advanced("agree")
         return Told.joined(gather(place, mine.plain(), failure is not None, self._stopped))
 
@@ -183,5 +184,10 @@ class StreamBatches:
             failure = error
         told = self._agreed(f"{self._epoch}/rest", failure, self._offset)
         if told.failed_at is not None:
-            raise failure or FeedError(told.why, stage="read")
+            raise failure or _failure_of(told)
         return told.ends
+
+
+def _failure_of(told: Told) -> FeedError:
+    """Why there is no further batch, where this process has none of its own to say."""
+    return FeedError(_CHANGED, stage="read") if told.failed_at is None else ProcessError(**told.why)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from feedline.errors import FeedError
 from feedline.trainer.learner import State
 
+_HALF = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax still writes, or was killed in
 _KEPT = 3  # checkpoints: the newest, and two to fall back on; a fourth drops the oldest
 
 
@@ -29,7 +31,10 @@ class Resumable(Protocol):
     """An iterator of batches that can tell where it stands, and go back there: a `feedline.Feed`."""
 
     def get_state(self) -> dict[str, Any]:
-        """JSON values, true for the last batch delivered, with "step": how many were delivered."""
+        """JSON values, true for the last batch delivered.
+
+        With "step": how many were delivered, and "fingerprint": what the rows are, and in which order, by field.
+        """
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there. ValueError if the state is one of other data."""
@@ -50,11 +55,12 @@ class Checkpoints:
       every: steps from one checkpoint to the next, for `after_step`.
 
     Raises:
-      OSError: the directory cannot be made.
+      ValueError: it holds something else, and no checkpoint.
+      OSError: it cannot be made, or not be written to.
     """
 
     def __init__(self, directory: Path, feed: Resumable, mesh: Mesh, every: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        _prepare(directory)
         self.directory = directory
         self._feed = feed
         self._everywhere = NamedSharding(mesh, P())
@@ -106,6 +112,7 @@ class Checkpoints:
         with _damage_is_told(folder):
             found: Any = self._manager.restore(step, args=items)
         _check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
+        _check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
         try:
             self._feed.set_state(found.feed)
         except ValueError as error:
@@ -165,6 +172,28 @@ class Checkpoints:
         )
 
 
+def _prepare(directory: Path) -> None:
+    """Make the directory, and find out before training whether checkpoints can go there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory, prefix=".").close()
+        held = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+        found = (
+            f"{file} is a file" if not file.is_dir() else f"{directory} cannot be written to ({error.strerror})"
+        )
+        raise OSError(
+            f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
+        ) from error
+    if held and not any(name.isdecimal() or _HALF in name for name in held):
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise ValueError(
+            f"checkpoints go into a directory of their own, and {directory} holds {held[0]}{more} but no "
+            "checkpoint; choose a new or empty directory"
+        )
+
+
 def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     """The same array, replicated over the mesh of `sharding`, whose devices here hold it already. Moves nothing.
 
@@ -206,6 +235,15 @@ def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> 
                 f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
                 f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
                 "it was trained with, or another directory"
+            )
+
+
+def _check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for field in ours:
+        if saved.get(field) != ours[field]:
+            raise ValueError(
+                f"the checkpoint {folder} is of other data: its {field} is {saved.get(field)}, this run's is "
+                f"{ours[field]}. Give the data and the seed that it was trained with, or another directory"
             )
 
 

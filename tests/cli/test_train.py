@@ -1,5 +1,7 @@
 """`feedline train`: the modes agree, the digits are learnt, and wrong arguments are told in one line."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -8,6 +10,7 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
@@ -15,26 +18,36 @@ from feedline.cli.train import Train, use_cpu_devices
 from feedline.data.labelled import DIGITS
 from feedline.trainer.modes import Mode
 
+DEFAULT = "jit_multi"
+DEVICES = {"jit_single": 1, DEFAULT: 4, "pmap": 8}
 COUNTED = ["mode", "devices", "processes", "steps", "rows", "epochs"]
 MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 
 def train(*options):
-    command = [sys.executable, "-m", "feedline", "train", "--cpu-devices", "4", *options]
+    command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def trained_here(*options):
+    """What `feedline train` prints, in this process and on its eight devices."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["train", "--json", *options]) == 0
+    return json.loads(out.getvalue())
 
 
 @pytest.fixture(scope="module")
 def results():
-    """What the default run prints in each mode."""
-    return {mode: json.loads(train("--mode", mode, "--json").stdout) for mode in get_args(Mode)}
+    """What the default run prints in each mode, and in the default mode as a command on four devices."""
+    here = {mode: trained_here("--mode", mode) for mode in get_args(Mode) if mode != DEFAULT}
+    return {**here, DEFAULT: json.loads(train("--json").stdout)}
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
 def test_the_default_run_learns_the_digits(results, mode):
     result = results[mode]
     assert list(result) == COUNTED + MEASURED
-    assert (result["mode"], result["devices"], result["processes"]) == (mode, 1 if mode == "jit_single" else 4, 1)
+    assert (result["mode"], result["devices"], result["processes"]) == (mode, DEVICES[mode], 1)
     assert (result["steps"], result["rows"], result["epochs"]) == (440, 440 * 128, 40)
     assert result["test_accuracy"] >= 0.96
     assert result["rows_per_s"] > 0
@@ -62,11 +75,8 @@ def test_the_state_tells_where_the_feed_stands(results):
 
 @pytest.mark.multiprocess
 def test_two_processes_reach_the_losses_of_one():
-    alone = json.loads(train("--epochs", "2", "--json").stdout)
-    launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2"]
-    own = [sys.executable, "-m", "feedline", "train", "--epochs", "2", "--json"]
-    command = [sys.executable, "-m", "feedline", *launch, "--", *own]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    alone = trained_here("--epochs", "2")
+    told = launched(*FEEDLINE, "train", "--epochs", "2", "--json")
     printed = [line for line in told.stdout.splitlines() if "{" in line]
     assert len(printed) == 1
     together = json.loads(printed[0].removeprefix("[0] "))

@@ -11,20 +11,41 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
 from feedline.cli.steps import steps_left
 from feedline.cli.train import Train
 
-SMALL = ["--layers", "1", "--width", "16"]  # compiled in no time
+SMALL = ["--layers", "1", "--width", "16"]
 PATIENCE_S = 120
 HALF = ".orbax-checkpoint-tmp"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """All runs, here and in other processes, train the same model: compiling it was most of their time."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    with pytest.MonkeyPatch.context() as environ:
+        for name, value in options.items():
+            environ.setenv(name.upper(), str(value))
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        yield
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
 def command(*options):
     """`feedline train` on as many devices as the process that runs the tests has."""
-    return [sys.executable, "-m", "feedline", "train", "--cpu-devices", "8", *SMALL, *options]
+    return [*FEEDLINE, "train", "--cpu-devices", "8", *SMALL, *options]
 
 
 @pytest.fixture
@@ -99,7 +120,11 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
             ["--width", "64"],
             "/1 is of another model: its parameters.hidden.0.bias is float32[16], this run's is flo",
         ),
-        (["--seed", "1"], "/1 cannot be gone on from here: the state was saved over other data: its 'order' is"),
+        (
+            ["--seed", "1"],
+            "/1 is of other data: its order is {'seed': 0, 'shuffle': True}, this run's is "
+            "{'seed': 1, 'shuffle': True}. Give the data and the seed that it was trained with, or another d",
+        ),
     ]:
         capsys.readouterr()
         assert main(["train", *SMALL, *folder, *options]) == 2
@@ -111,24 +136,30 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
     assert main(["train", "--save-every", "5"]) == 2
     assert main(["train", "--save-every", "0", *folder]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "File exists" in lines[-3]
+    assert lines[-3].endswith("/file is a file; choose another directory")
     assert lines[-2] == "feedline: --save-every needs a place to save in; add --checkpoint-dir, or leave it out"
     assert lines[-1] == "feedline: --save-every must be at least 1, got 0"
 
 
-def test_ctrl_c_saves_the_last_step(here, tmp_path):
+def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path), "--save-every", "1000000000"]
-    with subprocess.Popen(
-        command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as training:
-        assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
-        training.send_signal(signal.SIGINT)
-        out, err = training.communicate(timeout=PATIENCE_S)
-    (step,) = saved(tmp_path)
-    noted = "feedline: ends after this step; Ctrl-C again ends it at once\n"
-    assert (training.returncode, out) == (130, "")
-    assert err.startswith(noted)
-    assert err.endswith(f"feedline: interrupted after step {step:,}, which is saved\n")
+    before = 0
+    ways = [(signal.SIGINT, 130, "Ctrl-C", "interrupted"), (signal.SIGTERM, 143, "SIGTERM", "terminated")]
+    for number, code, name, ended in ways:
+        with subprocess.Popen(
+            command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as training:
+            assert any(
+                line.startswith(f"step {before + 1:,} of 1,000,000,000 | loss ") for line in training.stderr
+            )
+            training.send_signal(number)
+            out, err = training.communicate(timeout=PATIENCE_S)
+        step = saved(tmp_path)[-1]
+        assert (training.returncode, out) == (code, "")
+        assert err.startswith(f"feedline: ends after this step; {name} again ends it at once\n")
+        assert err.endswith(f"feedline: {ended} after step {step:,}, which is saved\n")
+        assert step > before
+        before = step
     resumed, _ = here("--steps", str(step + 5), *folder)
     assert resumed["steps"] == 5
     assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
@@ -198,22 +229,8 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
 def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
     here("--steps", "7", *folder)
-    launch = [
-        sys.executable,
-        "-m",
-        "feedline",
-        "launch",
-        "--processes",
-        "2",
-        "--cpu",
-        "--devices-per-process",
-        "2",
-    ]
-    train = [sys.executable, "-m", "feedline", "train", *SMALL, *folder, "--mode", "pmap", "--steps", "15"]
-    done = subprocess.run(
-        [*launch, "--", *train, "--save-every", "5"], capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stderr
+    options = ["--mode", "pmap", "--steps", "15", "--save-every", "5"]
+    done = launched(*FEEDLINE, "train", *SMALL, *folder, *options)
     assert done.stderr.count("step 7 is saved, training goes on from there") == 1
     assert saved(tmp_path) == [7, 10, 15]
     resumed, _ = here("--steps", "22", *folder)

@@ -1,6 +1,8 @@
 """A program for the tests: one of several processes, of which one fails while the others wait for it.
 
-``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, and what each of three processes does.
+``failing.py 0.5 raises collective feed``: the seconds of `abort_after_s`, or None, and what each of three
+processes does. With JOINED_BY_JAX set they join by `jax.distributed.initialize`, and 0 seconds stand for no call
+of `feedline.cluster.initialize` at all.
 """
 
 import os
@@ -8,25 +10,39 @@ import signal
 import sys
 import time
 
+import jax
+
 import feedline
 
-ABORT_AFTER_S = float(sys.argv[1])
+ABORT_AFTER_S = None if sys.argv[1] == "None" else float(sys.argv[1])
 
-feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
+if "JOINED_BY_JAX" in os.environ:
+    jax.distributed.initialize(
+        os.environ["FEEDLINE_COORDINATOR"],
+        int(os.environ["FEEDLINE_PROCESSES"]),
+        int(os.environ["FEEDLINE_PROCESS"]),
+        cluster_detection_method="deactivate",
+    )
+if ABORT_AFTER_S != 0:
+    feedline.cluster.initialize(abort_after_s=ABORT_AFTER_S)
 
-import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental.multihost_utils import sync_global_devices  # noqa: E402
 from jax.sharding import SingleDeviceSharding  # noqa: E402
 
 
-class Stuck:
-    """Rows of which the third is never read."""
+class Rows:
+    """Rows of which the third is never read, or cannot be."""
+
+    def __init__(self, broken):
+        self.broken = broken
 
     def __len__(self):
         return 8
 
     def __getitem__(self, i):
+        if i == 2 and self.broken:
+            raise ArithmeticError("as it was told to")
         if i == 2:
             print("waits", flush=True)
             time.sleep(1000)
@@ -35,6 +51,11 @@ class Stuck:
 
 def raises():
     raise ArithmeticError("as it was told to")
+
+
+def unreadable():
+    """A bad row, which the feed names."""
+    feed(broken=True)
 
 
 def exits():
@@ -55,15 +76,15 @@ def collective():
     sync_global_devices("the others")
 
 
-def feed():
+def feed(broken=False):
     here = SingleDeviceSharding(jax.local_devices()[0])
     order = feedline.Order(shuffle=False)
     reading = feedline.Reading(threads=1, buffer=1)
-    batches = feedline.Feed(Stuck(), 1, here, order=order, reading=reading, prefetch=1)
+    batches = feedline.Feed(Rows(broken), 1, here, order=order, reading=reading, prefetch=1)
     try:
         list(batches)
     except feedline.ProcessError as error:
-        print(f"caught {error}", flush=True)
+        print(f"caught {error.where} {error}", flush=True)
         raise
 
 
@@ -81,8 +102,9 @@ def sleeps():
 
 
 def works():
-    """Longer than the others, and longer than they are given once one has failed."""
-    time.sleep(2 * ABORT_AFTER_S)
+    """Longer than the others, and longer than they are given once one has failed; then on a feed of its own."""
+    time.sleep(2 * ABORT_AFTER_S if ABORT_AFTER_S else 2)
+    list(feedline.Feed(np.zeros((8, 2)), 4, SingleDeviceSharding(jax.local_devices()[0]), epochs=1))
 
 
 def ends():
@@ -93,7 +115,7 @@ if __name__ == "__main__":
     mine = sys.argv[2 + jax.process_index()]
     sync_global_devices("begin")
     print(f"begins {time.time()}", flush=True)
-    if mine in ("raises", "exits", "interrupted", "killed"):
+    if mine in ("raises", "unreadable", "exits", "interrupted", "killed"):
         sys.stdin.read()  # until the test has seen that the others wait
     globals()[mine]()
     print("done", flush=True)

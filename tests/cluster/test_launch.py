@@ -332,15 +332,3 @@ def test_launch_without_a_command_says_how():
     done = run_feedline("launch", "--processes", "1")
     assert done.returncode == 2
     assert '["python", "train.py"]' in done.stderr
-
-
-@pytest.mark.multiprocess
-def test_training_on_two_processes():
-    train = [*FEEDLINE, "train", "--steps", "5", "--batch-size", "64", "--json"]
-    done = run_feedline("launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--", *train)
-    assert done.returncode == 0, done.stderr
-    printed = [line.split(" ", 1) for line in done.stdout.splitlines() if '"processes"' in line]
-    assert [process for process, _ in printed] == ["[0]"]
-    result = json.loads(printed[0][1])
-    assert result["processes"] == 2
-    assert isinstance(result["final_loss"], float)

@@ -18,8 +18,9 @@ PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5
 PROMISED_S = 10.0  # after that
 DEADLINE_S = 60
-FAIL = ("raises", "exits", "interrupted", "killed")
+FAIL = ("raises", "unreadable", "exits", "interrupted", "killed")
 ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
 
 
 class Ended:
@@ -29,7 +30,7 @@ class Ended:
         self.codes, self.out, self.err, self.took_s = codes, out, err, took_s
 
 
-def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S):
+def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
     """Runs one process for each role; those that fail do so once the others wait."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_reserved_port())
@@ -44,7 +45,7 @@ def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S):
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, PROGRAM, str(abort_after_s), *roles],
-                    env={**os.environ, **ENVIRON, **of_this},
+                    env={**os.environ, **environ, **of_this},
                     stdin=subprocess.PIPE if role in FAIL else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=err,
@@ -75,16 +76,18 @@ def _line_unless(process, said):
 
 
 def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
-    ended = together(tmp_path, "feed", "raises", "builds", "collective", abort_after_s=8.0)
-    told = "process 1 failed: ArithmeticError: as it was told to"
+    ended = together(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
+    told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
+    row = "row 2, epoch 0, position 2"
+    where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}
     assert ended.codes == [1, 1, 1, 1]
     assert ended.took_s < 8 + PROMISED_S
-    assert f"caught {told}" in ended.out[0]  # as an exception of the feed, not only at the end
-    assert f"feedline.errors.ProcessError: {told} [stage abort, process 1]" in ended.err[2]
+    assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
+    assert f"feedline.errors.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3):
-        assert f"feedline: {told}\n" in ended.err[process]
-    assert f"feedline: {told}\n" not in ended.err[1]  # whose traceback says it
+        assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
+    assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
     assert "no answer" not in "".join(ended.err)
 
 
@@ -130,6 +133,24 @@ def test_a_process_that_ended_well_is_neither_held_nor_counted_as_failed(tmp_pat
     assert ended.codes == [0, 1]
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
     assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
+
+
+@pytest.mark.parametrize(("environ", "abort_after_s"), [(ENVIRON, None), (BY_JAX, 0)])
+def test_without_a_monitor_only_what_waits_in_feedline_hears_of_it(tmp_path, environ, abort_after_s):
+    ended = together(tmp_path, "builds", "works", "exits", abort_after_s=abort_after_s, environ=environ)
+    assert ended.codes == [1, 0, 3]
+    assert (
+        "feedline.errors.ProcessError: process 2 failed: it found nothing to do [stage abort, process 2]"
+        in ended.err[0]
+    )
+    assert ended.out[1].splitlines()[-1] == "done"
+    assert "failed" not in ended.err[1]
+
+
+def test_the_monitor_starts_after_jax_has_joined(tmp_path):
+    ended = together(tmp_path, "sleeps", "raises", environ=BY_JAX)
+    assert ended.codes == [1, 1]
+    assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
 
 
 def test_under_the_launcher_the_cause_is_told_too():

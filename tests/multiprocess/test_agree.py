@@ -137,6 +137,35 @@ def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcom
         assert waited_s < 10
 
 
+class Unreadable:
+    """Rows that cannot be read, on one process."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if jax.process_index() == ODD:
+            raise OSError("the disk is gone")
+        return {"x": np.float32(i)}
+
+
+@case()
+def cannot_read_on_one(here):
+    with pytest.raises(feedline.FeedError) as raised:
+        feedline.Feed(Unreadable(), SIZE, sharding_of("data", here.devices))
+    return Own((str(raised.value), raised.value.where))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+def test_the_others_name_stage_process_and_row_once(outcome, topology):
+    found = outcome(topology, cannot_read_on_one)
+    for told, where in found[:ODD] + found[ODD + 1 :]:
+        assert where == {"stage": "read", "process": ODD, "row": 0}
+        assert "process 1 could not build it: RowError: the dataset failed on this row with OSError: the d" in told
+        assert told.count("stage read") == told.count("row 0") == 1
+        assert told.endswith("[stage read, process 1, row 0]")
+
+
 @case()
 def wrong_on_one(here):
     """One process is given an argument that is refused before anything is opened."""

@@ -180,16 +180,48 @@ def fails_once(here):
         before = [next(feed) for _ in range(3)]
         with pytest.raises(feedline.FeedError) as raised:
             next(feed)
-        return {"told": Own(str(raised.value)), "batches": [*before, *feed]}
+        return {"told": Own((str(raised.value), raised.value.where)), "batches": [*before, *feed]}
 
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, topology):
     found = outcome(topology, fails_once)
-    for process, told in enumerate(found["told"]):
-        assert "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone" in told
-        assert told.startswith(f"process {topology.processes - 1}: ") == (process != topology.processes - 1)
+    failed = topology.processes - 1
+    message = "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone"
+    for process, (told, where) in enumerate(found["told"]):
+        if process == failed:
+            assert (told, where) == (f"{message} [stage read]", {"stage": "read"})
+        else:
+            assert told == f"FeedError: {message} [stage read, process {failed}]"
+            assert where == {"stage": "read", "process": failed}
     assert_holds(found["batches"], list(epoch_of([40] * 4, SIZE, "drop")))
+
+
+@case()
+def fails_once_while_the_rest_is_counted(here):
+    """Lane 3 cannot be read once, among the items that the end of an epoch leaves out."""
+    failures = iter([OSError("the disk is gone")])
+
+    def read(lane, i):
+        if (lane, i) == (3, 35):
+            for error in failures:
+                raise error
+
+    lanes = lanes_of(LENGTHS["drop"], read)
+    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=2) as feed:
+        before = [next(feed) for _ in range(5)]
+        with pytest.raises(feedline.FeedError, match="lane 3 failed after 35 items of epoch 0 with OSError"):
+            next(feed)
+        batches = [*before, *feed]
+        counted = feed.statistics()
+        return {"batches": batches, "counted": [counted.rows, counted.dropped_rows]}
+
+
+@pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
+def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology):
+    found = outcome(topology, fails_once_while_the_rest_is_counted)
+    assert_holds(found["batches"], list(epoch_of(LENGTHS["drop"], SIZE, "drop")) * 2)
+    assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
 
 
 @case()

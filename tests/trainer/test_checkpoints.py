@@ -2,7 +2,10 @@
 
 import functools
 import logging
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import compiled
 
 MODES = ["jit_single", "jit_multi", "pmap"]
+NOBODY = 65534
 ROWS = made_up_rows(200)
 ORDER = feedline.Order(seed=3)
 WIDE = Sizes(features=64, classes=10, width=512)  # 3.6 MB of state: writing takes longer than a step
@@ -213,9 +217,11 @@ def test_another_model_is_refused(sizes, optimizer, told, three):
 
 
 def test_other_data_is_refused(three):
-    with pytest.raises(ValueError, match=r"/3 cannot be gone on from here: .* over other data: its 'data' is"):
+    with pytest.raises(
+        ValueError, match=r"/3 is of other data: its data is \w+, this run's is \w+\. Give the data"
+    ):
         restore(three, rows=made_up_rows(200, seed=1))
-    with pytest.raises(ValueError, match=r"its 'order' is"):
+    with pytest.raises(ValueError, match=r"its order is {'seed': 3, 'shuffle': True}, this run's is {'seed': 4, "):
         restore(three, order=feedline.Order(seed=4))
 
 
@@ -227,6 +233,42 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path):
         ValueError, match=f"/7 holds {', '.join(items)}, which something else wrote; choose another"
     ):
         restore(tmp_path)
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below"):
+        with pytest.raises(OSError, match=f"and {tmp_path}/file is a file; choose another directory$"):
+            restore(tmp_path / name)
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused():
+    with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others, whom root has to become here
+        folder = Path(name)
+        folder.chmod(0o555)
+        user = os.geteuid()
+        os.seteuid(user or NOBODY)
+        try:
+            for directory in (folder, folder / "new"):
+                with pytest.raises(
+                    OSError, match=rf"and {directory} cannot be written to \(Permission denied\); choose another"
+                ):
+                    restore(directory)
+        finally:
+            os.seteuid(user)
+
+
+def test_a_directory_that_holds_something_else_is_refused(tmp_path):
+    (tmp_path / ".hidden").touch()
+    restore(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(
+        ValueError, match=f"and {tmp_path} holds notes.txt and 1 more but no checkpoint; choose a "
+    ):
+        restore(tmp_path)
+    (tmp_path / "12.orbax-checkpoint-tmp").mkdir()  # of a run that was killed in its first save
+    assert restore(tmp_path)[1]["step"] == 0
 
 
 def test_a_folder_that_holds_nothing_is_refused(tmp_path, quiet):
