@@ -52,7 +52,7 @@ class Feed:
     Args:
       source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a
         `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
-        `__getitem__`.
+        `__getitem__`. Elements and items must each have memory of their own.
       batch_size: rows in the GLOBAL batch.
       sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
         batch, as jit's `in_shardings`.
@@ -201,9 +201,9 @@ class Feed:
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
 
-        The same on every process. With random access it is a few integers and the spec of a row: under 1 KB for
-        up to some twenty leaves. Of a stream with several lanes it holds those that this process reads: save them
-        all with `feedline.save_lanes`.
+        The same on every process, but for a stream with several lanes: there it holds those that this process
+        reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
+        row: under 1 KB for up to some twenty leaves.
         """
         delivered = self._delivered
         return states.make(

@@ -99,9 +99,11 @@ def ends_noted() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         _restore(usual)
         noted.append(number)
-        os.write(_STDERR, _NOTED[signal.Signals(number)])  # print is not made for signal handlers
+        with contextlib.suppress(OSError):  # what reads it, `tee` say, may have ended by the same Ctrl-C
+            os.write(_STDERR, _NOTED[signal.Signals(number)])  # print is not made for signal handlers
 
-    usual: dict[int, Any] = {number: signal.getsignal(number) for number in _NOTED}
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _NOTED}
+    usual = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     for number in usual:
         signal.signal(number, note)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -91,9 +92,10 @@ def _parsed(arguments: list[str]) -> Command:
 def _failed(error: BaseException, code: int) -> int:
     """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
     told = " ".join(str(error).split()) or "interrupted"
-    # one write: threads of a library that failed may be writing tracebacks
-    sys.stderr.write(f"feedline: {told}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # who reads it may be gone
+        # one write: threads of a library that failed may be writing tracebacks
+        sys.stderr.write(f"feedline: {told}\n")
+        sys.stderr.flush()
     abort(error)
     return code
 

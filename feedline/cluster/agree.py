@@ -115,12 +115,13 @@ class _Meeting(Meeting):
                 raise failed
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
-                _log.warning("waiting for %s to build this feed, too", named(self._absent()))
+                waits_for = named(self._absent()) or "the comparison of all processes, which have come"
+                _log.warning("waiting for %s to build this feed, too", waits_for)
         absent = self._absent()
+        what = f"{named(absent)} did not" if absent else "all came, but nobody compared what they built"
         raise ProcessError(
-            "every process of the mesh must build the feed, and its feeds in the same order: "
-            f"{named(absent)} did not within {error_s:g} s. Look what it wrote last; if the start may take so "
-            "long, raise Reading.stall_error_s",
+            f"every process of the mesh must build the feed, and its feeds in the same order: {what} within "
+            f"{error_s:g} s. Look what it wrote last; if the start may take so long, raise Reading.stall_error_s",
             stage="agree",
             process=absent[0] if absent else None,
         )

@@ -78,9 +78,9 @@ def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str
 
 
 def named(processes: list[int]) -> str:
-    """ "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"."""
-    if len(processes) == 1:
-        return f"process {processes[0]}"
+    """ "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
+    if len(processes) < 2:
+        return f"process {processes[0]}" if processes else ""
     shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
     return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
 

@@ -66,7 +66,8 @@ class Gather:
         """
         tries = self._tries[place]
         key = f"{self._root}/{place}/{tries}"
-        if self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, said])):
+        first = self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, said]))
+        if first:
             self._kept.append(key)
             left = self._kept.popleft() if len(self._kept) > self._most_kept else None
             if self._service.increment(f"{key}/count") == self._processes:
@@ -78,6 +79,9 @@ class Gather:
             except TimeoutError:
                 if (why := failure_meanwhile()) is not None:
                     raise why from None
+                # this process comes again: an interrupt may have kept it from counting itself, or from concluding
+                if not first and len(self._service.dir(f"{key}/said/")) == self._processes:
+                    self._conclude(key, None)
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None
         if any(failed for failed, _ in told):

@@ -55,9 +55,10 @@ def abort(reason: str | BaseException) -> None:
     service = coordination()
     if service is not None:
         told = for_others(reason) if isinstance(reason, BaseException) else {"message": reason}
-        told["message"] = f"process {service.process} failed: {' '.join(told['message'].split())}"
+        process = told.get("process", service.process)  # what failed may be another one, of which this one heard
+        told["message"] = f"process {process} failed: {' '.join(told['message'].split())}"
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            service.set(_KEY, json.dumps([service.process, told]))
+            service.set(_KEY, json.dumps([process, told]))
 
 
 def failure() -> ProcessError | None:
@@ -67,7 +68,7 @@ def failure() -> ProcessError | None:
 
 def failure_meanwhile() -> ProcessError | None:
     """For those who wait for others, and look now and then: without a monitor, process 0 is asked."""
-    if _monitor is not None:
+    if _monitor is not None and (_monitor.watches or _monitor.failure is not None):
         return _monitor.failure
     with contextlib.suppress(FeedError):
         service = coordination()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from feedline.loader.bad_rows import check_is_of_a_row
 from feedline.loader.spec import Leaf, RowSpec
 
 _GROUP = 64
-"""Records that Grain is asked for at once, and so are held beside the batch."""
+"""Records that Grain is asked for at once, and so are held beside the batch, if each has memory of its own."""
 
 
 class RecordSource:
@@ -45,7 +46,9 @@ class RecordSource:
         self._dataset = dataset
         if len(dataset) == 0:
             raise ValueError("a source must have at least one row, got a MapDataset of length 0")
-        self._spec = RowSpec.of(as_arrays(self._element(0)))
+        first = self._element(0)
+        self._spec = RowSpec.of(as_arrays(first))
+        self._group = 1 if self._may_be_written_over(first) else _GROUP
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
@@ -65,6 +68,19 @@ class RecordSource:
 
         return self._identity(sampled)
 
+    def _may_be_written_over(self, first: Any) -> bool:
+        """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
+        try:
+            last = self._element(len(self._dataset) - 1)
+        except RowError:
+            return True  # not known
+        pairs = itertools.product(jax.tree_util.tree_leaves(first), jax.tree_util.tree_leaves(last))
+        return any(
+            np.may_share_memory(one, other)
+            for one, other in pairs
+            if isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+        )
+
     def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
         n = len(self._dataset)
         return {"kind": "records", "length": n, "sampled": [sampled(i) for i in sorted({0, n // 2, n - 1})]}
@@ -76,8 +92,8 @@ class RecordSource:
         """Write element rows[i] to index i of each leaf of `out`."""
         targets = jax.tree_util.tree_leaves(out)
         indices = rows.tolist()
-        for start in range(0, len(indices), _GROUP):
-            records = tuple(self._elements(indices[start : start + _GROUP]))
+        for start in range(0, len(indices), self._group):
+            records = tuple(self._elements(indices[start : start + self._group]))
             if not _write_alike(records, self._spec, targets, start):
                 self._write_one_by_one(records, indices, targets, start)
 
@@ -106,7 +122,8 @@ class RecordSource:
             records = self._dataset._getitems(indices)
         except Exception:  # noqa: BLE001
             return map(self._element, indices)
-        return records if all(record is not None for record in records) else map(self._element, indices)
+        whole = len(records) == len(indices) and all(record is not None for record in records)
+        return records if whole else map(self._element, indices)
 
     def _element(self, index: int) -> Any:
         row = index % len(self._dataset)

@@ -107,10 +107,12 @@ class StreamBatches:
         drafts, failure = self._drafts(window)
         told = self._agreed(place, failure, window.start + len(drafts) * window.step)
         for offset, draft in itertools.zip_longest(window, drafts):
-            if not self._share.exists(offset, told.ends):
+            exists = self._share.exists(offset, told.ends)
+            if not exists and told.failed_at is None:
                 self._over = told.ends
                 break
-            if offset == told.failed_at or draft is None:
+            # a failure beyond the end counts as well: where that lane ends is not known yet
+            if not exists or offset == told.failed_at or draft is None:
                 self._failure = failure or _failure_of(told)
                 break
             self._ready.append(drafting.whole(self._recipe, draft, offset, told.ends, self._dropped))

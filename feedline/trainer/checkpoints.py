@@ -178,6 +178,7 @@ def _prepare(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory, prefix=".").close()
         held = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+        held = [name for name in held if name != "lost+found"]  # every ext4 volume has one
     except OSError as error:
         file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
         found = (

@@ -14,6 +14,17 @@ from feedline.trainer.loop import Progress
 _PLAIN_EVERY_S = 10.0
 
 
+class _Console(Console):
+    """Standard error, which may be a pipe whose reader has ended: that is no reason to end, too."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """In place of rich's, which raises SystemExit."""
+        self.quiet = True
+
+
 class LiveLine:
     """A `report` for `loop.train` that writes to standard error. Use it as a context manager.
 
@@ -33,7 +44,7 @@ class LiveLine:
     def __init__(self, steps: int, console: Console | None = None, *, done: int = 0) -> None:
         self._steps = steps
         self._done = done
-        self._console = console or Console(stderr=True)
+        self._console = console or _Console()
         self._line = Live(console=self._console, auto_refresh=False, transient=True)
         self._plain_at_s = 0.0
 

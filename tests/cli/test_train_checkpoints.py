@@ -165,6 +165,16 @@ def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
 
 
+def test_sigterm_saves_the_last_step_though_nobody_reads_what_it_says(tmp_path):
+    told = command("--steps", "1000000000", "--checkpoint-dir", str(tmp_path), "--save-every", "1000000000")
+    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
+        training.stderr.close()  # as `2>&1 | tee log` does, where Ctrl-C ends `tee` first
+        training.send_signal(signal.SIGTERM)
+        assert training.wait(PATIENCE_S) == 143
+    assert len(saved(tmp_path)) == 1
+
+
 def killed_while_saving(folder, chance):
     """Train, and kill it while it saves, at a random moment. The step that it went on from, and what is saved."""
     told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")

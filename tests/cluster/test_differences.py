@@ -50,6 +50,7 @@ def test_of_two_against_two_the_lowest_is_taken_as_right():
 @pytest.mark.parametrize(
     ("processes", "told"),
     [
+        ([], ""),
         ([3], "process 3"),
         ([0, 1, 2, 3], "processes 0, 1, 2 and 3"),
         (list(range(9)), "processes 0, 1, 2 and 6 more"),

@@ -43,6 +43,31 @@ def test_another_object_is_shuffled_as_rows_are(sharding, delivered):
     np.testing.assert_array_equal(rows, expected)
 
 
+class OneBuffer(Records):
+    """A decoder that writes every record into the same memory."""
+
+    def __init__(self, n=200):
+        super().__init__(n)
+        self.buffer = np.empty(3, np.float32)
+
+    def __getitem__(self, i):
+        self.buffer[:] = i
+        return {"x": self.buffer[:], "y": i}
+
+
+def test_records_that_share_one_buffer_are_written_before_the_next_is_read(sharding, delivered):
+    for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1)):
+        np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
+
+
+def test_a_dataset_that_gives_too_few_records_at_once_is_asked_one_by_one():
+    dataset = _dataset()
+    dataset._getitems = lambda indices: [dataset[i] for i in indices[:-1]]
+    out = {"x": np.empty((10, 3), np.float32), "y": np.empty(10, np.int64)}
+    RecordSource(dataset).read(np.arange(10), out)
+    assert out["y"].tolist() == list(range(10))
+
+
 def test_grains_random_maps_differ_between_epochs_and_repeat_with_the_run(sharding, delivered):
     noisy = grain.MapDataset.range(16).seed(7).random_map(lambda i, rng: {"x": rng.integers(1 << 30), "i": i})
     first, second = (delivered(Feed(noisy, 16, sharding, epochs=2)) for _ in range(2))

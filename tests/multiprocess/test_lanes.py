@@ -1,8 +1,10 @@
 """Lanes in several processes: the same batches and ends as in one, and checkpoints that move between them."""
 
+import contextlib
 import json
 import threading
 import time
+import unittest.mock
 
 import grain
 import jax
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.cluster.coordination import coordination
+from feedline.cluster.coordination import Coordination, coordination
+from feedline.cluster.gather import Gather
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
@@ -197,29 +200,33 @@ def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, top
     assert_holds(found["batches"], list(epoch_of([40] * 4, SIZE, "drop")))
 
 
-@case()
-def fails_once_while_the_rest_is_counted(here):
+LEFT_OUT = {"in the window of the end": 21, "later": 35}  # items of lane 3, in an epoch of five batches
+
+
+@case(LEFT_OUT)
+def fails_once_after_the_last_batch(here, place):
     """Lane 3 cannot be read once, among the items that the end of an epoch leaves out."""
-    failures = iter([OSError("the disk is gone")])
+    failures, at = iter([OSError("the disk is gone")]), LEFT_OUT[place]
 
     def read(lane, i):
-        if (lane, i) == (3, 35):
+        if (lane, i) == (3, at):
             for error in failures:
                 raise error
 
     lanes = lanes_of(LENGTHS["drop"], read)
     with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=2) as feed:
         before = [next(feed) for _ in range(5)]
-        with pytest.raises(feedline.FeedError, match="lane 3 failed after 35 items of epoch 0 with OSError"):
+        with pytest.raises(feedline.FeedError, match=f"lane 3 failed after {at} items of epoch 0 with OSError"):
             next(feed)
         batches = [*before, *feed]
         counted = feed.statistics()
         return {"batches": batches, "counted": [counted.rows, counted.dropped_rows]}
 
 
+@pytest.mark.parametrize("place", LEFT_OUT)
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology):
-    found = outcome(topology, fails_once_while_the_rest_is_counted)
+def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology, place):
+    found = outcome(topology, fails_once_after_the_last_batch, place)
     assert_holds(found["batches"], list(epoch_of(LENGTHS["drop"], SIZE, "drop")) * 2)
     assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
 
@@ -239,6 +246,36 @@ def begins_again_alone(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_a_process_that_begins_again_catches_up(outcome, topology):
     assert_holds(outcome(topology, begins_again_alone), list(epoch_of([41] * 4, SIZE, "drop")) * 3)
+
+
+UNDONE = {"counted": (Coordination, "increment"), "concluded": (Gather, "_conclude")}
+
+
+@case(UNDONE)
+def is_interrupted_while_it_agrees(here, undone):
+    """Ctrl-C on the thread that agrees, once this process has said its part and before it has done the rest."""
+    of, name = UNDONE[undone]
+    usual, interrupts = getattr(of, name), iter([KeyboardInterrupt])
+
+    def interrupted_once(*arguments):
+        for interrupt in interrupts:
+            raise interrupt
+        return usual(*arguments)
+
+    with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch=0) as feed:
+        batches = []
+        with unittest.mock.patch.object(of, name, interrupted_once):
+            while len(batches) < 4:
+                with contextlib.suppress(KeyboardInterrupt):
+                    batches.append(next(feed))
+        return batches
+
+
+@pytest.mark.parametrize("undone", UNDONE)
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_an_interrupt_while_agreeing_stops_nobody(outcome, topology, undone):
+    found = outcome(topology, is_interrupted_while_it_agrees, undone)
+    assert_holds(found, list(epoch_of([40] * 4, SIZE, "drop"))[:4])
 
 
 @case()

@@ -260,6 +260,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused():
 
 def test_a_directory_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / ".hidden").touch()
+    (tmp_path / "lost+found").mkdir()  # the root of a volume
     restore(tmp_path)
     (tmp_path / "notes.txt").touch()
     (tmp_path / "pictures").mkdir()
