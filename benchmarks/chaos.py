@@ -65,7 +65,7 @@ def make_lane(lane: int, count: int) -> Any:
 
     records = source_of("records")[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
     kept = records.filter(lambda found: bool(found["id"] % 3 <= lane % 3))
-    return grain.experimental.WindowShuffleIterDataset(kept, window_size=10, seed=lane)
+    return grain.experimental.WindowShuffleIterDataset(kept, window_size=64, seed=lane)
 
 
 def feed_of(kind: str, batch_size: int, prefetch: int = 2) -> Any:
