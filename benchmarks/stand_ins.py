@@ -1,8 +1,8 @@
 """What keeps a feed from the memory limit?
 
 The same feed with a stage replaced by a stand-in that costs nothing: the order computed beforehand, placing left
-out, both. What a stand-in gains is what its stage costs, with all that it makes other threads wait for. Refuted as
-an explanation if a feed without both is still below 0.8 of the limit at 16 MB.
+out, both; and the whole feed with more batches ahead. What a stand-in gains is what its stage costs, with all that it
+makes other threads wait for. Refuted as an explanation if a feed without both is still below 0.8 of the limit at 16 MB.
 
     python benchmarks/stand_ins.py --out stand_ins.json
 """
@@ -36,7 +36,13 @@ from feedline.loader.recipe import Recipe
 from feedline.placement.place import Placement
 from feedline.schedule import Cursor
 
-STAND_INS = {"whole": (), "order beforehand": ("order",), "not placed": ("place",), "neither": ("order", "place")}
+FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that a stand-in replaces, and settings
+    "whole": ((), {}),
+    "four ahead": ((), {"prefetch": 4, "reading": feedline.Reading(buffer=4)}),
+    "order beforehand": (("order",), {}),
+    "not placed": (("place",), {}),
+    "neither": (("order", "place"), {}),
+}
 SIZES = [(256, 16), (3072, 16), (153_600, 16), (256, 4), (3072, 4), (153_600, 4)]  # bytes of a row, MB of a batch
 
 
@@ -81,12 +87,12 @@ def measured(flat: np.ndarray, row_bytes: int, batch_mb: float, rounds: int, sec
     batch_size = int(batch_mb * 1e6) // row_bytes // 8 * 8
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     order = np.random.default_rng(0).permutation(len(rows))
-    cpu: dict[str, list[float]] = {name: [] for name in STAND_INS}
+    cpu: dict[str, list[float]] = {name: [] for name in FEEDS}
     with contextlib.ExitStack() as stack:
         entrants: dict[str, Entrant] = {}
-        for name, stages in STAND_INS.items():
+        for name, (stages, settings) in FEEDS.items():
             with without(stages, order):
-                feed = stack.enter_context(feedline.Feed(rows, batch_size, sharding))
+                feed = stack.enter_context(feedline.Feed(rows, batch_size, sharding, **settings))
                 next(feed)
             entrants[name] = taking(feed, batch_size, stages, order, cpu[name])
         entrants["limit"] = MemoryLimit(rows, batch_size, max(1, feed.statistics().threads)).rate
@@ -112,7 +118,7 @@ def main() -> None:
         results.append(result)
         told = (
             f"{name} {result['entrants'][name]['of_limit']:.2f} ({result['entrants'][name]['cores_busy']:.2f})"
-            for name in STAND_INS
+            for name in FEEDS
         )
         print(f"{row_bytes:>7} B, {batch_mb:>2} MB:", ", ".join(told), flush=True)
     if options.out:
