@@ -2,8 +2,8 @@
 
 The same feed with a stage replaced by a stand-in that costs nothing: the order computed beforehand, placing left
 out, both; and the whole feed with more batches ahead. What a stand-in gains is what its stage costs, with all that
-it makes other threads wait for. Refuted as an explanation if a feed without both is still below 0.8 of the limit at
-16 MB.
+it makes other threads wait for. Refuted as an explanation if a feed without both is still below 0.8 of the limit
+at 16 MB.
 
     python benchmarks/stand_ins.py --out stand_ins.json
 """
