@@ -172,3 +172,27 @@ def test_under_the_launcher_the_cause_is_told_too():
     assert launched.returncode == 1
     assert "[1] KeyboardInterrupt" in launched.stderr
     assert "[0] feedline: process 1 failed: KeyboardInterrupt" in launched.stderr
+
+
+HEARD_OF_ANOTHER = """
+import sys, jax
+jax.distributed.initialize(sys.argv[1], 1, 0)
+import feedline
+from feedline.cluster.monitor import failure_meanwhile
+feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
+print(failure_meanwhile())
+"""
+
+
+def test_the_one_that_failed_is_named_and_not_the_one_that_says_so():
+    """All raise the failure of one; whichever of them ends first tells the others."""
+    with _reserved_port() as port:
+        told = subprocess.run(
+            [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    assert told.stdout.splitlines() == [
+        "process 1 failed: ProcessError: unreadable [stage read, process 1, row 7]"
+    ], told.stderr
