@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import BinaryIO
+from io import FileIO
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import BadRow
@@ -33,11 +35,9 @@ class Quarantine:
     process: int
 
     def __post_init__(self) -> None:
-        # whether the last line was cut off by a full disk, so that the next one must not go on with it
-        self._cut = False
         if self.reading.quarantine is not None:
-            with open(self.reading.quarantine, "ab+") as file:  # now, not after hours, a missing folder is seen
-                self._cut = file.seekable() and _is_cut_off(file)
+            with open(self.reading.quarantine, "ab"):  # now, not after hours, a missing folder is seen
+                pass
 
     def enter(self, bad: Sequence[BadRow], *, before: int, batches: int) -> None:
         """Take down the bad rows of a batch that is about to be delivered.
@@ -70,17 +70,27 @@ class Quarantine:
             raise error
 
     def _append(self, line: bytes) -> None:
-        """In one write at the end of the file, so that lines of several processes do not mix."""
+        """As a line of its own at the end of the file, in which other processes write too.
+
+        Whoever holds the lock finds whole lines, but for the last one if a full disk or a kill cut it off.
+        """
         if self.reading.quarantine is None:
             return
-        with open(self.reading.quarantine, "ab", buffering=0) as file:
-            left = b"\n" + line if self._cut else line
-            while left:  # a disk that becomes full takes a part of the line, and fails at the rest
-                left = left[file.write(left) :]
-                self._cut = bool(left)
+        with open(self.reading.quarantine, "ab+", buffering=0) as file:
+            _lock(file)
+            if file.seekable() and _is_cut_off(file):
+                line = b"\n" + line
+            while line:  # a disk that becomes full takes a part of the line, and fails at the rest
+                line = line[file.write(line) :]
 
 
-def _is_cut_off(file: BinaryIO) -> bool:
+def _lock(file: FileIO) -> None:
+    """Until the file is closed. On a file system without locks, a line is in one piece because one write is."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _is_cut_off(file: FileIO) -> bool:
     """Whether the last line of a file has no end."""
     size = file.seek(0, os.SEEK_END)
     return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"

@@ -1,9 +1,11 @@
 """Bad rows: which they are, what stands in for them anywhere, how they count, and that no other row moves."""
 
+import fcntl
 import json
 import pickle
 import subprocess
 import sys
+import threading
 
 import grain
 import jax
@@ -644,3 +646,19 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     assert sorted((line["process"], line["row"]) for line in lines) == [
         (p, i) for p in range(3) for i in range(300)
     ]
+
+
+def test_a_line_that_another_process_is_writing_is_not_taken_for_one_that_was_cut_off(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
+    with open(path, "ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(whole[:9])
+        quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0)
+        bad = [BadRow(0, 0, 1, 1, 0, "it is damaged", None)]
+        other = threading.Thread(target=quarantine.enter, args=(bad,), kwargs={"before": 0, "batches": 1})
+        other.start()
+        other.join(timeout=0.2)  # as long as it would take to write, if it did not wait
+        file.write(whole[9:])
+    other.join(timeout=120)
+    assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [0, 1]
