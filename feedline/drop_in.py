@@ -75,9 +75,8 @@ class MeshIterator:
         source = self._source = _Source(iterable, copy, idle=prefetch + 3)  # placing, waiting, two in use
         place = _Place(sharding)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
-        self._run = (
-            Prefetcher(source, place, prefetch, Watch(Reading())) if prefetch else Synchronous(source, place)
-        )
+        give = lambda offer: source  # noqa: E731  the user's iterator has no threads of its own to place on
+        self._run = Prefetcher(give, place, prefetch, Watch(Reading())) if prefetch else Synchronous(give, place)
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False

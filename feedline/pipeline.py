@@ -58,10 +58,9 @@ class Pipeline:
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
         """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
-        source = self.way.open(after, lanes, self.reading, watch)
+        source = functools.partial(self.way.open, after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
-        run: Run = Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
-        return run
+        return Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
 
     @property
     def slabs(self) -> int:

@@ -478,7 +478,7 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
 
     def calls(leaves, batch_size):
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}
-        with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9) as feed:
+        with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9, reading=Reading(threads=1)) as feed:
             next(feed)
             for thread in placement_threads():
                 thread.join(PATIENCE_S)  # until all is placed

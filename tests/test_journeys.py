@@ -102,7 +102,8 @@ class Together:
 def travel(journey, spec, remainder, open_sources):
     """The batches that were delivered, their sizes, and the cursor after the last one.
 
-    `open_sources(leg, forms, cursor, lanes, together)` gives the host batches of each process from there on.
+    `open_sources(leg, forms, cursor, lanes, together)` gives, for each process, what opens its host batches from
+    there on.
     """
     cursor, lanes, delivered, sizes = Cursor(0, 0), {}, [], []
     for leg in journey:
@@ -126,10 +127,10 @@ def travel(journey, spec, remainder, open_sources):
     return delivered, sizes, cursor
 
 
-def run_of(source, prefetch):
+def run_of(open_source, prefetch):
     """A run that is started, and whose batches stay on the host."""
     keep = lambda host: host  # noqa: E731
-    run = Prefetcher(source, keep, prefetch, Watch(Reading())) if prefetch else Synchronous(source, keep)
+    run = Prefetcher(open_source, keep, prefetch, Watch(Reading())) if prefetch else Synchronous(open_source, keep)
     run.start()
     return run
 
@@ -195,7 +196,14 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
     def open_sources(leg, forms, cursor, lanes, together):
         schedule, reading = Schedule(n, leg.size, remainder, None), Reading(threads=leg.threads)
         return [
-            HostBatches(Recipe(rows, order, schedule, form), BatchBuffers(form, 3), cursor, reading, lambda: None)
+            functools.partial(
+                HostBatches,
+                Recipe(rows, order, schedule, form),
+                BatchBuffers(form, 3),
+                cursor,
+                reading,
+                lambda: None,
+            )
             for form in forms
         ]
 
@@ -257,10 +265,11 @@ def test_streams_and_lanes(stream, journey):
                 dataclasses.replace(recipe, gather=gather, window=max(1, leg.prefetch))
                 for recipe, gather in zip(recipes, gathers, strict=True)
             ]
-        return [
+        batches = [
             StreamBatches(recipe, BatchBuffers(recipe.form, 3), cursor, states, lambda stage: None, lambda: False)
             for recipe in recipes
         ]
+        return [lambda offer, source=source: source for source in batches]
 
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
     delivered, sizes, cursor = travel(journey, spec, remainder, open_sources)

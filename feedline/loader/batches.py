@@ -8,27 +8,42 @@ from typing import Any, NamedTuple
 
 import grain
 
-from feedline.loader.bad_rows import BadRow
 from feedline.loader.buffers import BatchBuffers, Buffers
-from feedline.loader.recipe import Found, Part, Recipe
-from feedline.loader.spec import Array
+from feedline.loader.loaded import HostBatch
+from feedline.loader.recipe import Filled, Found, Part, Recipe
 from feedline.schedule import ENDLESS, Cursor
 
 
 class Element(NamedTuple):
-    """What one element of `LocalBatches` gives: the leaves and bad rows, if it completed its batch, and times."""
+    """What one element of `LocalBatches` gives: the batch, if it completed one and nobody took it before Grain."""
 
-    leaves: list[Array]
-    read_s: float
-    transform_s: float
-    bad: list[BadRow]
+    batch: HostBatch | None
+
+
+_NOTHING = Element(None)
+
+
+class _Draft(NamedTuple):
+    """A batch of which parts are missing: where its rows are, its memory, and the parts that are done."""
+
+    found: Sequence[Found]
+    buffers: Buffers
+    parts: list[Filled]
 
 
 class LocalBatches(grain.MapDataset[Element]):
     """Elements k·parts to (k + 1)·parts − 1 write the parts of process-local batch k after `origin`.
 
-    Different Grain threads write them into one set of buffers. The element that is done last carries
-    the leaves; the others carry none. Elements of one batch must not be asked for twice.
+    Different Grain threads write them into one set of buffers. The element that is done last has
+    the batch. Elements of one batch must not be asked for twice.
+
+    Args:
+      recipe: what a batch holds.
+      buffers: where it is built.
+      origin: where batch 0 starts.
+      parts: of a batch; fewer if it has too few rows.
+      advanced: called when a part has been read, in this process.
+      offer: called with k and batch k when that is complete, in this process: whether it was taken.
     """
 
     def __init__(
@@ -38,6 +53,7 @@ class LocalBatches(grain.MapDataset[Element]):
         origin: Cursor,
         parts: int,
         advanced: Callable[[], None] | None = None,
+        offer: Callable[[int, HostBatch], bool] | None = None,
     ) -> None:
         super().__init__()
         self.parts = min(parts, *(len(plan.rows) for plan in recipe.form.plans))
@@ -45,11 +61,10 @@ class LocalBatches(grain.MapDataset[Element]):
         self._buffers = buffers
         self._origin = origin
         self._advanced = advanced
+        self._offer = offer
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Sequence[Found], Buffers, int, list[BadRow]]] = {}
-        """Batches of which parts are missing: their rows, their buffers, how many parts are, and the bad rows
-        of the other parts. Held by _lock."""
+        self._drafts: dict[int, _Draft] = {}  # by k; held by _lock
 
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
@@ -58,24 +73,28 @@ class LocalBatches(grain.MapDataset[Element]):
         k, part = divmod(int(element), self.parts)
         start = self._recipe.schedule.batch_at(self._origin, k)
         with self._lock:
-            if k not in self._open:
+            if k not in self._drafts:
                 # under the lock: the order is a hundred NumPy calls, each of which lets go of the interpreter's
                 # lock and takes it back, so two threads that look up at once take twice as long
-                self._open[k] = self._recipe.found(start), self._buffers.lease(), self.parts, []
-            found, buffers, _, bad = self._open[k]
-        filled = self._recipe.fill(found, Part(part, self.parts), buffers)
+                self._drafts[k] = _Draft(self._recipe.found(start), self._buffers.lease(), [])
+            draft = self._drafts[k]
+        filled = self._recipe.fill(draft.found, Part(part, self.parts), draft.buffers)
         with self._lock:
-            missing = self._open.pop(k)[2] - 1
-            bad += filled.bad
-            if missing:
-                self._open[k] = found, buffers, missing, bad
+            draft.parts.append(filled)
+            complete = len(draft.parts) == self.parts
+            if complete:
+                del self._drafts[k]
         if self._advanced is not None:
             self._advanced()
-        if missing:
-            return Element([], filled.read_s, filled.transform_s, [])
-        return Element(
-            self._recipe.masked(buffers.leaves, start, bad), filled.read_s, filled.transform_s, sorted(bad)
-        )
+        if not complete:
+            return _NOTHING
+        batch = self._recipe.batch(start, self.before(k), draft.buffers, draft.parts)
+        return _NOTHING if self._offer is not None and self._offer(k, batch) else Element(batch)
+
+    def before(self, k: int) -> Cursor:
+        """The cursor that is true when batch k is the next."""
+        schedule = self._recipe.schedule
+        return schedule.after(schedule.batch_at(self._origin, k - 1)) if k else self._origin
 
     def __getstate__(self) -> dict[str, Any]:
         return {"recipe": self._recipe, "buffers": self._buffers, "origin": self._origin, "parts": self.parts}

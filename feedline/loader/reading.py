@@ -31,15 +31,24 @@ class HostBatches:
       origin: where the first one starts.
       reading: threads (not None here), workers, buffer.
       advanced: called in this process whenever a part of a batch has been read.
+      offer: called in this process with k and batch k by the thread that completed it, in any order of k; not with
+        workers. If it says that the batch was taken, `next` gives None in its place.
     """
 
     def __init__(
-        self, recipe: Recipe, buffers: BatchBuffers, origin: Cursor, reading: Reading, advanced: Callable[[], None]
+        self,
+        recipe: Recipe,
+        buffers: BatchBuffers,
+        origin: Cursor,
+        reading: Reading,
+        advanced: Callable[[], None],
+        offer: Callable[[int, HostBatch], bool],
     ) -> None:
         threads = 0 if reading.workers else reading.threads or 0
         # a batch in flight for each place in the buffer; more threads than that share a batch between them
         parts = max(1, -(-threads // reading.buffer))
-        self._elements = LocalBatches(recipe, buffers, origin, parts, None if reading.workers else advanced)
+        told = (None, None) if reading.workers else (advanced, offer)
+        self._elements = LocalBatches(recipe, buffers, origin, parts, *told)
         buffer = reading.buffer * self._elements.parts if threads else 0
         dataset = self._elements.to_iter_dataset(grain.ReadOptions(min(threads, buffer), buffer))
         if reading.workers:
@@ -50,37 +59,23 @@ class HostBatches:
         self._dataset = dataset
         self._workers = reading.workers
         self._iterator: Any = None
-        self._origin = origin
         self._next = 0
-        self._after = origin
 
-    def __next__(self) -> HostBatch:
+    def __next__(self) -> HostBatch | None:
         """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
         if self._iterator is None:
             self._iterator = self._start()
         try:
-            elements = [next(self._iterator) for _ in range(self._elements.parts)]
+            parts = [next(self._iterator) for _ in range(self._elements.parts)]
         except StopIteration:
-            raise StopIteration(self._schedule.dropped_rows(self._after, None)) from None
+            before = self._elements.before(self._next)
+            raise StopIteration(self._schedule.dropped_rows(before, None)) from None
         except RuntimeError as error:
             if self._workers and "terminated unexpectedly" in str(error):
                 raise self._worker_died(error) from error
             raise
-        start = self._schedule.batch_at(self._origin, self._next)
-        dropped = self._schedule.dropped_rows(self._after, start)
-        self._after = self._schedule.after(start)
         self._next += 1
-        whole = next(element for element in elements if element.leaves)
-        return HostBatch(
-            leaves=whole.leaves,
-            after=self._after,
-            lanes=None,
-            rows=self._schedule.real_rows(start),
-            dropped_rows=dropped,
-            read_s=sum(element.read_s for element in elements),
-            transform_s=sum(element.transform_s for element in elements),
-            bad=whole.bad,
-        )
+        return next((part.batch for part in parts if part.batch is not None), None)
 
     def close(self) -> None:
         """End workers and threads. A thread that is stuck in a read stays until that read returns."""

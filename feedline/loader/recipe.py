@@ -15,8 +15,9 @@ from feedline.errors import FeedError, RowError
 from feedline.loader.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
+from feedline.loader.loaded import HostBatch
 from feedline.loader.sources import RowSource
-from feedline.loader.spec import Array, cast_into
+from feedline.loader.spec import cast_into
 from feedline.options import Order
 from feedline.schedule import Cursor, Places, Schedule
 
@@ -244,11 +245,22 @@ class Recipe:
             stage="read",
         )
 
-    def masked(self, leaves: list[Array], start: Cursor, bad: Sequence[BadRow]) -> list[Array]:
-        """The leaves of the batch at `start`, with `valid` where the form has it."""
-        if self.form.mask is None:
-            return leaves
-        return self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid, bad)
+    def batch(self, start: Cursor, before: Cursor, buffers: Buffers, parts: Sequence[Filled]) -> HostBatch:
+        """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""
+        bad = sorted(row for part in parts for row in part.bad)
+        leaves = buffers.leaves
+        if self.form.mask is not None:
+            leaves = self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid, bad)
+        return HostBatch(
+            leaves=leaves,
+            after=self.schedule.after(start),
+            lanes=None,
+            rows=self.schedule.real_rows(start),
+            dropped_rows=self.schedule.dropped_rows(before, start),
+            read_s=sum(part.read_s for part in parts),
+            transform_s=sum(part.transform_s for part in parts),
+            bad=bad,
+        )
 
 
 def _within(here: slice, some: slice) -> slice:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,11 +15,15 @@ import numpy.typing as npt
 
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
+from feedline.loader.loaded import HostBatch
 from feedline.loader.reading import HostBatches
 from feedline.loader.recipe import Recipe
 from feedline.loader.streams import StreamBatches
 from feedline.options import Reading
 from feedline.schedule import ENDLESS, Cursor
+
+Offer = Callable[[int, HostBatch], bool]
+"""Called with k by the thread that read batch k: whether it was taken at once."""
 
 
 class Progress(Protocol):
@@ -39,9 +44,12 @@ class RandomAccess:
     streams = False
     agrees = False
 
-    def open(self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress) -> HostBatches:
-        """The process-local batches that come after the cursor `after`."""
-        return HostBatches(self.recipe, self.buffers, after, reading, functools.partial(watch.advanced, "read"))
+    def open(
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress, offer: Offer
+    ) -> HostBatches:
+        """The process-local batches that come after the cursor `after`; None where `offer` took one."""
+        advanced = functools.partial(watch.advanced, "read")
+        return HostBatches(self.recipe, self.buffers, after, reading, advanced, offer)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -93,7 +101,7 @@ class Sequential:
         return self.recipe.gather is not None
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress, offer: Offer
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)

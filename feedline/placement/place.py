@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +54,7 @@ class Placement:
         user's "disallow", and with several processes JAX counts it as an implicit one.
         """
         with jax.transfer_guard_host_to_device("allow"):
-            arrays = jax.make_array_from_process_local_data(self._shardings, list(leaves), self._shapes)
+            arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 
     # Flattened once: for a small batch on several devices, Python is most of the cost of placing it.
@@ -63,12 +63,25 @@ class Placement:
         return jax.tree_util.tree_structure(self.spec)
 
     @functools.cached_property
-    def _shardings(self) -> list[Sharding]:
-        return [leaf.sharding for leaf in jax.tree_util.tree_leaves(self.spec)]
+    def _places(self) -> list[Callable[[np.ndarray[Any, Any]], jax.Array]]:
+        return [
+            functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
+            for leaf in jax.tree_util.tree_leaves(self.spec)
+        ]
 
-    @functools.cached_property
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [leaf.shape for leaf in jax.tree_util.tree_leaves(self.spec)]
+
+def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+    array: jax.Array = jax.make_array_from_process_local_data(leaf.sharding, values, leaf.shape)
+    return array
+
+
+def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+    """As `_place_local`, where this process supplies the whole leaf: in half the time, for a small batch."""
+    if values.shape != leaf.shape:
+        raise ValueError(
+            f"a leaf must have the shape that was planned, {list(leaf.shape)}, got {list(values.shape)}"
+        )
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, values.__getitem__)
 
 
 def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:

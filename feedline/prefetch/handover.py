@@ -1,15 +1,17 @@
-"""The bounded hand-over of placed batches from one producing thread to one consuming thread.
+"""The bounded hand-over of placed batches, which several threads produce, to one consuming thread.
+
+Items are numbered from 0. Each number is put once, by any thread, in any order.
 
 Guarantees:
 
-1. Items are taken in the order they were put.
-2. No more than `depth` items exist between `reserve` and `take`: a slot is reserved before an item
-   is made, and freed when the consumer takes it.
-3. `finish` is an item like the others: it arrives after all that were put before it, and needs no
-   slot, so an error arrives even when all slots are taken.
-4. `close` wakes both sides. After it `reserve` returns False, `take` raises `Closed`, and no item is
-   kept, one that is put later included.
-5. `close` may run anywhere, also in a finalizer that interrupts one of the two sides.
+1. Items are taken in the order of their numbers.
+2. Item k has a slot once all but `depth` − 1 of the items before it were taken, and is made only then. So no
+   more than `depth` exist that were not taken.
+3. `finish` is an item like the others, with the number after the last, but needs no slot: so an error arrives
+   even when all slots are taken.
+4. `close` wakes all sides. After it no item has a slot, `take` raises `Closed`, and no item is kept, one that
+   is put later included.
+5. `close` may run anywhere, also in a finalizer that interrupts one of the sides.
 """
 
 from __future__ import annotations
@@ -38,73 +40,80 @@ class Handover(Generic[T]):
     def __init__(self, depth: int) -> None:
         # Guarantee 5 asks for SimpleQueue, whose put is reentrant. A semaphore has a lock inside, and a
         # finalizer that runs while its own thread holds that lock would wait for ever.
-        # one entry for each free slot: depth − (items reserved, put and not yet taken);
-        # close() adds one to wake the producer
+        # one entry for each item that got a slot and was not waited for; close() adds one to wake who waits
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
             self._slots.put(None)
-        # what take() gives, oldest first; close() adds a None to wake the consumer
-        self._items: queue.SimpleQueue[tuple[T, bool] | None] = queue.SimpleQueue()
+        self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
+        # what was put; close() adds a None to wake the consumer
+        self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
+        self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn; the consumer's
+        self._next = 0  # the number of the item that is taken next
         self._finished = False
         self._closed = False
 
     @property
     def waiting(self) -> int:
-        """Items that are ready to be taken, but the last: a hint, since both sides move on."""
-        return 0 if self._closed else max(0, self._items.qsize() - self._finished)
+        """Items that are ready to be taken, but the last: a hint, since all sides move on."""
+        return 0 if self._closed else max(0, self._items.qsize() + len(self._early) - self._finished)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
 
-    def reserve(self) -> bool:
-        """Wait for a slot, for the item that is made next. Called by the producer. False: closed."""
+    def has_slot(self, number: int) -> bool:
+        """Whether this item may be made now. Never waits; any thread may ask."""
+        return number < self._slotted and not self._closed
+
+    def wait_for_slot(self) -> bool:
+        """Wait until the next item has its slot. Called once for each item, by one thread. False: closed."""
         if not self._closed:
             self._slots.get()
         return not self._closed
 
-    def put(self, item: T) -> None:
-        """Hand over the item that a slot was reserved for. Never waits."""
-        self._add((item, True))
+    def put(self, number: int, item: T) -> None:
+        """Hand over an item that has a slot, or the last. Never waits; any thread may call it."""
+        self._items.put((number, item))
+        if self._closed:  # perhaps after the other side had emptied the queue: empty it again
+            self.close()
 
-    def finish(self, item: T) -> None:
+    def finish(self, number: int, item: T) -> None:
         """Hand over the last item, which needs no slot: the end or an error. Never waits."""
         self._finished = True
-        self._add((item, False))
+        self.put(number, item)
 
     def take(self, timeout_s: float | None) -> T:
-        """The oldest item, waiting for it. Called by the consumer.
+        """The next item, waiting for it. Called by the consumer.
 
         Raises:
-          Empty: none came in `timeout_s` seconds (None: wait for ever).
+          Empty: nothing came in `timeout_s` seconds (None: wait for ever).
           Closed: the hand-over was closed, whatever it still held.
         """
-        if self._closed:
-            raise Closed
-        try:
-            entry = self._items.get(timeout=timeout_s)
-        except queue.Empty:
-            raise Empty from None
-        if entry is None or self._closed:  # closing drops items: this one need not be the oldest any more
-            raise Closed
-        item, has_slot = entry
-        if has_slot:
-            self._slots.put(None)
-        return item
+        while not self._closed:
+            entry = self._early.pop(self._next, None)
+            if entry is not None:
+                self._next += 1
+                self._slotted += 1
+                self._slots.put(None)
+                return entry[1]
+            try:
+                entry = self._items.get(timeout=timeout_s)
+            except queue.Empty:
+                raise Empty from None
+            if entry is not None:
+                self._early[entry[0]] = entry
+        self._early.clear()  # close() may have emptied it before the last entry came
+        raise Closed
 
     def close(self) -> None:
-        """Wake both sides and let go of the items. Idempotent, from any thread, never waits."""
+        """Wake all sides and let go of the items. Idempotent, from any thread, never waits."""
         self._closed = True
         self._slots.put(None)
+        self._early.clear()
         while True:
             try:
                 self._items.get_nowait()
             except queue.Empty:
                 break
         self._items.put(None)
-
-    def _add(self, entry: tuple[T, bool]) -> None:
-        self._items.put(entry)
-        if self._closed:  # perhaps after the other side had emptied the queue: empty it again
-            self.close()

@@ -1,4 +1,4 @@
-"""The placement thread: takes host batches, places them, and hands them over in order."""
+"""Placed batches ahead of the consumer: placed by the thread that read them, or by one that waits for them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ H_co = TypeVar("H_co", covariant=True)
 
 
 class HostIterator(Protocol[H_co]):
-    """What is prefetched: an iterator that the placement thread alone calls and closes."""
+    """What is prefetched: an iterator that the placement thread alone calls and closes.
 
-    def __next__(self) -> H_co: ...
+    It gives None in the place of an item that it offered, and that was taken.
+    """
+
+    def __next__(self) -> H_co | None: ...
     def close(self) -> None: ...
+
+
+Offer = Callable[[int, H], bool]
+"""Called by a thread that has item k ready, whatever became of those before it: whether it was taken at once.
+Of each item once, before the iterator gives it."""
 
 
 class _Last(NamedTuple):
@@ -33,20 +41,24 @@ class Prefetcher(Generic[H, T]):
     """At most `depth` placed items wait for the consumer.
 
     Who does what: the consumer calls `take`; the owner calls `start` once and `close` from any
-    thread, as often as it likes; the placement thread alone touches `source`, and closes it.
+    thread, as often as it likes. An item that is ready when it has a slot is placed by the thread that offers it:
+    to wake another one costs more than to place a small batch. What is ready earlier is placed by the placement
+    thread, which alone calls and closes the source.
 
     Args:
-      source: host batches, in order.
-      place: host batch → item; runs on the placement thread.
+      open_source: given a function to offer items to, the host batches, in order.
+      place: host batch → item; runs on several threads at a time if several offer.
       depth: items that may wait, at least 1.
       watch: told of progress; asked how long to wait.
     """
 
-    def __init__(self, source: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch) -> None:
-        self._source = source
+    def __init__(
+        self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T], depth: int, watch: Watch
+    ) -> None:
         self._place = place
         self._watch = watch
         self._handover: Handover[T | _Last] = Handover(depth)
+        self._source = open_source(self._offer)
         # daemon: a read that never returns must not keep the interpreter, and Grain's threads inherit it
         self._thread = threading.Thread(target=self._run, name="feedline-place", daemon=True)
 
@@ -96,10 +108,21 @@ class Prefetcher(Generic[H, T]):
             self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
 
+    def _offer(self, number: int, host: H) -> bool:
+        """Place an item and hand it over, if it has a slot. On the thread that read it."""
+        if not self._handover.has_slot(number):
+            return False
+        self._watch.advanced("place")
+        self._handover.put(number, placed(self._place, host))
+        self._watch.advanced("read")
+        return True
+
     def _run(self) -> None:
         last: BaseException
+        number = 0
         try:
-            self._produce()
+            while not self._handover.closed and self._produce(number):
+                number += 1
             last = Closed()
         except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
             last = error
@@ -112,20 +135,20 @@ class Prefetcher(Generic[H, T]):
                 _log.warning("closing the source failed", exc_info=error)  # nobody takes it any more
             else:
                 last.add_note(f"feedline: closing the source failed, too: {error!r}")
-        self._handover.finish(_Last(last))
+        self._handover.finish(number, _Last(last))
         del last  # its traceback holds this frame
 
-    def _produce(self) -> None:
-        """Read and place until the source is exhausted (its StopIteration passes) or the owner stops."""
-        while not self._handover.closed:
-            self._watch.advanced("read")
-            host = next(self._source)
-            self._watch.advanced("wait")  # for a free slot: the consumer is the slow one
-            if not self._handover.reserve():
-                return
+    def _produce(self, number: int) -> bool:
+        """Wait for the next item, and place it if nobody did. False: closed. StopIteration: the source's."""
+        self._watch.advanced("read")
+        host = next(self._source)
+        self._watch.advanced("wait")  # for a slot: the consumer is the slow one
+        if not self._handover.wait_for_slot():
+            return False
+        if host is not None:
             self._watch.advanced("place")
-            self._handover.put(placed(self._place, host))
-            del host  # else this frame would keep the host buffers of one batch more
+            self._handover.put(number, placed(self._place, host))
+        return True
 
 
 def placed(place: Callable[[H], T], host: H) -> T:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from feedline.prefetch.handover import Closed
-from feedline.prefetch.prefetcher import HostIterator, placed
+from feedline.prefetch.prefetcher import HostIterator, Offer, placed
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -20,8 +20,8 @@ class Synchronous(Generic[H, T]):
 
     waiting = 0
 
-    def __init__(self, source: HostIterator[H], place: Callable[[H], T]) -> None:
-        self._source = source
+    def __init__(self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T]) -> None:
+        self._source = open_source(lambda number, host: False)
         self._place = place
         self._closed = False
 
@@ -38,7 +38,9 @@ class Synchronous(Generic[H, T]):
         """
         if self._closed:
             raise Closed
-        return placed(self._place, next(self._source))
+        host = next(self._source)
+        assert host is not None  # no offer is taken
+        return placed(self._place, host)
 
     def close(self) -> None:
         """Close the source. Idempotent."""

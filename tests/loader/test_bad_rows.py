@@ -277,16 +277,16 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         recipe = Recipe(source, Order(SEED), schedule, form)
         batches = LocalBatches(recipe, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
-        (element,) = [one for one in [batches[part] for part in parts] if one.leaves]
-        narrow, told, values = element.leaves
+        (batch,) = [one.batch for one in [batches[part] for part in parts] if one.batch]
+        narrow, told, values = batch.leaves
         np.testing.assert_array_equal(narrow, rows[plans[0].rows])
         np.testing.assert_array_equal(
             values, np.repeat(rows[plans[1].rows, None], 4, axis=1)[:, plans[1].columns[0]]
         )
         np.testing.assert_array_equal(told, valid[mask])
         met = [i for i in union_of_rows(plans).tolist() if wanted.valid[i] and order[i][2] in bad]
-        assert [one.at for one in element.bad] == met
-        assert pickle.loads(pickle.dumps(element.bad)) == element.bad
+        assert [one.at for one in batch.bad] == met
+        assert pickle.loads(pickle.dumps(batch.bad)) == batch.bad
 
 
 # --- budget, states, errors ---

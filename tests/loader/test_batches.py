@@ -71,7 +71,7 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
     run = np.concatenate([order.rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
         elements = [batches[k * batches.parts + part] for part in reversed(range(batches.parts))]
-        (leaves,) = [element.leaves for element in elements if element.leaves]
+        (leaves,) = [element.batch.leaves for element in elements if element.batch]
         rows = run[k * BATCH : (k + 1) * BATCH]
         for found, name, plan in zip(leaves, SOURCE, plans, strict=True):
             expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)

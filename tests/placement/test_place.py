@@ -90,8 +90,15 @@ def test_the_users_transfer_guard_does_not_stop_a_placement(level):
 
 def test_a_missing_leaf_is_not_overlooked():
     placement = Placement.of(sharded_spec([jax.ShapeDtypeStruct((), np.int32)] * 2, 8, BY_ROW))
-    with pytest.raises(ValueError, match="lengths of list"):
+    with pytest.raises(ValueError, match="shorter than"):
         placement.place([np.arange(8, dtype=np.int32)])
+
+
+@pytest.mark.parametrize("rows", [7, 9, 16])
+def test_a_leaf_of_another_size_is_not_cut(rows):
+    placement = Placement.of(sharded_spec([jax.ShapeDtypeStruct((), np.int32)], 8, BY_ROW))
+    with pytest.raises(ValueError, match=rf"\[{rows}\]"):
+        placement.place([np.arange(rows, dtype=np.int32)])
 
 
 @given(layout=any_layout, dealt=processes)

@@ -1,5 +1,6 @@
 """The guarantees of the hand-over, in every order in which the two sides and the closing can take turns."""
 
+import functools
 import sys
 
 import pytest
@@ -19,9 +20,11 @@ class Stepwise(Handover):
     def __init__(self, depth, turns):
         self._turns = turns
         self.flag = False
+        self.slotted = 0
         super().__init__(depth)
         self._slots = Queue(turns, [None] * depth)
         self._items = Queue(turns)
+        self._early = Early(turns)
 
     @property
     def _closed(self):
@@ -34,42 +37,91 @@ class Stepwise(Handover):
         self.flag = value
 
     @property
+    def _slotted(self):  # no turn of its own: who asks for it has just had one
+        return self.slotted
+
+    @_slotted.setter
+    def _slotted(self, value):
+        self._turns.step()
+        self.slotted = value
+
+    @property
     def kept(self):
-        return [entry for entry in self._items.items if entry is not None]
+        return [*self._early.items(), *(entry for entry in self._items.items if entry is not None)]
+
+
+class Early(dict):
+    """A dict of which each change is a turn."""
+
+    def __init__(self, turns):
+        super().__init__()
+        self._turns = turns
+
+    def __setitem__(self, key, value):
+        self._turns.step()
+        super().__setitem__(key, value)
+
+    def pop(self, *args):
+        self._turns.step()
+        return super().pop(*args)
+
+    def clear(self):
+        self._turns.step()
+        super().clear()
 
 
 class Scene:
-    """A producer of `count` items and an end, a consumer, and one who closes; what each of them saw."""
+    """Who makes `count` items and an end, a consumer, and one who closes; what each of them saw.
 
-    def __init__(self, choose, depth, count):
+    Each of the `readers` offers every so-manieth item, and puts it if that has a slot. The producer, who
+    goes through all of them in order, puts the others.
+    """
+
+    def __init__(self, choose, depth, count, readers=0):
         self.turns = Turns(choose)
         self.handover = Stepwise(depth, self.turns)
         self.depth = depth
         self.whole = [*range(count), END]
-        self.made = 0
+        self.outcomes = [Queue(self.turns, () if readers else [False]) for _ in range(count)]
+        self.readers = {f"reader_{i}": functools.partial(self.read, i, readers) for i in range(readers)}
+        self.made = set()
         self.taken = []
         self.closed = False  # a close has returned
 
     def produce(self):
         for item in self.whole[:-1]:
-            if not self.reserve():
+            was_put = self.outcomes[item].get()
+            if not self.wait_for_slot():
                 return
-            self.made += 1
-            assert (
-                self.made - len(self.taken) <= self.depth + 1
-            )  # 1: taken out by a `take` that is about to return
-            self.handover.put(item)
-        self.handover.finish(END)
+            if not was_put:
+                self.make(item)
+        self.handover.finish(len(self.whole) - 1, END)
+
+    def read(self, first, step):
+        for item in self.whole[:-1][first::step]:
+            closed = self.closed
+            has_slot = self.handover.has_slot(item)
+            assert not (closed and has_slot), "an item was to be made after close"
+            if has_slot:
+                self.make(item)
+            self.outcomes[item].put(has_slot)
+
+    def make(self, item):
+        self.made.add(item)
+        # 1: taken out by a `take` that is about to return
+        assert len(self.made) - len(self.taken) <= self.depth + 1
+        assert item <= len(self.taken) + self.depth
+        self.handover.put(item, item)
 
     def consume(self):
         while END not in self.taken and self.take():
             pass
 
-    def reserve(self):
+    def wait_for_slot(self):
         closed = self.closed
-        reserved = self.handover.reserve()
-        assert not (closed and reserved), "a slot was reserved after close"
-        return reserved
+        has_slot = self.handover.wait_for_slot()
+        assert not (closed and has_slot), "an item was to be made after close"
+        return has_slot
 
     def take(self):
         closed = self.closed
@@ -88,15 +140,16 @@ class Scene:
         assert self.taken == (self.whole[: len(self.taken)] if self.closed else self.whole)
         if self.closed:
             assert self.handover.kept == []
-            assert not self.reserve()
+            assert not self.wait_for_slot()
             assert not self.take()
         else:
-            assert len(self.handover._slots.items) == self.depth
+            assert len(self.handover._slots.items) == self.depth + 1  # as many as ever, and the end's
 
 
 def test_every_order_of_producer_and_consumer():
     def check(choose):
         scene = Scene(choose, depth=1, count=1)
+        scene.handover._early = {}  # which the consumer alone touches while nobody closes
         scene.turns.run(produce=scene.produce, consume=scene.consume)
         scene.check()
 
@@ -105,17 +158,26 @@ def test_every_order_of_producer_and_consumer():
 
 @pytest.mark.parametrize(
     ("other", "ready"),
-    [("reserve", 0), ("put", 0), ("put", 1), ("take", 0), ("take", 1), ("take", 2), ("close", 0), ("close", 1)],
+    [
+        ("wait_for_slot", []),
+        ("put", []),
+        ("take", []),
+        ("take", [0]),
+        ("take", [1]),
+        ("take", [1, 0]),
+        ("close", []),
+        ("close", [1]),
+    ],
 )
 def test_every_order_of_close_and_another(other, ready):
     def check(choose):
-        scene = Scene(choose, depth=1, count=2)
-        scene.handover._items.items.extend((item, True) for item in range(ready))
+        scene = Scene(choose, depth=2, count=2)
+        scene.handover._items.items.extend((item, item) for item in ready)
         calls = {
-            "put": lambda: scene.handover.put(ready),
+            "put": lambda: scene.handover.put(len(ready), len(ready)),
             "close": scene.close,
             "take": scene.take,
-            "reserve": scene.reserve,
+            "wait_for_slot": scene.wait_for_slot,
         }
         scene.turns.run(close=scene.close, other=calls[other])
         scene.check()
@@ -123,12 +185,18 @@ def test_every_order_of_close_and_another(other, ready):
     assert all_orders(check) >= 10
 
 
-@given(depth=st.integers(1, 3), count=st.integers(0, 4), closes=st.integers(0, 2), data=st.data())
-@settings(max_examples=150, deadline=None)
-def test_drawn_orders_of_all_roles(depth, count, closes, data):
-    scene = Scene(lambda able: data.draw(st.sampled_from(able)), depth, count)
+@given(
+    depth=st.integers(1, 3),
+    count=st.integers(0, 4),
+    readers=st.integers(0, 3),
+    closes=st.integers(0, 2),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None)
+def test_drawn_orders_of_all_roles(depth, count, readers, closes, data):
+    scene = Scene(lambda able: data.draw(st.sampled_from(able)), depth, count, readers)
     closers = {f"close_{i}": scene.close for i in range(closes)}
-    scene.turns.run(produce=scene.produce, consume=scene.consume, **closers)
+    scene.turns.run(produce=scene.produce, consume=scene.consume, **scene.readers, **closers)
     scene.check()
 
 
@@ -137,16 +205,28 @@ def test_the_producer_stops_at_exactly_depth_items():
         scene = Scene(lambda able: able[0], depth, depth + 1)
         with pytest.raises(Deadlock, match="'produce'"):
             scene.turns.run(produce=scene.produce)
-        assert scene.made == depth == scene.handover.waiting
+        assert len(scene.made) == depth == scene.handover.waiting
+
+
+def test_an_item_has_a_slot_once_all_but_depth_before_it_were_taken():
+    handover = Handover(2)
+    assert [handover.has_slot(k) for k in range(3)] == [True, True, False]
+    handover.put(1, "b")
+    with pytest.raises(Empty):
+        handover.take(0)
+    assert handover.waiting == 1
+    handover.put(0, "a")
+    assert [handover.take(0), handover.waiting] == ["a", 1]
+    assert [handover.has_slot(k) for k in (2, 3)] == [True, False]
+    assert handover.take(0) == "b"
 
 
 def test_waiting_counts_items_that_are_ready_and_not_the_end():
     handover = Handover(3)
-    for item in "ab":
-        handover.reserve()
-        handover.put(item)
+    for number, item in enumerate("ab"):
+        handover.put(number, item)
     assert handover.waiting == 2
-    handover.finish(END)
+    handover.finish(2, END)
     assert handover.waiting == 2
     assert [handover.take(0), handover.waiting] == ["a", 1]
     handover.close()
@@ -157,18 +237,17 @@ def test_nothing_within_the_time_is_not_the_end():
     handover = Handover(1)
     with pytest.raises(Empty):
         handover.take(0)
-    handover.reserve()
-    handover.put("late")
+    handover.put(0, "late")
     assert handover.take(0) == "late"
 
 
-@pytest.mark.parametrize("side", ["reserve", "put", "finish", "take"])
+@pytest.mark.parametrize("side", ["wait_for_slot", "put", "finish", "take"])
 def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
     """At every line that the call runs, in the standard library too, `close` runs before the next one."""
 
     def closed_at(line):
         handover = Handover(1)
-        calls = {"reserve": (), "put": ("a",), "finish": ("a",), "take": (PATIENCE_S,)}
+        calls = {"wait_for_slot": (), "put": (0, "a"), "finish": (0, "a"), "take": (PATIENCE_S,)}
         seen = 0
 
         def trace(frame, event, _):
@@ -181,7 +260,7 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
             return trace
 
         if side == "take":
-            handover.finish("a")
+            handover.finish(0, "a")
         sys.settrace(trace)
         try:
             getattr(handover, side)(*calls[side])

@@ -144,7 +144,7 @@ def test_a_prefetcher_complains_when_seconds_counted_one_by_one_say_so(progress,
                 raise Empty
             return "item"
 
-        prefetcher = Prefetcher(iter([]), None, 1, watch)
+        prefetcher = Prefetcher(lambda offer: iter([]), None, 1, watch)
         patch.setattr(prefetcher, "_handover", SimpleNamespace(take=take, waiting=0))
         try:
             assert prefetcher.take() == "item"
