@@ -5,7 +5,7 @@ A map of the package, in the order the data flows::
     order       which row stands at which position of a run          pure
     loader/     rows → process-local host batches (Grain reads)
     placement/  host batch → global jax.Array on the mesh
-    prefetch/   the placement thread and its bounded hand-over
+    prefetch/   placed batches ahead of training, and their bounded hand-over
     feed        composes the four; state and life cycle
     state       what a checkpoint holds, and the checks when it comes back
     lane_files  a checkpoint of a stream with several lanes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from feedline.pipeline import Placed, Run
 from feedline.prefetch.handover import Closed
 from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
+from feedline.turn import Turn
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -117,7 +117,7 @@ class Feed:
         self._exhausted = False  # the pass is over; `iter` begins the next
         self._closed = False
         self._released = False  # the pipeline was closed
-        self._turn: dict[str, int] = {}  # "holder": the thread that is inside next, seek or set_state
+        self._turn = Turn()  # next, seek and set_state
         self._run: Run | None = None  # the run that reads ahead
         self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
         self._counted = Counted()
@@ -140,7 +140,8 @@ class Feed:
           ValueError: the feed is closed, or another thread is inside it.
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
-        with self._my_turn():
+        with self._turn:
+            self._check_open()
             if self._exhausted:
                 raise StopIteration
             try:
@@ -327,25 +328,10 @@ class Feed:
         return stuck
 
     def _go_to(self, delivered: _Delivered) -> None:
-        with self._my_turn():
+        with self._turn:
+            self._check_open()
             self._stop(_MOMENT_S)
             self._delivered, self._exhausted = delivered, False
-
-    @contextlib.contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        self._check_open()
-        me = threading.get_ident()
-        # No lock: an interrupt that lands right before its release would leave it held for ever. A turn
-        # belongs to a thread, so the one that was interrupted there can take it again.
-        if self._turn.setdefault("holder", me) != me:
-            raise ValueError(
-                "a feed is for one thread at a time, and another thread is inside it; give each thread a feed of "
-                "its own, or guard it by a lock"
-            )
-        try:
-            yield
-        finally:
-            self._turn.pop("holder", None)
 
     def _lanes_of(self, delivered: _Delivered) -> dict[str, Any]:
         """What a state holds of a stream; a lane that has not begun its epoch is None."""

@@ -92,7 +92,7 @@ class Reading:
         while no stage advanced.
       stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
       check_replicas_every: with several processes, compare checksums of every so-manieth batch between
-        those that own the same rows. 0: never. The placement thread computes them, at about 1 GB/s.
+        those that own the same rows. 0: never. They are computed before the batch is placed, at about 1 GB/s.
     """
 
     threads: int | None = None

@@ -203,8 +203,9 @@ OF_FEEDLINE = {
     "build": ["request", "pipeline", "loader", "placement", "options", "schedule", "state", "cluster",
               "description", "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
-    "feed": ["request", "build", "pipeline", "exit", "cluster.monitor", "errors", "options", "schedule", "state",
-             "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
+    "turn": [],
+    "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
+             "state", "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them

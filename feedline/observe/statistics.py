@@ -17,7 +17,7 @@ class Statistics:
       bad_rows: rows that were bad, and replaced, of those that this process supplies. They count as rows.
       read_s, transform_s: seconds of this process's reading threads; with several threads they add
         up to more than the time that passed.
-      place_s: seconds the placement thread spent in handing batches to JAX. Transfers go on afterwards.
+      place_s: seconds of the threads that handed batches to JAX. Transfers go on afterwards.
       wait_s: seconds the training loop waited in `next`.
       ready: placed batches that wait to be taken, now.
       threads: Grain threads that read; 0: the placement thread does.

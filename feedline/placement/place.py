@@ -1,4 +1,4 @@
-"""Host batch → global arrays, by `jax.make_array_from_process_local_data`."""
+"""Host batch → global arrays, each process from what it supplies."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> ja
 
 
 def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
-    """As `_place_local`, where this process supplies the whole leaf: in half the time, for a small batch."""
+    """As `_place_local` where this process supplies the whole leaf, in half the time for a small batch."""
     if values.shape != leaf.shape:
         raise ValueError(
             f"a leaf must have the shape that was planned, {list(leaf.shape)}, got {list(values.shape)}"
