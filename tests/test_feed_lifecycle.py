@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 import weakref
 
 import jax
@@ -18,7 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
 from feedline.loader.arrays import ArraySource
+from feedline.loader.batches import LocalBatches
 from feedline.order import rows_at
+from feedline.placement.place import Placement
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.watch import Watch
 
@@ -195,7 +198,8 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
     interrupted = []
     for line in range(1, 1000):
-        with feed_of(Rows(), prefetch=prefetch) as feed:
+        # one thread: batches that are ready out of turn would make `take` run more lines, one time or another
+        with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
             delivered = [rows_in(next(feed)), rows_in(next(feed))]
             where, batch = interrupted_at(line, lambda: next(feed))
             step = feed.get_state()["step"]
@@ -264,7 +268,7 @@ def test_a_stall_is_raised_and_what_was_stuck_comes_later(caplog):
     source.gate.clear()
     with feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.2)) as feed:
         delivered = [rows_in(next(feed)) for _ in range(3)]
-        with pytest.raises(StallError, match=r"no stage has advanced for .* the last was \"read\", 0 placed"):
+        with pytest.raises(StallError, match=r"no stage has advanced for .* the last was \"read\", 0 batches"):
             next(feed)
         (record,) = caplog.records
         assert "in read\n" in record.getMessage()  # the stack of the reading thread
@@ -497,3 +501,36 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
             return count
 
     assert calls(1, 8) == calls(1, 4096) == calls(20, 8) < 100
+
+
+def test_the_first_batch_is_placed_by_the_thread_that_read_it(monkeypatch):
+    names = []
+    place = Placement.place
+    monkeypatch.setattr(
+        Placement,
+        "place",
+        lambda self, leaves: names.append(threading.current_thread().name) or place(self, leaves),
+    )
+    with feed_of(Rows(), prefetch=9, reading=Reading(threads=1)) as feed:
+        assert [rows_in(batch) for batch in feed] == ORDER
+    assert names[0].startswith("grain-prefetch")
+    assert set(names[1:]) <= {names[0], "feedline-place"}  # which, depends on how long it takes
+
+
+def test_runs_that_were_given_up_are_let_go_of(monkeypatch):
+    """Also those that hold memory of batches that were begun: with more threads than batches ahead."""
+    runs = weakref.WeakSet()
+    made = LocalBatches.__init__
+    monkeypatch.setattr(LocalBatches, "__init__", lambda self, *given: runs.add(self) or made(self, *given))
+    with feed_of(Rows(), epochs=None, reading=Reading(threads=5, buffer=2)) as feed:
+        gc.disable()  # counting references must do
+        try:
+            for _ in range(12):
+                next(feed)
+                feed.seek(0)
+            until = time.monotonic() + PATIENCE_S
+            while len(runs) and time.monotonic() < until:  # reads that were under way
+                time.sleep(0.01)
+            assert not runs
+        finally:
+            gc.enable()

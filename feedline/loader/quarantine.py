@@ -8,13 +8,17 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from io import FileIO
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import BadRow
 from feedline.options import Reading
+
+_PATIENCE_S = 1.0
+_POLL_S = 1e-3
 
 
 @dataclasses.dataclass
@@ -36,7 +40,7 @@ class Quarantine:
 
     def __post_init__(self) -> None:
         if self.reading.quarantine is not None:
-            with open(self.reading.quarantine, "ab"):  # now, not after hours, a missing folder is seen
+            with self._opened():  # now, not after hours, a missing folder is seen
                 pass
 
     def enter(self, bad: Sequence[BadRow], *, before: int, batches: int) -> None:
@@ -76,18 +80,38 @@ class Quarantine:
         """
         if self.reading.quarantine is None:
             return
-        with open(self.reading.quarantine, "ab+", buffering=0) as file:
-            _lock(file)
+        with self._opened() as file, _locked(file):
             if file.seekable() and _is_cut_off(file):
                 line = b"\n" + line
             while line:  # a disk that becomes full takes a part of the line, and fails at the rest
                 line = line[file.write(line) :]
 
+    def _opened(self) -> FileIO:
+        assert self.reading.quarantine is not None
+        return open(self.reading.quarantine, "ab+", buffering=0)
 
-def _lock(file: FileIO) -> None:
-    """Until the file is closed. On a file system without locks, a line is in one piece because one write is."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)
+
+@contextlib.contextmanager
+def _locked(file: FileIO) -> Iterator[None]:
+    """With the lock, if it can be had soon: training must not wait for a process that stopped with it.
+
+    Without it, or on a file system that has none, a line is in one piece because one write is.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    locked = False
+    while not locked and time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        if locked:  # a child that was forked meanwhile would keep it
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_cut_off(file: FileIO) -> bool:

@@ -47,7 +47,7 @@ class Handover(Generic[T]):
         self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
         # what was put; close() adds a None to wake the consumer
         self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
-        self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn; the consumer's
+        self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn
         self._next = 0  # the number of the item that is taken next
         self._finished = False
         self._closed = False

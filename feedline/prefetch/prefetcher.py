@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -14,6 +15,12 @@ H = TypeVar("H")
 T = TypeVar("T")
 _log = logging.getLogger("feedline")
 H_co = TypeVar("H_co", covariant=True)
+
+
+_AT_ONCE_S = 0.5e-3
+"""What placing may take for the thread that read the batch to do it: some times what it costs to wake another
+thread. Where placing copies, reading goes on beside it."""
+_POLL_S = 1e-3
 
 
 class HostIterator(Protocol[H_co]):
@@ -37,13 +44,60 @@ class _Last(NamedTuple):
     error: BaseException
 
 
+class _Placing(Generic[H, T]):
+    """Who places what. The source refers to it, but it to no source, so a run needs no garbage collector."""
+
+    def __init__(self, place: Callable[[H], T], handover: Handover[T | _Last], watch: Watch) -> None:
+        self._place = place
+        self._handover = handover
+        self._watch = watch
+        self._took_s = 0.0  # the last time
+        self._under_way: dict[threading.Thread, None] = {}  # threads that are inside `offer`
+
+    def placed(self, host: H) -> T:
+        """The placed `host`, on the thread that calls this."""
+        self._watch.advanced("place")
+        began = time.perf_counter()
+        item = placed(self._place, host)
+        self._took_s = time.perf_counter() - began
+        return item
+
+    def offer(self, number: int, host: H) -> bool:
+        """Place an item that this thread has read, and hand it over, if it has a slot and that is done at once."""
+        me = threading.current_thread()
+        self._under_way[me] = None  # before it is asked whether there is a slot: after close() and join() none is
+        try:
+            if self._took_s > _AT_ONCE_S or not self._handover.has_slot(number):
+                return False
+            item: T | _Last
+            try:
+                item = self.placed(host)
+            except BaseException as error:  # noqa: BLE001  Grain would keep its traceback, which keeps the batch
+                item = _Last(error)
+            self._handover.put(number, item)
+            self._watch.advanced("read")
+            del item, host  # an error's traceback holds this frame
+            return True
+        finally:
+            del self._under_way[me]
+
+    def join(self, deadline: float) -> str | None:
+        """Wait for the other threads that offer. The name of one that is still busy."""
+        me = threading.current_thread()
+        while others := [thread for thread in list(self._under_way) if thread is not me]:
+            if time.monotonic() >= deadline:
+                return others[0].name
+            time.sleep(_POLL_S)
+        return None
+
+
 class Prefetcher(Generic[H, T]):
     """At most `depth` placed items wait for the consumer.
 
     Who does what: the consumer calls `take`; the owner calls `start` once and `close` from any
-    thread, as often as it likes. An item that is ready when it has a slot is placed by the thread that offers it:
-    to wake another one costs more than to place a small batch. What is ready earlier is placed by the placement
-    thread, which alone calls and closes the source.
+    thread, as often as it likes. An item that is ready when it has a slot is placed by the thread that offers it,
+    if that takes no longer than to wake another one. All else is placed by the placement thread, which alone calls
+    and closes the source.
 
     Args:
       open_source: given a function to offer items to, the host batches, in order.
@@ -55,10 +109,10 @@ class Prefetcher(Generic[H, T]):
     def __init__(
         self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T], depth: int, watch: Watch
     ) -> None:
-        self._place = place
         self._watch = watch
         self._handover: Handover[T | _Last] = Handover(depth)
-        self._source = open_source(self._offer)
+        self._placing = _Placing(place, self._handover, watch)
+        self._source = open_source(self._placing.offer)
         # daemon: a read that never returns must not keep the interpreter, and Grain's threads inherit it
         self._thread = threading.Thread(target=self._run, name="feedline-place", daemon=True)
 
@@ -100,22 +154,19 @@ class Prefetcher(Generic[H, T]):
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the placement thread. Returns its name if it is still busy, stuck in a read or a transfer.
+        """Wait for the placement thread, and for those that are placing what they read.
 
         It does not wait for the thread that calls it.
+
+        Returns:
+          The name of a thread that is still busy, stuck in a read or a transfer.
         """
+        deadline = time.monotonic() + timeout_s
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        return self._thread.name if self._thread.is_alive() else None
-
-    def _offer(self, number: int, host: H) -> bool:
-        """Place an item and hand it over, if it has a slot. On the thread that read it."""
-        if not self._handover.has_slot(number):
-            return False
-        self._watch.advanced("place")
-        self._handover.put(number, placed(self._place, host))
-        self._watch.advanced("read")
-        return True
+        if self._thread.is_alive():
+            return self._thread.name
+        return self._placing.join(deadline)
 
     def _run(self) -> None:
         last: BaseException
@@ -146,8 +197,7 @@ class Prefetcher(Generic[H, T]):
         if not self._handover.wait_for_slot():
             return False
         if host is not None:
-            self._watch.advanced("place")
-            self._handover.put(number, placed(self._place, host))
+            self._handover.put(number, self._placing.placed(host))
         return True
 
 

@@ -65,7 +65,7 @@ class Watch:
             return
         found = (
             f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
-            f"{waiting} placed batches are ready"
+            f"{waiting} batches after the next one are placed"
         )
         if still_s >= self._reading.stall_error_s:
             raise StallError(

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from feedline.loader.bad_rows import BadRow, failing
 from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
-from feedline.loader.quarantine import Quarantine
+from feedline.loader.quarantine import Quarantine, _locked
 from feedline.loader.recipe import Recipe
 from feedline.loader.spec import RowSpec
 from feedline.order import rows_at, spares_at
@@ -591,7 +592,7 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
 FILLS = """
 import resource, signal, sys
 from feedline.loader.bad_rows import BadRow
-from feedline.loader.quarantine import Quarantine
+from feedline.loader.quarantine import Quarantine, _locked
 from feedline.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -624,7 +625,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_pat
 WRITES = """
 import sys
 from feedline.loader.bad_rows import BadRow
-from feedline.loader.quarantine import Quarantine
+from feedline.loader.quarantine import Quarantine, _locked
 from feedline.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
@@ -662,3 +663,28 @@ def test_a_line_that_another_process_is_writing_is_not_taken_for_one_that_was_cu
         file.write(whole[9:])
     other.join(timeout=120)
     assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_a_line_waits_only_so_long_for_others(tmp_path):
+    """One that was stopped while it had the file must not hold up the training loop."""
+    path = tmp_path / "bad.jsonl"
+    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0)
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        other = threading.Thread(
+            target=quarantine.enter,
+            args=([BadRow(0, 0, 1, 1, 0, "it is damaged", None)],),
+            kwargs={"before": 0, "batches": 1},
+        )
+        other.start()
+        other.join(timeout=120)
+        assert not other.is_alive()
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_nobody_keeps_the_file_that_was_forked_meanwhile(tmp_path):
+    with open(tmp_path / "bad.jsonl", "ab+", buffering=0) as file, _locked(file):
+        forked = os.dup(file.fileno())  # as a child has it
+    with open(tmp_path / "bad.jsonl", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(forked)

@@ -186,14 +186,16 @@ def test_the_end_needs_no_slot_and_waits_for_nobody(end):
     assert caught.value is end
 
 
-def test_an_error_that_was_handled_keeps_nothing_alive():
+@pytest.mark.parametrize("source", [lambda: opens(Source("a")), lambda: Offering("a", 1)], ids=["read", "offered"])
+def test_an_error_that_was_handled_keeps_nothing_alive(source):
     class BadRow(Exception):
         pass
 
     def place(host):
         raise BadRow
 
-    run = prefetcher(Source("a"), place)
+    run = Prefetcher(source(), place, 2, Steps())
+    run.start()
     assert run.join(PATIENCE_S) is None
     gc.disable()  # counting references must do
     try:
@@ -418,8 +420,56 @@ def test_an_error_of_who_offers_comes_after_the_good_items():
     assert run.take() == "a"
     with pytest.raises(KeyError, match="of place") as caught:
         run.take()
-    assert "in _offer" in "".join(traceback.format_exception(caught.value))
+    assert "in offer" in "".join(traceback.format_exception(caught.value))
     run.close()
+
+
+def test_what_takes_long_to_place_is_left_to_the_placement_thread():
+    """So that reading goes on meanwhile."""
+    names, source = [], Offering(range(20), 1)
+
+    def place(item):
+        names.append(threading.current_thread().name)
+        time.sleep(0.002)
+        return item
+
+    run = Prefetcher(source, place, 20, Steps())
+    run.start()
+    assert [run.take() for _ in range(20)] == list(range(20))
+    assert names == ["reader_0"] + 19 * ["feedline-place"]
+    run.close()
+
+
+def test_join_waits_for_who_places_what_it_read():
+    inside, gate = threading.Event(), threading.Event()
+
+    def place(item):
+        inside.set()
+        arrived(gate)
+
+    run = Prefetcher(Offering("ab", 1), place, 2, Steps())
+    run.start()
+    arrived(inside)
+    run.close()
+    assert run.join(0.2) in ("feedline-place", "reader_0")
+    gate.set()
+    assert run.join(PATIENCE_S) is None
+
+
+def test_a_run_that_is_dropped_is_let_go_of_at_once():
+    source = Offering("abc", 1)
+    run = Prefetcher(source, str, 2, Steps())
+    run.start()
+    assert run.take() == "a"
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    alive = weakref.ref(run)
+    gc.disable()  # counting references must do
+    try:
+        del run
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_nothing_is_placed_that_is_offered_after_close():
@@ -469,7 +519,9 @@ def test_a_stall_is_warned_of_once_and_then_raised(caplog, stage):
     watch = Watch(Reading(stall_warning_s=0.05, stall_error_s=0.2))
     run = prefetcher(source, place_that_hangs, watch=watch)
     arrived(inside)
-    with pytest.raises(StallError, match=f'the last was "{stage}", 0 placed batches are ready') as caught:
+    with pytest.raises(
+        StallError, match=f'the last was "{stage}", 0 batches after the next one are placed'
+    ) as caught:
         run.take()
     assert caught.value.stage == stage
     (record,) = caplog.records

@@ -69,7 +69,7 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
     told = record.getMessage()
     assert told.startswith(
         'no stage has advanced for 30 s while the training loop waits; the last was "read", '
-        "2 placed batches are ready. Stacks of all threads:\n-- "
+        "2 batches after the next one are placed. Stacks of all threads:\n-- "
     )
     assert "-- MainThread\n" in told
     assert "test_one_warning_with_stage_and_stacks_then_the_error" in told
@@ -80,7 +80,8 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
     with pytest.raises(
         StallError,
         match=r"must come within Reading.stall_error_s = 300 s: no stage has advanced for 300 s .*"
-        r'the last was "read", 0 placed batches are ready. Look at the stacks .*raise that limit \[stage read\]',
+        r'the last was "read", 0 batches after the next one are placed. '
+        r"Look at the stacks .*raise that limit \[stage read\]",
     ) as caught:
         watch.complain(0)
     assert caught.value.stage == "read"
