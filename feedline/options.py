@@ -72,8 +72,8 @@ class Reading:
     """How rows are read on the host.
 
     Attributes:
-      threads: Grain threads that read. None: the cores this process may use, divided by the
-        processes that share them, at most 16. 0: the placement thread reads.
+      threads: Grain threads that read, and place what is placed at once. None: the cores this process may use,
+        divided by the processes that share them, at most 16. 0: the placement thread reads.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
         needs seconds to start; sources then travel as paths.
       buffer: host batches that are read ahead, at the most.

@@ -37,7 +37,7 @@ class ReplicaCheck:
     """Publishes checksums of every so-manieth batch, and compares them with those that lie there already.
 
     Nobody waits: of two processes the later one finds what the earlier one published, and fails. Its monitor
-    ends the other. Called by the threads of one run at a time, by several at once.
+    ends the other. Called by all threads that place, at once.
 
     Args:
       key: of the feed, the same in every process.

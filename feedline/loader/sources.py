@@ -47,7 +47,7 @@ class RowSource(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of files. Called once by the owner of the feed, never while `read` runs."""
+        """Let go of files. Called by a feed that opened the source, once, when no `read` runs."""
 
 
 class _Format(NamedTuple):
