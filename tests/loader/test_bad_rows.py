@@ -659,7 +659,7 @@ def test_a_line_that_another_process_is_writing_is_not_taken_for_one_that_was_cu
         bad = [BadRow(0, 0, 1, 1, 0, "it is damaged", None)]
         other = threading.Thread(target=quarantine.enter, args=(bad,), kwargs={"before": 0, "batches": 1})
         other.start()
-        other.join(timeout=0.2)  # as long as it would take to write, if it did not wait
+        other.join(timeout=0.05)  # as long as it would take to write, if it did not wait
         file.write(whole[9:])
     other.join(timeout=120)
     assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [0, 1]
