@@ -56,7 +56,8 @@ class OneBuffer(Records):
 
 
 def test_records_that_share_one_buffer_are_written_before_the_next_is_read(sharding, delivered):
-    for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1)):
+    one = Reading(threads=1)  # several would write into that buffer at a time
+    for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1, reading=one)):
         np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
 
 
