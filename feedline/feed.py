@@ -310,7 +310,7 @@ class Feed:
         self._runs.append(run)
         self._run = run
         self._check_open()  # another thread may have closed the feed in the meantime
-        run.start()  # only now that close() can find it: a source is never closed while it is read
+        run.start()  # only now that close() can find it
         return run
 
     def _stop(self, timeout_s: float) -> str | None:

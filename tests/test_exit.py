@@ -70,13 +70,11 @@ def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(
     done, _ = run(
         tmp_path,
         """
-import atexit, grain, logging
+import atexit, grain
 atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
-logging.getLogger("feedline").setLevel("ERROR")  # it would warn of that read
 rows = grain.MapDataset.range(100).map(lambda i: time.sleep(0.02) or {"x": np.float32(i)})
-feed = feedline.Feed(rows, 8, sharding)
-next(feed)
-feed.close(timeout_s=0)
+with feedline.Feed(rows, 8, sharding) as feed:
+    next(feed)
 assert any(t.name.startswith("grain") for t in threading.enumerate())  # busy with a batch that nobody takes
 """,
     )

@@ -404,30 +404,6 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     assert len(caplog.records) == 2
 
 
-def test_no_source_is_closed_while_it_is_read_ahead(tmp_path, monkeypatch, caplog):
-    """Not only while somebody waits for that read: here the placement thread waits for a slot."""
-    np.save(tmp_path / "x.npy", np.arange(N))
-    inside, gate, reads, closed = threading.Event(), threading.Event(), itertools.count(), []
-
-    def read(source, *arguments, read=ArraySource.read):
-        if next(reads) == 3:  # one was taken, one waits, one has no slot
-            inside.set()
-            arrived(gate)
-        read(source, *arguments)
-
-    monkeypatch.setattr(ArraySource, "read", read)
-    monkeypatch.setattr(ArraySource, "close", lambda source: closed.append(gate.is_set()))
-    feed = Feed(tmp_path / "x.npy", B, SHARDING, prefetch=1, reading=Reading(threads=1))
-    next(feed)
-    arrived(inside)
-    feed.close(timeout_s=0.2)
-    assert closed == []
-    gate.set()
-    feed.close()
-    assert closed == [True]
-    assert len(caplog.records) == 1
-
-
 def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
     source = Rows()
     source.gate.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ class Element(NamedTuple):
 
 
 _NOTHING = Element(None)
-_POLL_S = 1e-3
 
 
 class _Draft(NamedTuple):
@@ -67,28 +65,11 @@ class LocalBatches(grain.MapDataset[Element]):
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
         self._drafts: dict[int, _Draft] = {}  # by k; held by _lock
-        self._inside: dict[int, None] = {}  # the threads that read, or offer
-        self._closed = False
 
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
 
     def __getitem__(self, element: Any) -> Element:  # type: ignore[override]  # Grain also slices; nobody does here
-        me = threading.get_ident()
-        try:
-            self._inside[me] = None  # before it looks: whom close() does not see there will see that it is closed
-            return _NOTHING if self._closed else self._read(element)
-        finally:
-            self._inside.pop(me, None)
-
-    def close(self) -> None:
-        """Read nothing more, and wait for what other threads are reading, for ever if a read never returns."""
-        self._closed = True
-        me = threading.get_ident()  # which an interrupt may have left there
-        while any(thread != me for thread in list(self._inside)):
-            time.sleep(_POLL_S)
-
-    def _read(self, element: Any) -> Element:
         k, part = divmod(int(element), self.parts)
         start = self._recipe.schedule.batch_at(self._origin, k)
         with self._lock:

@@ -78,11 +78,10 @@ class HostBatches:
         return next((part.batch for part in parts if part.batch is not None), None)
 
     def close(self) -> None:
-        """End workers and threads, and wait for reads that are under way: the source may be closed after this."""
+        """End workers and threads. A thread that is stuck in a read stays until that read returns."""
         iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
         if iterator is not None:
             iterator.close()
-            self._elements.close()
 
     def _start(self) -> Any:
         if self._workers and not flags.FLAGS.is_parsed():

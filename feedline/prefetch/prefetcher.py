@@ -20,13 +20,13 @@ H_co = TypeVar("H_co", covariant=True)
 _AT_ONCE_S = 0.5e-3
 """What placing may take for the thread that read the batch to do it: some times what it costs to wake another
 thread. Where placing copies, reading goes on beside it."""
+_POLL_S = 1e-3
 
 
 class HostIterator(Protocol[H_co]):
     """What is prefetched: an iterator that the placement thread alone calls and closes.
 
-    It gives None in the place of an item that it offered, and that was taken. Once `close` has returned it reads
-    and offers nothing any more.
+    It gives None in the place of an item that it offered, and that was taken.
     """
 
     def __next__(self) -> H_co | None: ...
@@ -52,6 +52,7 @@ class _Placing(Generic[H, T]):
         self._handover = handover
         self._watch = watch
         self._took_s = 0.0  # the last time
+        self._under_way: dict[threading.Thread, None] = {}  # threads that are inside `offer`
 
     def placed(self, host: H) -> T:
         """The placed `host`, on the thread that calls this."""
@@ -63,17 +64,31 @@ class _Placing(Generic[H, T]):
 
     def offer(self, number: int, host: H) -> bool:
         """Place an item that this thread has read, and hand it over, if it has a slot and that is done at once."""
-        if self._took_s > _AT_ONCE_S or not self._handover.has_slot(number):
-            return False
-        item: T | _Last
+        me = threading.current_thread()
+        self._under_way[me] = None  # before it is asked whether there is a slot: after close() and join() none is
         try:
-            item = self.placed(host)
-        except BaseException as error:  # noqa: BLE001  Grain would keep its traceback, which keeps the batch
-            item = _Last(error)
-        self._handover.put(number, item)
-        self._watch.advanced("read")
-        del item, host  # an error's traceback holds this frame
-        return True
+            if self._took_s > _AT_ONCE_S or not self._handover.has_slot(number):
+                return False
+            item: T | _Last
+            try:
+                item = self.placed(host)
+            except BaseException as error:  # noqa: BLE001  Grain would keep its traceback, which keeps the batch
+                item = _Last(error)
+            self._handover.put(number, item)
+            self._watch.advanced("read")
+            del item, host  # an error's traceback holds this frame
+            return True
+        finally:
+            del self._under_way[me]
+
+    def join(self, deadline: float) -> str | None:
+        """Wait for the other threads that offer. The name of one that is still busy."""
+        me = threading.current_thread()
+        while others := [thread for thread in list(self._under_way) if thread is not me]:
+            if time.monotonic() >= deadline:
+                return others[0].name
+            time.sleep(_POLL_S)
+        return None
 
 
 class Prefetcher(Generic[H, T]):
@@ -139,13 +154,19 @@ class Prefetcher(Generic[H, T]):
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the placement thread. Returns its name if it is still busy, stuck in a read or a transfer.
+        """Wait for the placement thread, and for those that are placing what they read.
 
         It does not wait for the thread that calls it.
+
+        Returns:
+          The name of a thread that is still busy, stuck in a read or a transfer.
         """
+        deadline = time.monotonic() + timeout_s
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        return self._thread.name if self._thread.is_alive() else None
+        if self._thread.is_alive():
+            return self._thread.name
+        return self._placing.join(deadline)
 
     def _run(self) -> None:
         last: BaseException

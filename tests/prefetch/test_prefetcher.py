@@ -360,7 +360,7 @@ class Offering:
         return next(self._reading).result(PATIENCE_S)
 
     def close(self):
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, k, item):
         self._reads(item)
@@ -438,6 +438,22 @@ def test_what_takes_long_to_place_is_left_to_the_placement_thread():
     assert [run.take() for _ in range(20)] == list(range(20))
     assert names == ["reader_0"] + 19 * ["feedline-place"]
     run.close()
+
+
+def test_join_waits_for_who_places_what_it_read():
+    inside, gate = threading.Event(), threading.Event()
+
+    def place(item):
+        inside.set()
+        arrived(gate)
+
+    run = Prefetcher(Offering("ab", 1), place, 2, Steps())
+    run.start()
+    arrived(inside)
+    run.close()
+    assert run.join(0.2) in ("feedline-place", "reader_0")
+    gate.set()
+    assert run.join(PATIENCE_S) is None
 
 
 def test_a_run_that_is_dropped_is_let_go_of_at_once():
