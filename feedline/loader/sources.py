@@ -47,7 +47,7 @@ class RowSource(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of files. Called once, by a feed that opened the source; a `read` ahead may not have returned yet."""
+        """Let go of files. Called once, by a feed that opened the source; a `read` ahead may still run."""
 
 
 class _Format(NamedTuple):
