@@ -1,0 +1,75 @@
+"""A file as it was when it was opened, so that one that was replaced or rewritten since is not read as the same."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from feedline.errors import FeedError
+
+
+class FileVersion(NamedTuple):
+    """What changes when a file is replaced or written to. Plain integers, so it travels to worker processes.
+
+    Example:
+      >>> import tempfile
+      >>> from pathlib import Path
+      >>> path = Path(tempfile.mkdtemp()) / "rows.bin"
+      >>> _ = path.write_bytes(bytes(4))
+      >>> version = FileVersion.of(path)
+      >>> version.check(path)  # unchanged: nothing happens
+      >>> _ = path.write_bytes(bytes(8))
+      >>> try:
+      ...     version.check(path)
+      ... except FeedError as error:
+      ...     print(error.stage, error.message.split(" since")[0])
+      read a file must not change while a feed reads it, and it has 8 bytes and had 4
+    """
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> FileVersion:
+        """The version that lies at `path` now. OSError if none does."""
+        return cls._from(os.stat(path))
+
+    @classmethod
+    def of_open(cls, descriptor: int) -> FileVersion:
+        """The version behind an open file descriptor, whatever lies at its path by now."""
+        return cls._from(os.fstat(descriptor))
+
+    @classmethod
+    def _from(cls, found: os.stat_result) -> FileVersion:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def check(self, path: str | os.PathLike[str]) -> None:
+        """Refuse a file that is another one, or was written to, since this version was taken.
+
+        Raises:
+          FeedError: it changed, or is gone; the message says which of size, time and file differs.
+        """
+        try:
+            now = FileVersion.of(path)
+        except OSError as error:
+            raise _changed(path, f"it cannot be found any more ({error.strerror})") from error
+        if now == self:
+            return
+        if now.size_bytes != self.size_bytes:
+            found = f"it has {now.size_bytes} bytes and had {self.size_bytes}"
+        elif (now.device, now.inode) != (self.device, self.inode):
+            found = "another file lies at its path"
+        else:
+            found = "it was written to"
+        raise _changed(path, found)
+
+
+def _changed(path: str | os.PathLike[str], found: str) -> FeedError:
+    return FeedError(
+        f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data to "
+        "a new path, and build a new feed",
+        stage="read",
+        file=os.fspath(path),
+    )
