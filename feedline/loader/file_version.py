@@ -1,4 +1,4 @@
-"""A file as it was when it was opened, so that one that was replaced or rewritten since is not read as the same."""
+"""A file as it was when it was opened, so that one that was replaced or rewritten since is told from it."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class FileVersion(NamedTuple):
 
 def _changed(path: str | os.PathLike[str], found: str) -> FeedError:
     return FeedError(
-        f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data to "
-        "a new path, and build a new feed",
+        f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data "
+        "to a new path, and build a new feed",
         stage="read",
         file=os.fspath(path),
     )
