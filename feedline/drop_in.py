@@ -13,10 +13,12 @@ import jax
 import numpy as np
 
 from feedline.exit import close_at_exit
+from feedline.jax_settings import JaxSettings
 from feedline.loader.spec import Array, RowSpec, cast_into
 from feedline.loader.staging import Staging
 from feedline.options import Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
+from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.synchronous import Synchronous
@@ -35,7 +37,8 @@ def prefetch_to_mesh(
       iterable: gives trees of NumPy arrays: of each global batch this process's rows, ascending (see
         `feedline.local_rows`), and of other sharded axes likewise this process's part. With one
         process: whole batches. It is called by one background thread.
-      sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it.
+      sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
+        or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
       prefetch: placed batches that wait, at the most; 0: synchronous.
       copy: True copies each batch before it is placed, since many iterators write the next batch into
         the same memory, which JAX may still read (a GPU) or has adopted (the CPU backend). False
@@ -56,6 +59,7 @@ def prefetch_to_mesh(
       >>> [int(batch["x"][0, 0]) for batch in prefetch_to_mesh(batches, sharding)]
       [0, 1, 2]
     """
+    sharding = as_shardings(sharding)
     check_shardings(sharding)
     return MeshIterator(iterable, sharding, checked_integer("prefetch", prefetch, at_least=0), copy)
 
@@ -72,8 +76,10 @@ class MeshIterator:
     """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
 
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
-        source = self._source = _Source(iterable, copy, idle=prefetch + 3)  # placing, waiting, two in use
-        place = _Place(sharding)
+        settings = JaxSettings.of_this_thread()
+        idle = prefetch + 3  # placing, waiting, two in use
+        source = self._source = _Source(iterable, copy, settings, idle)
+        place = _Place(sharding, settings)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
         give = lambda offer: source  # noqa: E731  the user's iterator has no threads of its own to place on
         self._run = Prefetcher(give, place, prefetch, Watch(Reading())) if prefetch else Synchronous(give, place)
@@ -139,15 +145,20 @@ class MeshIterator:
 class _Source:
     """The user's iterator, its batches copied and checked, as the placement thread wants it."""
 
-    def __init__(self, iterable: Iterable[Any], copy: bool, idle: int) -> None:
+    def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
         self.iterator: Any = iter(iterable)
         self._copy = copy
+        self._settings = settings
         self._idle = idle
         self._form: RowSpec | None = None
         self._staging = Staging([], idle)
         self._closed = False
 
     def __next__(self) -> _Given:
+        with self._settings.stated():
+            return self._next()
+
+    def _next(self) -> _Given:
         batch = next(self.iterator)
         spec = RowSpec.of(jax.tree.map(np.asarray, batch))
         for leaf in spec.leaves:
@@ -186,13 +197,15 @@ class _Source:
 class _Place:
     """Places batches; plans anew only when their form changes."""
 
-    def __init__(self, sharding: Any) -> None:
+    def __init__(self, sharding: Any, settings: JaxSettings) -> None:
         self._sharding = sharding
+        self._settings = settings
         self._form: RowSpec | None = None
         self._placement: Placement | None = None
 
     def __call__(self, given: _Given) -> tuple[Any, Any]:
         if self._placement is None or given.spec != self._form:
             self._form = given.spec
-            self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
+            with self._settings.stated():
+                self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
         return self._placement.place(given.leaves), given.state

@@ -21,6 +21,7 @@ from feedline.loader.form import Transform
 from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
 from feedline.pipeline import Placed, Run
+from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
@@ -55,7 +56,8 @@ class Feed:
         `__getitem__`. Elements and items must each have memory of their own.
       batch_size: rows in the GLOBAL batch.
       sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
-        batch, as jit's `in_shardings`.
+        batch, as jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
+        stands for its sharding.
       order: which row stands at which position. None: shuffled with seed 0 for rows, the dataset's
         own order for Grain datasets. A stream has no other.
       epochs: of one pass; None: endless.
@@ -104,7 +106,7 @@ class Feed:
             Request(
                 source,
                 batch_size,
-                sharding,
+                as_shardings(sharding),
                 order,
                 epochs,
                 remainder,

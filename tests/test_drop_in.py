@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
+from jax._src.sharding_impls import GSPMDSharding
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import prefetch_to_mesh
@@ -49,6 +50,20 @@ class Reusing:
 
     def close(self):
         self.closed += 1
+
+
+def test_a_device_a_spec_under_set_mesh_and_a_gspmd_sharding_are_taken():
+    by_both = NamedSharding(MESH, PartitionSpec("data", "model"))
+    gspmd = GSPMDSharding(by_both._device_assignment, by_both._to_xla_hlo_sharding(2))
+    with jax.set_mesh(MESH):
+        placed = {
+            name: next(prefetch_to_mesh(numbered(1), {"x": sharding, "y": jax.devices()[3]}))
+            for name, sharding in (("spec", PartitionSpec("data", "model")), ("gspmd", gspmd))
+        }
+    for batch in placed.values():
+        assert batch["x"].sharding.is_equivalent_to(by_both, 2)
+        assert batch["y"].devices() == {jax.devices()[3]}
+        assert batch["x"].shape == (8, 4)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])

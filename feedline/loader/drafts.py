@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from feedline.jax_settings import JaxSettings
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.ends import Gather, Share
 from feedline.loader.form import LocalForm
@@ -32,6 +33,7 @@ class StreamRecipe:
       epochs: of one pass; None: endless.
       gather: asks the other processes; None: this one reads every lane.
       window: how many batches are agreed on at a time.
+      settings: of JAX, that hold while items are read and transformed.
     """
 
     lanes: Lanes
@@ -42,6 +44,7 @@ class StreamRecipe:
     epochs: int | None
     gather: Gather | None
     window: int
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     @property
     def share(self) -> Share:

@@ -12,6 +12,7 @@ import numpy as np
 
 from feedline import order
 from feedline.errors import FeedError, RowError
+from feedline.jax_settings import JaxSettings
 from feedline.loader.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
@@ -81,12 +82,14 @@ class Recipe:
       order: which row stands at which position.
       schedule: which positions batch k holds.
       form: what this process supplies of them.
+      settings: of JAX, that hold while rows are read and transformed.
     """
 
     source: RowSource
     order: Order
     schedule: Schedule
     form: LocalForm
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
@@ -135,6 +138,10 @@ class Recipe:
         Raises:
           RowError: a row is bad, and none is to stand in for it; it says which, and where that stands in the run.
         """
+        with self.settings.stated():
+            return self._fill(found, part, buffers)
+
+    def _fill(self, found: Sequence[Found], part: Part, buffers: Buffers) -> Filled:
         started = time.perf_counter()
         if self.form.by_leaf:
             self._fill_by_leaf(found, part, buffers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -65,31 +65,61 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
     """Write `values` into `out`, which has the leaf's placed dtype.
 
     Raises:
-      RowError: an integer does not fit; it names the first such row.
+      RowError: a value does not fit; it names the first such row.
     """
     check_fits(values, leaf, rows)
     np.copyto(out, values, casting="unsafe")
 
 
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Refuse integers that JAX's dtype for the leaf cannot hold.
+    """Refuse values that the leaf's placed dtype cannot hold: integers out of range, floats that would become inf.
+
+    Floats that fit are rounded. Infinities and NaNs stay what they are.
 
     Raises:
-      RowError: an integer does not fit; it names the first such row.
+      RowError: a value does not fit; it names the first such row.
     """
-    if leaf.dtype.kind in "iu" and leaf.dtype != leaf.placed:
-        limits = np.iinfo(leaf.placed)
-        flat = values.reshape(len(values), math.prod(values.shape[1:]))
-        bad = np.flatnonzero(((flat < limits.min) | (flat > limits.max)).any(axis=1))
-        if len(bad):
-            found = flat[bad[0]]
-            found = found[(found < limits.min) | (found > limits.max)][0]
-            raise RowError(
-                f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed} unless x64 is enabled, and {found} "
-                f"does not fit. Store smaller numbers, or jax.config.update('jax_enable_x64', True)",
-                stage="read",
-                row=int(rows[bad[0]]),
-            )
+    if leaf.dtype == leaf.placed or values.size == 0 or leaf.dtype.kind not in "iufc":
+        return
+    flat = values.reshape(len(values), math.prod(values.shape[1:]))
+    parts = (flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,)
+    bad = np.concatenate([_rows_out_of_range(part, *_range_of(leaf.placed)) for part in parts])
+    if len(bad):
+        first = bad.min()
+        _refuse([part[first] for part in parts], leaf, int(rows[first]))
+
+
+def _range_of(placed: np.dtype[Any]) -> tuple[Any, Any]:
+    """The least and the greatest value that becomes a finite value of this dtype."""
+    if placed.kind in "iu":
+        return np.iinfo(placed).min, np.iinfo(placed).max
+    limits = np.finfo(placed)
+    # from half a unit in the last place above the greatest finite value on, a float is rounded to inf
+    beyond = float(limits.max) + 2.0 ** (limits.maxexp - limits.nmant - 2)
+    greatest = np.nextafter(beyond, 0.0)
+    return -greatest, greatest
+
+
+def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np.intp]:
+    """The rows with a finite value below `least` or above `greatest`."""
+    if (
+        flat.min() >= least and flat.max() <= greatest
+    ):  # the usual case, in no memory; false for NaN, looked at below
+        return np.empty(0, np.intp)
+    outside = (flat < least) | (flat > greatest)
+    return np.flatnonzero((outside & np.isfinite(flat)).any(axis=1))
+
+
+def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
+    values = np.concatenate(parts)
+    least, greatest = _range_of(leaf.placed)
+    found = values[((values < least) | (values > greatest)) & np.isfinite(values)][0]
+    raise RowError(
+        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed} unless x64 is enabled, and {found} does not fit. "
+        "Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
+        stage="read",
+        row=row,
+    )
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:

@@ -57,7 +57,8 @@ class StreamBatches:
         # items of each lane that came before the next batch to be read, in the epoch where its lanes began
         self._offset = after.position // recipe.lanes.count
         self._epoch = after.epoch
-        self._lanes = self._opened(states or {})
+        with recipe.settings.stated():
+            self._lanes = self._opened(states or {})
         self._ready: collections.deque[HostBatch] = collections.deque()
         self._over: dict[int, int] | None = None  # the ends of the epoch, once no further batch of it exists
         self._failure: Exception | None = None  # comes after the batches that are ready
@@ -65,6 +66,10 @@ class StreamBatches:
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
+        with self._recipe.settings.stated():
+            return self._next()
+
+    def _next(self) -> HostBatch:
         while not self._ready:
             failure, self._failure = self._failure, None
             if failure is not None:

@@ -44,7 +44,7 @@ def runs_everywhere(owners: Owners) -> bool:
 
 def warn_of_shared_lanes(owners: Owners, leaves: Iterable[Any]) -> None:
     """Log which number of lanes would let none run on several processes, if this one does not."""
-    shards = math.lcm(*(shards_of(leaf.sharding, 1)[0] for leaf in leaves))
+    shards = math.lcm(*(shards_of(leaf.sharding, len(leaf.shape))[0] for leaf in leaves))
     shared = sum(len(processes) > 1 for processes in owners)
     if shared and len(owners) % shards:
         _log.warning(

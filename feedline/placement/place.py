@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from feedline.jax_settings import JaxSettings
 from feedline.placement.plan import (
     LeafPlan,
     batch_axis_sharding,
@@ -29,10 +30,12 @@ class Placement:
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
+      settings: of JAX, that hold while a batch is placed: 64-bit leaves stay so on every thread.
     """
 
     spec: Any
     plans: tuple[LeafPlan, ...]
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
     @classmethod
     def of(cls, spec: Any) -> Placement:
@@ -53,7 +56,7 @@ class Placement:
         It states its own transfer guard: what is a transfer by design must not fail under the
         user's "disallow", and with several processes JAX counts it as an implicit one.
         """
-        with jax.transfer_guard_host_to_device("allow"):
+        with self.settings.stated(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 
@@ -136,7 +139,8 @@ def check_shardings(sharding: Any) -> None:
         if not isinstance(leaf, Sharding):
             raise TypeError(
                 f"sharding{jax.tree_util.keystr(path)} must be a jax.sharding.Sharding, got {leaf!r}; "
-                'for example NamedSharding(mesh, PartitionSpec("data"))'
+                'for example NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under '
+                "jax.set_mesh(mesh)"
             )
     if not leaves:
         raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")

@@ -77,10 +77,10 @@ def plan_leaf(
             "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
         )
     owned = [
-        _indices_of({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
+        _merged({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
     ]
-    columns = (_as_slice(part, size) for part, size in zip(owned[1:], global_shape[1:], strict=True))
-    return LeafPlan(global_shape, owned[0], tuple(columns))
+    columns = (_columns_of(ranges, size) for ranges, size in zip(owned[1:], global_shape[1:], strict=True))
+    return LeafPlan(global_shape, _indices_of(owned[0]), tuple(columns))
 
 
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Rows:
@@ -112,7 +112,8 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Rows:
     """Which rows of a global batch this process supplies.
 
     Args:
-      sharding: of the batch; only its first axis counts.
+      sharding: of the batch; only its first axis counts. A bare device or, under `jax.set_mesh`, a bare
+        `PartitionSpec` stands for its sharding.
       batch_size: rows in the global batch, at least 1.
 
     Returns:
@@ -131,8 +132,26 @@ def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Rows:
       array([0, 1, 2, 3, 4, 5, 6, 7])
     """
     size = checked_integer("batch_size", batch_size, at_least=1)
-    first = batch_axis_sharding(sharding)
+    first = batch_axis_sharding(as_shardings(sharding))
     return plan_leaf(first, (size,), first.addressable_devices, "batch").rows
+
+
+def as_shardings(sharding: Any) -> Any:
+    """The tree with a sharding in the place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
+
+    What is neither stays; it is refused where it is used.
+    """
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+    def leaf(given: Any) -> Any:
+        if isinstance(given, jax.Device):
+            return SingleDeviceSharding(given)
+        if isinstance(given, PartitionSpec) and not (mesh := jax.sharding.get_mesh()).empty:
+            return NamedSharding(mesh, given)
+        return given
+
+    return jax.tree.map(leaf, sharding)
 
 
 def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
@@ -149,8 +168,18 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
 
 
 def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
-    """Into how many shards each of `ndim` axes is cut. Shardings without a spec cut none."""
-    spec: Any = getattr(sharding, "spec", ())
+    """Into how many shards each of `ndim` axes is cut.
+
+    Raises:
+      ValueError: the sharding is for arrays of another rank.
+    """
+    spec: Any = getattr(sharding, "spec", None)
+    if spec is None:  # a SingleDeviceSharding, or a GSPMDSharding
+        devices = len(sharding.device_set)  # each count of shards divides it
+        try:
+            return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
+        except AssertionError as error:  # jax's refusal of another rank than that of a GSPMDSharding
+            raise ValueError(f"{sharding} is not for arrays of {ndim} axes") from error
     mesh: Any = getattr(sharding, "mesh", None)
     shards = [math.prod(mesh.shape[axis] for axis in _axes(names)) for names in spec[:ndim]]
     return (*shards, *[1] * (ndim - len(shards)))
@@ -159,11 +188,11 @@ def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
 def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
     """Refuse a shape that the sharding cannot cut into equal shards, and say which size it could."""
     check_rank(sharding, global_shape, name)
-    check_multiples(global_shape, shards_of(sharding, len(global_shape)), "that its mesh axes make", name)
     try:
-        sharding.shard_shape(global_shape)
+        shards = shards_of(sharding, len(global_shape))
     except ValueError as error:
         raise ValueError(f"{name}: the sharding cannot divide shape {global_shape}: {error}") from error
+    check_multiples(global_shape, shards, "that its mesh axes make", name)
 
 
 def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
@@ -198,18 +227,27 @@ def _axes(names: Any) -> Sequence[str]:
     return [axis for axis in entries if isinstance(axis, str)]
 
 
-def _indices_of(ranges: Collection[tuple[int, int]]) -> Rows:
-    """The ascending union of disjoint ranges: shards that are not equal are."""
-    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in sorted(ranges)])
+def _merged(ranges: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ascending union of ranges that are equal or disjoint, adjacent ones joined to one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
-def _as_slice(indices: Rows, size: int) -> slice | Rows:
-    """A slice where the indices are adjacent: indexing with it makes a view."""
-    if len(indices) == size:
-        return slice(None)
-    if len(indices) and int(indices[-1] - indices[0]) == len(indices) - 1:
-        return slice(int(indices[0]), int(indices[-1]) + 1)
-    return indices
+def _indices_of(ranges: Sequence[tuple[int, int]]) -> Rows:
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
+
+
+def _columns_of(ranges: Sequence[tuple[int, int]], size: int) -> slice | Rows:
+    """A slice where the columns are adjacent, however many: indexing with it makes a view."""
+    if len(ranges) > 1:
+        return _indices_of(ranges)
+    (columns,) = ranges
+    return slice(None) if columns == (0, size) else slice(*columns)
 
 
 def _length(column: slice | Rows, size: int) -> int:

@@ -24,6 +24,7 @@ from partitions import (
     any_layout,
     cut,
     devices_of,
+    gspmd,
     layouts,
     mesh_of,
     meshes,
@@ -35,6 +36,7 @@ from partitions import (
 
 from feedline import local_rows
 from feedline.placement.plan import (
+    as_shardings,
     batch_axis_sharding,
     check_divides,
     plan_leaf,
@@ -300,6 +302,8 @@ def test_a_scalar_is_refused(sharding):
 class Stubborn(FakeSharding):
     """A sharding of another kind, which has no spec and divides nothing."""
 
+    device_set = frozenset(DEVICES)
+
     def shard_shape(self, shape):
         raise ValueError("not today")
 
@@ -314,6 +318,39 @@ def test_what_another_kind_of_sharding_refuses_is_passed_on_with_the_name_of_the
 def test_shards_of_each_axis(layout):
     pairs = zip(layout.shape, layout.sharding.shard_shape(layout.shape), strict=True)
     assert shards_of(layout.sharding, len(layout.shape)) == tuple(whole // part for whole, part in pairs)
+    assert shards_of(gspmd(layout.sharding, len(layout.shape)), len(layout.shape)) == shards_of(
+        layout.sharding, len(layout.shape)
+    )
+
+
+def test_a_gspmd_sharding_of_another_rank_is_refused():
+    sharding = gspmd(NamedSharding(mesh_of((8,)), P("a")), 2)
+    with pytest.raises(
+        ValueError, match=r"^x: the sharding cannot divide shape \(8,\): .* not for arrays of 1 axes$"
+    ):
+        plan_leaf(sharding, (8,), DEVICES, "x")
+
+
+@pytest.mark.parametrize("spec", [P("a"), P(None, "a"), P("b", "a")])
+def test_columns_that_are_adjacent_are_never_listed(spec):
+    """A row of 2^60 elements is planned in no time and no memory."""
+    plan = plan_leaf(NamedSharding(mesh_of((2, 4)), spec), (8, 1 << 60), DEVICES[:4], "x")
+    expected = slice(0, 1 << 59) if len(spec) > 1 else slice(None)
+    assert plan.columns == (expected,)
+    assert plan.local_shape == (8 if len(spec) > 1 else 4, len(range(1 << 60)[expected]))
+
+
+def test_a_device_or_a_spec_under_set_mesh_stands_for_its_sharding():
+    mesh = mesh_of((8,))
+    assert as_shardings(DEVICES[3]) == SingleDeviceSharding(DEVICES[3])
+    assert as_shardings({"x": P("a")}) == {"x": P("a")}, "without a mesh it stays, to be refused"
+    with jax.set_mesh(mesh):
+        assert as_shardings({"x": P("a"), "y": [P()]}) == {
+            "x": NamedSharding(mesh, P("a")),
+            "y": [NamedSharding(mesh, P())],
+        }
+        assert local_rows(P("a"), 16).tolist() == list(range(16))
+    assert local_rows(DEVICES[0], 3).tolist() == [0, 1, 2]
 
 
 @given(layout=any_layout, dealt=processes)

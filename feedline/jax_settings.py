@@ -1,0 +1,68 @@
+"""JAX's thread-local settings: those of the thread that builds a feed hold on every thread that works for it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+_NAMES = (
+    "enable_x64",
+    "default_device",
+    "default_matmul_precision",
+    "default_prng_impl",
+    "threefry_partitionable",
+)
+"""The settings that change what JAX code computes, or where. Those that only add checks or logs, and the guards of
+transfers, stay those of the thread."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxSettings:
+    """The values of some settings on one thread, to be stated on others.
+
+    ``with jax.enable_x64(True):`` holds for one thread only, but a feed reads, transforms and places on others.
+    Without this the batches of a feed that was built in such a context would be narrowed to 32 bits.
+
+    Attributes:
+      values: of each of `_NAMES`.
+
+    Example:
+      >>> with jax.enable_x64(True):
+      ...     settings = JaxSettings.of_this_thread()
+      >>> with settings.stated():
+      ...     print(jax.numpy.arange(2).dtype, end=" ")
+      >>> print(jax.numpy.arange(2).dtype)
+      int64 int32
+    """
+
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of_this_thread(cls) -> JaxSettings:
+        """What holds here and now."""
+        return cls(_values())
+
+    def stated(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which these settings hold on the calling thread; a microsecond where they do already."""
+        return contextlib.nullcontext() if _values() == self.values else self._entered()
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name, value, here in zip(_NAMES, self.values, _values(), strict=True):
+                if value != here:
+                    stack.enter_context(getattr(jax, name)(value))
+            yield
+
+    def __reduce__(self) -> Any:
+        # a worker process has no accelerator, and a device cannot travel
+        values = (None if name == "default_device" else v for name, v in zip(_NAMES, self.values, strict=True))
+        return JaxSettings, (tuple(values),)
+
+
+def _values() -> tuple[Any, ...]:
+    return tuple([getattr(jax.config, f"jax_{name}") for name in _NAMES])
