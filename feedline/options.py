@@ -79,7 +79,7 @@ class Reading:
       buffer: host batches that are read ahead, at the most.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds a
-        number which does not fit JAX's dtype. "raise": a `RowError` names it, its file and where it stands in the run.
+        number which does not fit JAX's dtype. "raise": a `RowError` names it, its file and its place in the run.
         "substitute": another row takes its place, drawn from the seed, the epoch and the position alone; in a
         stream it is the first item. "mask": the same, and the boolean leaf `valid` is False there; the batch must
         be a dict without that key, and has it for every remainder. Other rows never move.

@@ -191,9 +191,11 @@ OF_FEEDLINE = {
     "state": ["schedule"],
     "lane_files": [],
     "placement.plan": ["options"],
+    # what holds on every thread of a feed
+    "jax_settings": [],
     # the stages: each itself, and of others only what is pure
-    "loader": ["loader", "errors", "options", "order", "schedule", "placement.plan"],
-    "placement": ["placement"],
+    "loader": ["loader", "jax_settings", "errors", "options", "order", "schedule", "placement.plan"],
+    "placement": ["placement", "jax_settings"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
@@ -205,8 +207,10 @@ OF_FEEDLINE = {
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
     "turn": [],
     "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
-             "state", "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
-    "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
+             "state", "observe", "placement.plan", "loader.form",
+             "prefetch.handover"],  # a type, and the exception that says closed
+    "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "jax_settings", "exit", "errors",
+                "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them
     "cluster": ["cluster", "errors", "options"],
@@ -226,6 +230,7 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "schedule": ["numpy"],
     "lane_files": ["jax"],
+    "jax_settings": ["jax"],
     "placement": ["numpy", "jax"],
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "description": ["jax"],
