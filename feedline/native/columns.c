@@ -1,0 +1,319 @@
+/* Columns without the interpreter: which rows a batch holds, and the copy of them into it.
+ *
+ * C11 with no Python API: ctypes loads it and lets go of the interpreter's lock for the length of each call. Two
+ * jobs, bit for bit what the NumPy code in feedline/order and feedline/loader does:
+ *
+ *   feedline_order_*   the row at each of some positions of an epoch (see feedline/permutation.py, blocks.py)
+ *   feedline_gather    rows of one leaf, wherever their segments lie in memory, into a batch
+ *   feedline_fill      both for one part of a batch: the order once, then every leaf
+ *
+ * Nothing is allocated and nothing is kept between calls, so any number of threads may call at a time. A row that
+ * is in no segment is an error code, and nothing is read for it.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#define X86 1
+#include <emmintrin.h>
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define X86 0
+#define ALWAYS_INLINE inline
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Raised whenever a struct or a function changes: the binding refuses another one. */
+#define INTERFACE 1
+
+enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3 };
+
+EXPORT int32_t feedline_interface(void) { return INTERFACE; }
+
+/* ---- order ---------------------------------------------------------------------------------------------------- */
+
+#define ROUNDS 7
+#define CHUNK 512 /* positions at a time: their halves stay in the first-level cache */
+
+/* A Feistel network on a grid of `a` rows and 2^k columns: a permutation of [0, n). */
+typedef struct {
+  uint64_t n;
+  uint64_t a; /* at most 2^31 */
+  uint32_t k;
+  uint32_t unused;
+  uint64_t keys[ROUNDS];
+} Network;
+
+/* The order of one epoch. */
+typedef struct {
+  int32_t kind; /* 0: as stored, 1: shuffled, 2: blocks shuffled, then the rows inside windows of blocks */
+  int32_t unused;
+  uint64_t n;           /* rows of the epoch */
+  const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
+  Network rows;         /* kind 1: of all rows; kind 2: of the places of a whole window */
+  /* kind 2; see `_Slots` in feedline/blocks.py */
+  const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
+  Network blocks;             /* of the full blocks */
+  Network unusual[2];         /* of the windows that have fewer rows than others: n is 0 where there is none */
+  uint64_t unusual_window[2];
+  uint64_t window_keys[2];
+  uint64_t block_rows, full, window, short_slot, lacking;
+} Order;
+
+static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
+  uint32_t y = x * ((uint32_t)key | 1u) + (uint32_t)(key >> 32) + tweak;
+  y ^= y >> 16;
+  return y * 0x85EBCA6Bu;
+}
+
+/* The cells of `count` ≤ CHUNK places, in place. `tweaks` is NULL or has one for each. */
+static ALWAYS_INLINE void cells(const Network *net, uint64_t *places, const uint32_t *tweaks, size_t count) {
+  uint32_t left[CHUNK], right[CHUNK];
+  const uint32_t k = net->k, below = ((uint32_t)1 << k) - 1, a = (uint32_t)net->a;
+  for (size_t i = 0; i < count; i++) {
+    left[i] = (uint32_t)(places[i] >> k);
+    right[i] = (uint32_t)places[i] & below;
+  }
+  for (int round = 0; round < ROUNDS; round++) {
+    const uint64_t key = net->keys[round];
+    if (round % 2 == 0) {
+      const uint32_t shift = 31 - k; /* in two steps, since k may be 0 */
+      if (tweaks == NULL)
+        for (size_t i = 0; i < count; i++) right[i] ^= mixed(left[i], key, 0) >> 1 >> shift;
+      else
+        for (size_t i = 0; i < count; i++) right[i] ^= mixed(left[i], key, tweaks[i]) >> 1 >> shift;
+    } else {
+      for (size_t i = 0; i < count; i++) {
+        const uint32_t y = mixed(right[i], key, tweaks == NULL ? 0 : tweaks[i]);
+        const uint32_t sum = left[i] + (uint32_t)(((uint64_t)y * a) >> 32);
+        left[i] = sum < a ? sum : sum - a;
+      }
+    }
+  }
+  for (size_t i = 0; i < count; i++) places[i] = ((uint64_t)left[i] << k) + right[i];
+}
+
+/* One place more, for a cell that is no number and so goes through the network again. */
+static uint64_t walked(const Network *net, uint64_t place, const uint32_t *tweak) {
+  do cells(net, &place, tweak, 1);
+  while (place >= net->n);
+  return place;
+}
+
+/* The numbers at `count` ≤ CHUNK places of the permutation, in place. */
+static ALWAYS_INLINE void permuted(const Network *net, uint64_t *places, const uint32_t *tweaks, size_t count) {
+  cells(net, places, tweaks, count);
+  for (size_t i = 0; i < count; i++)
+    if (places[i] >= net->n) places[i] = walked(net, places[i], tweaks == NULL ? NULL : &tweaks[i]);
+}
+
+/* The block that stands in a slot. Full blocks stand in the order of a permutation, the short one in its own slot. */
+static ALWAYS_INLINE void blocks_in(const Order *order, const uint64_t *slots, uint64_t *blocks, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    uint64_t rank = slots[i] - (order->lacking && slots[i] > order->short_slot);
+    blocks[i] = rank < order->full ? rank : order->full - 1;
+  }
+  if (order->block_table != NULL)
+    for (size_t i = 0; i < count; i++) blocks[i] = (uint64_t)order->block_table[blocks[i]];
+  else
+    permuted(&order->blocks, blocks, NULL, count);
+  if (order->lacking)
+    for (size_t i = 0; i < count; i++)
+      if (slots[i] == order->short_slot) blocks[i] = order->full;
+}
+
+/* Rows at `count` ≤ CHUNK positions, in place. */
+static ALWAYS_INLINE void blocked(const Order *order, uint64_t *rows, size_t count) {
+  uint64_t inside[CHUNK], window[CHUNK], blocks[CHUNK], *slots = window;
+  uint32_t tweaks[CHUNK];
+  const uint64_t span = order->window * order->block_rows;
+  const uint64_t end = (order->short_slot + 1) * order->block_rows - order->lacking;
+  for (size_t i = 0; i < count; i++) {
+    const uint64_t place = rows[i] + (order->lacking && rows[i] >= end ? order->lacking : 0);
+    window[i] = place / span;
+    inside[i] = place - window[i] * span;
+    tweaks[i] = (uint32_t)((window[i] * order->window_keys[0] + order->window_keys[1]) >> 32);
+    rows[i] = inside[i]; /* kept for windows of another size */
+  }
+  permuted(&order->rows, inside, tweaks, count);
+  for (int which = 0; which < 2; which++)
+    if (order->unusual[which].n)
+      for (size_t i = 0; i < count; i++)
+        if (window[i] == order->unusual_window[which])
+          inside[i] = walked(&order->unusual[which], rows[i], &tweaks[i]);
+  for (size_t i = 0; i < count; i++) {
+    const uint64_t place = window[i] * span + inside[i];
+    slots[i] = place / order->block_rows;
+    inside[i] = place - slots[i] * order->block_rows;
+  }
+  blocks_in(order, slots, blocks, count);
+  for (size_t i = 0; i < count; i++) rows[i] = inside[i] + blocks[i] * order->block_rows;
+}
+
+/* Rows at `count` ≤ CHUNK positions that are in range, in place. */
+static ALWAYS_INLINE void chunk(const Order *order, uint64_t *rows, size_t count) {
+  if (order->kind == 2)
+    blocked(order, rows, count);
+  else if (order->table != NULL)
+    for (size_t i = 0; i < count; i++) rows[i] = (uint64_t)order->table[rows[i]];
+  else
+    permuted(&order->rows, rows, NULL, count);
+}
+
+static void chunk_anywhere(const Order *order, uint64_t *rows, size_t count) { chunk(order, rows, count); }
+
+#if X86 /* the same code, vectorised for what this processor has */
+__attribute__((target("avx2"))) static void chunk_avx2(const Order *order, uint64_t *rows, size_t count) {
+  chunk(order, rows, count);
+}
+
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) static void
+chunk_avx512(const Order *order, uint64_t *rows, size_t count) {
+  chunk(order, rows, count);
+}
+#endif
+
+typedef void (*Chunk)(const Order *, uint64_t *, size_t);
+
+static Chunk chunk_here(void) {
+#if X86
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return chunk_avx512;
+  if (__builtin_cpu_supports("avx2")) return chunk_avx2;
+#endif
+  return chunk_anywhere;
+}
+
+/* The rows at `count` positions: those of `positions`, or `first` and those that follow it if that is NULL.
+ * Error: `*bad` is the first position that is not in [0, n), and no row has been written. */
+EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int64_t first, int64_t count,
+                              int64_t *rows, int64_t *bad) {
+  if (order == NULL || rows == NULL || bad == NULL || count < 0) return BAD_ARGUMENT;
+  const uint64_t n = order->n;
+  if (positions != NULL) {
+    for (int64_t i = 0; i < count; i++)
+      if ((uint64_t)positions[i] >= n) return *bad = positions[i], POSITION_OUT_OF_RANGE;
+  } else if (count && (first < 0 || (uint64_t)first >= n || (uint64_t)count > n - (uint64_t)first)) {
+    return *bad = first < 0 || (uint64_t)first >= n ? first : (int64_t)n, POSITION_OUT_OF_RANGE;
+  }
+  const Chunk of_chunk = chunk_here();
+  for (int64_t start = 0; start < count; start += CHUNK) {
+    const size_t size = (size_t)(count - start < CHUNK ? count - start : CHUNK);
+    uint64_t *part = (uint64_t *)rows + start;
+    if (positions != NULL)
+      memcpy(part, positions + start, size * sizeof(*part));
+    else
+      for (size_t i = 0; i < size; i++) part[i] = (uint64_t)(first + start) + i;
+    if (order->kind) of_chunk(order, part, size);
+  }
+  return OK;
+}
+
+/* ---- gather --------------------------------------------------------------------------------------------------- */
+
+/* The rows of one leaf: segments of rows that lie at equal distances, one segment after the other. */
+typedef struct {
+  const unsigned char *const *bases; /* of each segment: the address of its first row */
+  const int64_t *strides;            /* of each segment: bytes from one row to the next */
+  const int64_t *ends;               /* of each segment: the row after its last */
+  const int32_t *buckets;            /* of each 2^shift rows: a segment that is not after that of the first */
+  int64_t segments;
+  int64_t shift;
+  const int64_t *offsets; /* the columns to copy, as runs of bytes in a row: where each begins */
+  int64_t runs;
+  int64_t run_bytes;
+} Leaf;
+
+static ALWAYS_INLINE const unsigned char *address(const Leaf *leaf, int64_t row) {
+  if (leaf->segments == 1) return leaf->bases[0] + row * leaf->strides[0];
+  int64_t segment = leaf->buckets[row >> leaf->shift];
+  while (row >= leaf->ends[segment]) segment++;
+  const int64_t first = segment ? leaf->ends[segment - 1] : 0;
+  return leaf->bases[segment] + (row - first) * leaf->strides[segment];
+}
+
+/* Rows that are one run of SIZE bytes, known to the compiler: as fast as an assignment. */
+#define COPY_ROWS(SIZE)                                                                                               \
+  case SIZE:                                                                                                          \
+    for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(leaf, rows[i]) + leaf->offsets[0], SIZE); \
+    return
+
+static void copied(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
+  const size_t size = (size_t)leaf->run_bytes;
+  if (leaf->runs == 1) {
+    switch (leaf->run_bytes) {
+      COPY_ROWS(1);
+      COPY_ROWS(2);
+      COPY_ROWS(4);
+      COPY_ROWS(8);
+      COPY_ROWS(16);
+      COPY_ROWS(32);
+    }
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const unsigned char *row = address(leaf, rows[i]);
+    unsigned char *to = out + i * out_stride;
+    for (int64_t run = 0; run < leaf->runs; run++, to += size) memcpy(to, row + leaf->offsets[run], size);
+  }
+}
+
+#if X86
+/* With stores that go past the cache: each is 16 bytes, `out` and every run start on such a border. */
+static void streamed(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
+  for (int64_t i = 0; i < count; i++) {
+    const unsigned char *row = address(leaf, rows[i]);
+    unsigned char *to = out + i * out_stride;
+    for (int64_t run = 0; run < leaf->runs; run++, to += leaf->run_bytes) {
+      const unsigned char *from = row + leaf->offsets[run];
+      for (int64_t at = 0; at < leaf->run_bytes; at += 16)
+        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
+    }
+  }
+  _mm_sfence(); /* whoever is told that the batch is there sees all of it */
+}
+#endif
+
+/* Copy row rows[i] of the leaf to out + i * out_stride. `stream` asks for stores past the cache, where they fit.
+ * Error: `*bad` is the first row that is in no segment, and nothing has been copied. */
+EXPORT int32_t feedline_gather(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out,
+                               int64_t out_stride, int32_t stream, int64_t *bad) {
+  if (leaf == NULL || rows == NULL || out == NULL || bad == NULL || count < 0 || leaf->segments < 1)
+    return BAD_ARGUMENT;
+  const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
+  for (int64_t i = 0; i < count; i++)
+    if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
+#if X86
+  if (stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
+    streamed(leaf, rows, count, out, out_stride);
+    return OK;
+  }
+#else
+  (void)stream;
+#endif
+  copied(leaf, rows, count, out, out_stride);
+  return OK;
+}
+
+/* ---- both ----------------------------------------------------------------------------------------------------- */
+
+/* A leaf, and where a part of a batch holds it. */
+typedef struct {
+  const Leaf *leaf;
+  unsigned char *out;
+  int64_t out_stride;
+  int64_t stream;
+} Target;
+
+/* Fill one part of a batch: its rows by the order, into `rows`, then each leaf of them. */
+EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
+                             int64_t *rows, const Target *targets, int64_t leaves, int64_t *bad) {
+  int32_t error = feedline_order(order, positions, first, count, rows, bad);
+  for (int64_t i = 0; i < leaves && !error; i++)
+    error = feedline_gather(targets[i].leaf, rows, count, targets[i].out, targets[i].out_stride,
+                            (int32_t)targets[i].stream, bad);
+  return error;
+}

@@ -1,0 +1,41 @@
+"""The compiled library, if there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+INTERFACE = 1
+"""Of the C functions and structs that this package calls; `columns.c` has the same number."""
+
+PATH = Path(__file__).with_name("libcolumns.so")
+"""Where `build.py` puts it."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library; None where NumPy computes: it was not built, or FEEDLINE_PURE_PYTHON=1.
+
+    Raises:
+      ImportError: it is there, and is not what this package calls.
+    """
+    if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0") or not PATH.exists():
+        return None
+    try:
+        loaded = ctypes.CDLL(str(PATH))
+        found = int(loaded.feedline_interface())
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"{PATH} cannot be loaded ({error}); {_INSTALL}") from error
+    if found != INTERFACE:
+        raise ImportError(f"{PATH} has interface {found}, and this package calls interface {INTERFACE}; {_INSTALL}")
+    return loaded
+
+
+_INSTALL = "install feedline again, or set FEEDLINE_PURE_PYTHON=1 to do without it"
+
+
+def described() -> str:
+    """Which of the two runs, in words."""
+    return "NumPy" if library() is None else "C"
