@@ -33,7 +33,7 @@ def blocked(blocks: Blocks, n: int, seed: int, epoch: int, positions: NDArray[np
       array([8, 4, 5, 6, 3, 7, 2, 0, 1])
     """
     keys = words("blocks", seed, epoch)
-    slots = _Slots.of(blocks, n, int(keys[-1]))  # a word that the permutation of the blocks does not use
+    slots = Slots.of(blocks, n, keys)
     rows = np.empty(positions.shape, np.int64)
     for start in range(0, positions.size, _PART):
         part = slice(start, start + _PART)
@@ -45,7 +45,7 @@ def blocked(blocks: Blocks, n: int, seed: int, epoch: int, positions: NDArray[np
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slots:
+class Slots:
     """The slots of one epoch. Slot s has the places from s·rows on.
 
     Attributes:
@@ -65,14 +65,14 @@ class _Slots:
     lacking: int
 
     @classmethod
-    def of(cls, blocks: Blocks, n: int, word: int) -> _Slots:
-        """Those of an epoch of n rows, whose short block is drawn a slot by a random 64-bit word."""
+    def of(cls, blocks: Blocks, n: int, keys: tuple[np.uint64, ...]) -> Slots:
+        """Those of an epoch of n rows. `keys` are the `words` of its blocks."""
         rows = min(blocks.rows, n)
         full, rest = divmod(n, rows)
         if not rest:
             return cls(rows, full, full, min(blocks.window, full), full, 0)
         window = min(blocks.window, full + 1)
-        drawn = word * (full + 1) >> 64
+        drawn = int(keys[-1]) * (full + 1) >> 64  # a word that the permutation of the blocks does not use
         last_of_window = min((drawn // window + 1) * window - 1, full)
         return cls(rows, full, full + 1, window, last_of_window, rows - rest)
 
@@ -83,26 +83,33 @@ class _Slots:
         end = (self.short + 1) * self.rows - self.lacking
         return positions + np.where(positions >= end, np.uint64(self.lacking), np.uint64(0))
 
-    def size(self, window: int) -> int:
-        """How many rows stand in a window."""
+    def usual(self, n: int) -> int:
+        """How many rows stand in a window, as a rule."""
+        return min(self.window * self.rows, n)
+
+    def unusual(self, n: int) -> list[tuple[int, int]]:
+        """The windows with another number of rows, and that number: that of the short block, and the last one."""
+        windows = sorted({self.short // self.window, (self.count - 1) // self.window})
+        return [(window, size) for window in windows if 0 < (size := self._size(window)) != self.usual(n)]
+
+    def _size(self, window: int) -> int:
         first, end = window * self.window, min((window + 1) * self.window, self.count)
         return (end - first) * self.rows - (self.lacking if first <= self.short < end else 0)
 
 
 def _shuffled_in_windows(
-    slots: _Slots, n: int, seed: int, epoch: int, places: NDArray[np.uint64]
+    slots: Slots, n: int, seed: int, epoch: int, places: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
     """Each place moved inside its window."""
     span = slots.window * slots.rows
-    usual = min(span, n)
     window = places // span
     inside = places - window * span
     tweaks = _tweaks(window, words("windows", seed, epoch))
     keys = words("order", seed, epoch)[:ROUNDS]
-    moved = feistel(usual, keys, inside, tweaks)
-    for unusual in {slots.short // slots.window, (slots.count - 1) // slots.window}:
-        size, here = slots.size(unusual), np.flatnonzero(window == unusual)
-        if size != usual and here.size:
+    moved = feistel(slots.usual(n), keys, inside, tweaks)
+    for unusual, size in slots.unusual(n):
+        here = np.flatnonzero(window == unusual)
+        if here.size:
             moved[here] = feistel(size, keys, inside[here], tweaks[here])
     window *= span
     window += moved.view(np.uint64)
@@ -121,7 +128,7 @@ def _tweaks(window: NDArray[np.uint64], keys: tuple[np.uint64, ...]) -> NDArray[
     return word.astype(np.uint32)
 
 
-def _block_in(slots: _Slots, keys: tuple[np.uint64, ...], slot: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _block_in(slots: Slots, keys: tuple[np.uint64, ...], slot: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The block in each slot. The full ones stand in the order of a permutation, the short one in its slot."""
     if not slots.lacking:
         return permuted(slots.full, keys, slot)

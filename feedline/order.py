@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.blocks import blocked
+from feedline.native import order as native
+from feedline.native.library import library
 from feedline.options import Blocks, Order, checked_integer
 from feedline.permutation import LARGEST, hashed, permuted, words
 
@@ -46,6 +48,8 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
         return positions.astype(np.int64)
     if n > LARGEST:
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
+    if (compiled := library()) is not None:
+        return native.rows_at(compiled, order, n, epoch, places)
     if isinstance(order.shuffle, Blocks):
         return blocked(order.shuffle, n, order.seed, epoch, places)
     return permuted(n, words("order", order.seed, epoch), places)

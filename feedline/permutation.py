@@ -56,7 +56,7 @@ def words(
 def permuted(n: int, keys: tuple[np.uint64, ...], places: NDArray[np.uint64]) -> NDArray[np.int64]:
     """The numbers at these places of the permutation of [0, n), 1 ≤ n ≤ 2⁶². `keys` are `words`."""
     if n <= FEW:
-        return _explicit(n, keys).take(places.view(np.int64))
+        return explicit(n, keys).take(places.view(np.int64))
     return feistel(n, keys[:ROUNDS], places)
 
 
@@ -173,8 +173,8 @@ def _constant(value: int) -> NDArray[np.uint32]:
 
 
 @functools.lru_cache(maxsize=16)
-def _explicit(n: int, keys: tuple[np.uint64, ...]) -> NDArray[np.int64]:
-    """int64[n], a permutation. The hashes are distinct, so that every way of sorting agrees."""
+def explicit(n: int, keys: tuple[np.uint64, ...]) -> NDArray[np.int64]:
+    """int64[n], read-only: the permutation of few numbers. Hashes are distinct, so every way of sorting agrees."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), keys)).astype(np.int64)
     numbers.flags.writeable = False
     return numbers

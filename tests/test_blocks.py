@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order, blocks
-from feedline.blocks import _shuffled_in_windows, _Slots
+from feedline.blocks import Slots, _shuffled_in_windows
 from feedline.order import rows_at
-from feedline.permutation import CHUNK, LARGEST
+from feedline.permutation import CHUNK, LARGEST, words
 
 LIMIT = 1e-6  # what a p-value below would say: that was not chance
 
@@ -121,7 +121,7 @@ def test_two_keys_put_a_block_anywhere(pair):
 def in_windows(key, rows, window, count):
     """The permutation of each of so many windows, one a row."""
     n = rows * window * count
-    slots, places = _Slots.of(Blocks(rows, window), n, 0), np.arange(n, dtype=np.uint64)
+    slots, places = Slots.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
     moved = _shuffled_in_windows(slots, n, *key, places).reshape(count, -1)
     return (moved - moved.min(1, keepdims=True)).astype(np.int64)
 

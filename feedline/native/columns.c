@@ -54,7 +54,7 @@ typedef struct {
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
   Network rows;         /* kind 1: of all rows; kind 2: of the places of a whole window */
-  /* kind 2; see `_Slots` in feedline/blocks.py */
+  /* kind 2; see `Slots` in feedline/blocks.py */
   const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
   Network blocks;             /* of the full blocks */
   Network unusual[2];         /* of the windows that have fewer rows than others: n is 0 where there is none */

@@ -11,7 +11,7 @@ INTERFACE = 1
 """Of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name("libcolumns.so")
-"""Where `build.py` puts it."""
+"""Where the build puts it."""
 
 
 @functools.cache
@@ -29,7 +29,11 @@ def library() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         raise ImportError(f"{PATH} cannot be loaded ({error}); {_INSTALL}") from error
     if found != INTERFACE:
-        raise ImportError(f"{PATH} has interface {found}, and this package calls interface {INTERFACE}; {_INSTALL}")
+        raise ImportError(
+            f"{PATH} has interface {found}, and this package calls interface {INTERFACE}; {_INSTALL}"
+        )
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
     return loaded
 
 

@@ -75,7 +75,7 @@ def epoch_order(order: Order, n: int, epoch: int) -> EpochOrder:
 
 def _set_blocks(epochs: EpochOrder, blocks: Blocks, n: int, seed: int, epoch: int, keys: _Keys) -> None:
     of_blocks = words("blocks", seed, epoch)
-    slots = Slots.of(blocks, n, int(of_blocks[-1]))
+    slots = Slots.of(blocks, n, of_blocks)
     epochs.kind = _BLOCKED
     epochs.rows = _Network.of(slots.usual(n), keys)
     for i, (window, size) in enumerate(slots.unusual(n)):
@@ -104,14 +104,9 @@ def rows_at(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: n
     """
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (positions, rows)]
+    epochs = epoch_order(order, n, epoch)
     code = library.feedline_order(
-        ctypes.byref(epoch_order(order, n, epoch)),
-        pointers[0],
-        ctypes.c_int64(0),
-        ctypes.c_int64(len(positions)),
-        pointers[1],
-        ctypes.byref(bad),
+        ctypes.byref(epochs), positions.ctypes.data, 0, len(positions), rows.ctypes.data, ctypes.byref(bad)
     )
     if code:
         raise IndexError(f"positions must be in [0, {n}), got {bad.value} (code {code})")

@@ -1,7 +1,7 @@
-"""Compiles `columns.c` when a wheel is built or the project is installed: a build hook of hatchling.
+"""Compiles feedline/native/columns.c when a wheel is built or the project is installed: a build hook of hatchling.
 
-The wheel is one of the platform, for every Python, since the library knows no Python. Without a C compiler, or with
-``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: installing never fails because of the library.
+The wheel is tagged for the platform and for any Python 3, since the library does not call Python. Without a C
+compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails because of the library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SOURCE = "feedline/native/columns.c"
 _LIBRARY = "feedline/native/libcolumns.so"
 
 
-class CompileColumns(BuildHookInterface):  # type: ignore[type-arg,misc]
+class CompileColumns(BuildHookInterface):  # type: ignore[misc]
     """Adds the compiled library to the wheel, and to the source tree for an editable install."""
 
     PLUGIN_NAME = "custom"
@@ -41,12 +41,16 @@ class CompileColumns(BuildHookInterface):  # type: ignore[type-arg,misc]
             return False
         compiler = shlex.split(os.environ.get("CC", "")) or _first_of("cc", "gcc", "clang")
         if not compiler:
-            self.app.display_warning("no C compiler was found (cc, gcc, clang, $CC): NumPy will do the work of columns.c")
+            self.app.display_warning(
+                "no C compiler was found (cc, gcc, clang, $CC): NumPy will do the work of columns.c"
+            )
             return False
         done = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
         if done.returncode:
             library.unlink(missing_ok=True)
-            self.app.display_warning(f"{compiler[0]} could not compile columns.c, NumPy will do its work:\n{done.stderr}")
+            self.app.display_warning(
+                f"{compiler[0]} could not compile columns.c, NumPy will do its work:\n{done.stderr}"
+            )
         return done.returncode == 0
 
 

@@ -1,0 +1,84 @@
+"""The order in C against the order in NumPy: the same rows, bit for bit."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline import Blocks, Order
+from feedline.blocks import blocked
+from feedline.native import order as native
+from feedline.native.library import library
+from feedline.permutation import LARGEST, permuted, words
+
+compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
+word = st.integers(0, 2**64 - 1)
+near_powers = st.builds(
+    lambda bits, more: min(max(1, (1 << bits) + more), LARGEST), st.integers(0, 62), st.integers(-2, 2)
+)
+counts = near_powers | st.integers(1, 10_000) | st.integers(1, LARGEST)
+shuffles = (
+    st.booleans()
+    | st.builds(Blocks, rows=st.integers(1, 100), window=st.integers(1, 20))
+    | st.builds(Blocks, rows=st.integers(1, LARGEST), window=st.integers(1, LARGEST))
+)
+
+
+def by_numpy(order, n, epoch, positions):
+    places = positions.astype(np.uint64)
+    if not order.shuffle:
+        return positions
+    if isinstance(order.shuffle, Blocks):
+        return blocked(order.shuffle, n, order.seed, epoch, places)
+    return permuted(n, words("order", order.seed, epoch), places)
+
+
+@compiled
+@given(n=counts, shuffle=shuffles, seed=word, epoch=word, data=st.data())
+@settings(max_examples=400)
+def test_both_give_the_same_rows(n, shuffle, seed, epoch, data):
+    ends = np.unique(np.clip([0, 1, n // 2, n - 2, n - 1], 0, n - 1))
+    drawn = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, n, data.draw(st.integers(0, 1300)))
+    positions = np.concatenate([ends, drawn])
+    order = Order(seed, shuffle)
+    found = native.rows_at(library(), order, n, epoch, positions)
+    np.testing.assert_array_equal(found, by_numpy(order, n, epoch, positions))
+
+
+@compiled
+@given(n=counts, shuffle=shuffles, first=word, count=st.integers(0, 1300))
+def test_a_range_is_its_positions(n, shuffle, first, count):
+    first %= n
+    count = min(count, n - first)
+    order = native.epoch_order(Order(3, shuffle), n, 1)
+    rows, bad = np.empty(count, np.int64), ctypes.c_int64()
+    assert (
+        library().feedline_order(ctypes.byref(order), None, first, count, rows.ctypes.data, ctypes.byref(bad)) == 0
+    )
+    np.testing.assert_array_equal(rows, by_numpy(Order(3, shuffle), n, 1, first + np.arange(count)))
+
+
+@compiled
+@pytest.mark.parametrize("shuffle", [False, True, Blocks(3, 2)])
+@pytest.mark.parametrize("wrong", [-1, 10, 2**62, -(2**63)])
+def test_a_position_out_of_range_is_an_error_and_nothing_is_written(shuffle, wrong):
+    order = native.epoch_order(Order(0, shuffle), 10, 0)
+    positions, rows, bad = np.array([0, 9, wrong, 3]), np.full(4, 77), ctypes.c_int64()
+    code = library().feedline_order(
+        ctypes.byref(order), positions.ctypes.data, 0, 4, rows.ctypes.data, ctypes.byref(bad)
+    )
+    assert (code, bad.value) == (2, wrong)
+    assert rows.tolist() == [77] * 4
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("first", "count", "wrong"), [(0, 11, 10), (10, 1, 10), (-1, 2, -1), (2**63 - 1, 5, 2**63 - 1)]
+)
+def test_a_range_that_ends_beyond_the_epoch_is_an_error(first, count, wrong):
+    order, rows, bad = native.epoch_order(Order(), 10, 0), np.full(11, 77), ctypes.c_int64()
+    code = library().feedline_order(ctypes.byref(order), None, first, count, rows.ctypes.data, ctypes.byref(bad))
+    assert (code, bad.value) == (2, wrong)
+    assert rows.tolist() == [77] * 11
