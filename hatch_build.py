@@ -1,7 +1,7 @@
 """Compiles feedline/native/columns.c when a wheel is built or the project is installed: a build hook of hatchling.
 
 The wheel is tagged for the platform and for any Python 3, since the library does not call Python. Without a C
-compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails because of the library.
+compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails for want of the library.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +23,40 @@ _LIBRARY = "feedline/native/libcolumns.so"
 
 
 class CompileColumns(BuildHookInterface):  # type: ignore[misc]
-    """Adds the compiled library to the wheel, and to the source tree for an editable install."""
+    """Adds the compiled library to a wheel; for an editable install it is put beside its source."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it packs a wheel."""
-        library = Path(self.root, _LIBRARY)
+        """Called by hatchling before it packs a wheel of the kind `version`: "standard" or "editable"."""
+        self._folder = tempfile.TemporaryDirectory()
+        library = Path(self.root if version == "editable" else self._folder.name, _LIBRARY)
+        library.parent.mkdir(parents=True, exist_ok=True)
         library.unlink(missing_ok=True)  # of an earlier build
-        if not self._compiled(Path(self.root, _SOURCE), library):
-            return
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["force_include"][str(library)] = _LIBRARY
+        if _compiled(Path(self.root, _SOURCE), library, self.app.display_warning):
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+            if version != "editable":
+                build_data["force_include"][str(library)] = _LIBRARY
 
-    def _compiled(self, source: Path, library: Path) -> bool:
-        if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0"):
-            return False
-        compiler = shlex.split(os.environ.get("CC", "")) or _first_of("cc", "gcc", "clang")
-        if not compiler:
-            self.app.display_warning(
-                "no C compiler was found (cc, gcc, clang, $CC): NumPy will do the work of columns.c"
-            )
-            return False
-        done = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
-        if done.returncode:
-            library.unlink(missing_ok=True)
-            self.app.display_warning(
-                f"{compiler[0]} could not compile columns.c, NumPy will do its work:\n{done.stderr}"
-            )
-        return done.returncode == 0
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called by hatchling once the wheel is packed."""
+        self._folder.cleanup()
 
 
-def _first_of(*names: str) -> list[str]:
-    return [name for name in names if shutil.which(name)][:1]
+def _compiled(source: Path, library: Path, warn: Any) -> bool:
+    """Compile the library: whether it is there now. What stands in the way is a warning, never an error."""
+    if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0"):
+        return False
+    compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
+    if not compiler:
+        warn(
+            "no C compiler was found (cc, gcc, clang, $CC), so feedline computes with NumPy: slower, the same batches"
+        )
+        return False
+    done = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
+    if done.returncode or not library.exists():
+        library.unlink(missing_ok=True)
+        warn(f"{compiler[0]} could not compile {source.name}, so feedline computes with NumPy:\n{done.stderr}")
+        return False
+    return True
