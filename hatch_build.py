@@ -1,7 +1,7 @@
 """Compiles feedline/native/columns.c when a wheel is built or the project is installed: a build hook of hatchling.
 
 The wheel is tagged for the platform and for any Python 3, since the library does not call Python. Without a C
-compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails for want of the library.
+compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails for want of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _compiled(source: Path, library: Path, warn: Any) -> bool:
     compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
     if not compiler:
         warn(
-            "no C compiler was found (cc, gcc, clang, $CC), so feedline computes with NumPy: slower, the same batches"
+            "no C compiler was found (cc, gcc, clang, $CC): feedline computes with NumPy, slower, the same batches"
         )
         return False
     done = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)

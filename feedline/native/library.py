@@ -34,6 +34,7 @@ def library() -> ctypes.CDLL | None:
         )
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
+    loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer, number, ctypes.c_int32, pointer)
     return loaded
 
 

@@ -1,0 +1,148 @@
+"""Rows of one leaf, wherever their segments lie in memory, copied into a batch by one C call."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
+Columns = tuple[slice | Indices, ...]
+_BUCKETS_A_SEGMENT = 8
+
+
+class _Leaf(ctypes.Structure):
+    """`Leaf` of columns.c."""
+
+    _fields_ = (
+        ("bases", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("buckets", ctypes.c_void_p),
+        ("segments", ctypes.c_int64),
+        ("shift", ctypes.c_int64),
+        ("offsets", ctypes.c_void_p),
+        ("runs", ctypes.c_int64),
+        ("run_bytes", ctypes.c_int64),
+    )
+    kept: Indices | None = None
+    """What `offsets` points to."""
+
+
+class Segments:
+    """The rows of arrays of one dtype and row shape, one after the other, anywhere in memory.
+
+    Args:
+      parts: the arrays, which are kept alive. Each row is contiguous; rows may stand at any distance, and overlap.
+
+    Example:
+      >>> from feedline.native.library import library
+      >>> rows = Segments([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
+      >>> out = np.empty((2, 2), int)
+      >>> if library() is not None:
+      ...     rows.gather(library(), np.array([3, 2]), (slice(None),), out)
+      ...     assert out.tolist() == [[6, 7], [4, 5]]
+    """
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = [part for part in parts if len(part)]
+        row = self._parts[0][0]
+        self._shape, self._dtype = row.shape, row.dtype
+        self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
+        self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
+        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        self._shift, self._buckets = _buckets(self._ends)
+        self._leaves: dict[tuple[_Column, ...], _Leaf] = {}  # by the cut of columns: a feed has one
+
+    def gather(
+        self, library: ctypes.CDLL, rows: Indices, columns: Columns, out: Array, stream: bool = False
+    ) -> None:
+        """Write the `columns` of row rows[i] to out[i].
+
+        Args:
+          rows: int64[k], adjacent in memory.
+          out: of the dtype of the parts; each row of it is contiguous.
+          stream: store past the processor's cache, where rows allow it.
+
+        Raises:
+          IndexError: there is no such row; nothing has been written.
+        """
+        if out.size == 0:
+            return
+        cut = tuple(map(_Column, columns))
+        leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
+        bad = ctypes.c_int64()
+        if library.feedline_gather(
+            ctypes.byref(leaf),
+            rows.ctypes.data,
+            len(rows),
+            out.ctypes.data,
+            out.strides[0],
+            stream,
+            ctypes.byref(bad),
+        ):
+            raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
+
+    def _leaf(self, columns: tuple[_Column, ...]) -> _Leaf:
+        offsets, run_bytes = _runs(self._shape, self._dtype.itemsize, [column.of for column in columns])
+        leaf = _Leaf(
+            *(array.ctypes.data for array in (self._bases, self._strides, self._ends, self._buckets)),
+            len(self._ends),
+            self._shift,
+            offsets.ctypes.data,
+            len(offsets),
+            run_bytes,
+        )
+        leaf.kept = offsets
+        return leaf
+
+
+class _Column:
+    """A cut of one axis that can be a key: slices and arrays have no hash."""
+
+    __slots__ = ("_key", "of")
+
+    def __init__(self, of: slice | Indices) -> None:
+        self.of = of
+        self._key = (of.start, of.stop, of.step) if isinstance(of, slice) else of.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Column) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
+    """(shift, the segment of row i·2^shift for each i): where to begin looking for that of a row."""
+    rows = int(ends[-1])
+    shift = max(0, (rows // (_BUCKETS_A_SEGMENT * len(ends))).bit_length())
+    starts = np.arange(0, rows, 1 << shift, dtype=np.int64)
+    return shift, np.searchsorted(ends, starts, side="right").astype(np.int32)
+
+
+def _runs(shape: tuple[int, ...], itemsize: int, columns: Sequence[slice | Indices]) -> tuple[Indices, int]:
+    """(where each run of adjacent bytes of a row begins, how many bytes each has), for the wanted columns."""
+    wanted = [range(size)[c] if isinstance(c, slice) else c for size, c in zip(shape, columns, strict=True)]
+    strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    whole = itertools.takewhile(
+        lambda axis: isinstance(columns[axis], slice) and len(wanted[axis]) == shape[axis],
+        reversed(range(len(shape))),
+    )
+    cut = len(shape) - len(list(whole)) - 1  # the last axis of which not all is wanted
+    if cut < 0:
+        return np.zeros(1, np.int64), itemsize * math.prod(shape)
+    last = wanted[cut]
+    adjacent = isinstance(last, range) and last.step == 1
+    run_bytes = strides[cut] * (len(last) if adjacent else 1)
+    firsts: list[Any] = [*wanted[:cut], last[:1] if adjacent else last]
+    offsets = np.zeros(1, np.int64)
+    for stride, indices in zip(strides, firsts, strict=False):
+        offsets = (offsets[:, None] + np.asarray(indices, np.int64) * stride).reshape(-1)
+    return offsets, run_bytes
