@@ -228,49 +228,64 @@ typedef struct {
   int64_t run_bytes;
 } Leaf;
 
-static ALWAYS_INLINE const unsigned char *address(const Leaf *leaf, int64_t row) {
-  if (leaf->segments == 1) return leaf->bases[0] + row * leaf->strides[0];
-  int64_t segment = leaf->buckets[row >> leaf->shift];
-  while (row >= leaf->ends[segment]) segment++;
-  const int64_t first = segment ? leaf->ends[segment - 1] : 0;
-  return leaf->bases[segment] + (row - first) * leaf->strides[segment];
+/* The address of a row. With `one` segment its base is known beforehand: the compiler must not read it again after
+ * each row that was written, since bytes may be written anywhere. */
+typedef struct {
+  Leaf leaf;
+  const unsigned char *base;
+  int64_t stride;
+  int one;
+} Place;
+
+static ALWAYS_INLINE const unsigned char *address(const Place *at, int64_t row) {
+  if (at->one) return at->base + row * at->stride;
+  int64_t segment = at->leaf.buckets[row >> at->leaf.shift];
+  while (row >= at->leaf.ends[segment]) segment++;
+  const int64_t first = segment ? at->leaf.ends[segment - 1] : 0;
+  return at->leaf.bases[segment] + (row - first) * at->leaf.strides[segment];
 }
 
 /* Rows that are one run of SIZE bytes, known to the compiler: as fast as an assignment. */
-#define COPY_ROWS(SIZE)                                                                                               \
-  case SIZE:                                                                                                          \
-    for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(leaf, rows[i]) + leaf->offsets[0], SIZE); \
+#define COPY_ROWS(SIZE)                                                                                            \
+  case SIZE:                                                                                                       \
+    for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, SIZE);          \
     return
 
-static void copied(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
-  const size_t size = (size_t)leaf->run_bytes;
-  if (leaf->runs == 1) {
-    switch (leaf->run_bytes) {
+static ALWAYS_INLINE void copied(Place at, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
+  const int64_t runs = at.leaf.runs, first = at.leaf.offsets[0];
+  const size_t size = (size_t)at.leaf.run_bytes;
+  if (runs == 1) {
+    switch (size) {
       COPY_ROWS(1);
       COPY_ROWS(2);
       COPY_ROWS(4);
       COPY_ROWS(8);
       COPY_ROWS(16);
       COPY_ROWS(32);
+      COPY_ROWS(64);
     }
+    for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, size);
+    return;
   }
   for (int64_t i = 0; i < count; i++) {
-    const unsigned char *row = address(leaf, rows[i]);
+    const unsigned char *row = address(&at, rows[i]);
     unsigned char *to = out + i * out_stride;
-    for (int64_t run = 0; run < leaf->runs; run++, to += size) memcpy(to, row + leaf->offsets[run], size);
+    for (int64_t run = 0; run < runs; run++, to += size) memcpy(to, row + at.leaf.offsets[run], size);
   }
 }
 
 #if X86
-/* With stores that go past the cache: each is 16 bytes, `out` and every run start on such a border. */
-static void streamed(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
+/* With stores that go past the cache. Each is of 16 bytes, and `out` and every run of it start on such a border. */
+static ALWAYS_INLINE void streamed(Place at, const int64_t *rows, int64_t count, unsigned char *out,
+                                   int64_t out_stride) {
+  const int64_t runs = at.leaf.runs, size = at.leaf.run_bytes;
   for (int64_t i = 0; i < count; i++) {
-    const unsigned char *row = address(leaf, rows[i]);
+    const unsigned char *row = address(&at, rows[i]);
     unsigned char *to = out + i * out_stride;
-    for (int64_t run = 0; run < leaf->runs; run++, to += leaf->run_bytes) {
-      const unsigned char *from = row + leaf->offsets[run];
-      for (int64_t at = 0; at < leaf->run_bytes; at += 16)
-        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
+    for (int64_t run = 0; run < runs; run++, to += size) {
+      const unsigned char *from = row + at.leaf.offsets[run];
+      for (int64_t byte = 0; byte < size; byte += 16)
+        _mm_stream_si128((__m128i *)(to + byte), _mm_loadu_si128((const __m128i *)(from + byte)));
     }
   }
   _mm_sfence(); /* whoever is told that the batch is there sees all of it */
@@ -286,15 +301,22 @@ EXPORT int32_t feedline_gather(const Leaf *leaf, const int64_t *rows, int64_t co
   const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
   for (int64_t i = 0; i < count; i++)
     if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
+  const Place one = {*leaf, leaf->bases[0], leaf->strides[0], 1}, several = {*leaf, NULL, 0, 0};
 #if X86
   if (stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
-    streamed(leaf, rows, count, out, out_stride);
+    if (leaf->segments == 1)
+      streamed(one, rows, count, out, out_stride);
+    else
+      streamed(several, rows, count, out, out_stride);
     return OK;
   }
 #else
   (void)stream;
 #endif
-  copied(leaf, rows, count, out, out_stride);
+  if (leaf->segments == 1)
+    copied(one, rows, count, out, out_stride);
+  else
+    copied(several, rows, count, out, out_stride);
   return OK;
 }
 
