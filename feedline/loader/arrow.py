@@ -127,6 +127,11 @@ def _batches(whole: Array) -> tuple[Any, Iterator[Any]]:
         file = ipc.open_file(source)
         return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
     stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them
-    if whole[-len(_END_OF_STREAM) :].tobytes() != _END_OF_STREAM:
-        raise ValueError("the mark at the end of a stream is missing")
-    return stream.schema, iter(stream)
+    return stream.schema, _whole_stream(stream, source, whole)
+
+
+def _whole_stream(stream: Any, source: Any, whole: Array) -> Iterator[Any]:
+    """The record batches of a stream, which must end with a mark: pyarrow takes one that was cut for a shorter one."""
+    yield from stream
+    if source.tell() != len(whole) or whole[-len(_END_OF_STREAM) :].tobytes() != _END_OF_STREAM:
+        raise ValueError("a stream must end with the mark of its end, and this one does not")

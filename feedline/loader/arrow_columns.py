@@ -141,14 +141,16 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
     Raises:
       ValueError, TypeError: a column is missing, occurs twice, or has no numbers of one size.
     """
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise ValueError(
-            f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one"
-        )
+        raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
     spec = {
         name: row_of(schema.field(name).type, f"column {name!r} of {path}")
-        for name in declared.chosen(schema.names, str(path))
+        for name in declared.chosen(names, str(path))
     }
     for name, row in spec.items():
         if min(row.shape, default=0) < 0:
