@@ -107,9 +107,11 @@ class GroupSource:
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        files = [held.identity() for held in self._files]
-        for file in range(len(files)):
-            self._check_unchanged(file)
+        files = []
+        for i, held in enumerate(self._files):
+            self._check_unchanged(i)
+            files.append(held.identity())
+            self._check_unchanged(i)
         return {"kind": "groups", "files": files}
 
     def __len__(self) -> int:
@@ -195,7 +197,7 @@ class GroupSource:
         for i, group in enumerate(groups):
             if group.null is not None:
                 asked = np.flatnonzero(part == i)
-                first = min(first, *asked[group.null[local[asked]]][:1])
+                first = min([first, *asked[group.null[local[asked]]][:1]])
         if first == len(rows):
             return
         path, _ = jax.tree_util.tree_leaves_with_path(self.spec)[leaf]
