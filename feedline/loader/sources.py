@@ -56,7 +56,7 @@ class _Format(NamedTuple):
 
 
 def _open_arrow(paths: list[str], declared: Declared) -> RowSource:
-    if all(arrow.is_mapped(Path(path)) for path in paths):
+    if all(arrow.is_mapped(Path(path), declared) for path in paths):
         return ArraySource(paths, declared)
     return GroupSource(arrow.grouped, paths, declared)
 
