@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +56,7 @@ class HostBatches:
         if reading.workers:
             per_worker = max(1, reading.buffer // reading.workers)
             options = grain.MultiprocessingOptions(reading.workers, per_worker)
-            dataset = dataset.mp_prefetch(options, worker_init_fn=_keep_off_the_accelerator)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=_prepare_worker)
         self._schedule = recipe.schedule
         self._dataset = dataset
         self._workers = reading.workers
@@ -118,8 +120,22 @@ def check_workers(recipe: Recipe) -> None:
         )
 
 
-def _keep_off_the_accelerator(index: int, count: int) -> None:
-    """In a worker, before anything else: JAX must not take the memory of the trainer's accelerator."""
+def _prepare_worker(index: int, count: int) -> None:
+    """Run in each worker process before anything else there: the one place that sets a worker up."""
+    threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     import jax
 
-    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
+
+
+def _end_with_parent() -> None:
+    """End this worker once its parent has ended, however that happened: killed, too, or by `os._exit`.
+
+    Python ends workers at a normal exit only. A pipe that the parent holds open tells; the kernel's PR_SET_PDEATHSIG
+    would tell when the *thread* that started the worker ends. After the last worker the resource tracker ends, which
+    removes the shared memory that is left.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
