@@ -38,8 +38,8 @@ def prepare_worker(index: int, count: int) -> None:
 def _end_with_parent() -> None:
     """End this worker once its parent has ended, also if that was killed or left by `os._exit`.
 
-    Python itself ends workers at a normal exit only. The parent holds one end of a pipe, which closes with it. (The
-    kernel's PR_SET_PDEATHSIG fires when the *thread* that started the worker ends.) The resource tracker ends
+    Python itself ends workers at a normal exit only. The parent holds one end of a pipe, which closes with it; the
+    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The resource tracker ends
     after the last worker, and removes the shared memory that is left.
     """
     parent = multiprocessing.parent_process()
