@@ -37,7 +37,8 @@ class Run:
     """Starts the processes of one launch and sees them through to the end of the last.
 
     The first failure ends the others: they get SIGTERM, and SIGKILL `grace_s` later. After SIGTERM or
-    SIGINT to the launcher all get it, and SIGKILL `stop_s` later, or with the second signal. Called by one thread, which owns `group` and `signals` and closes them afterwards.
+    SIGINT to the launcher all get it, and SIGKILL `stop_s` later, or with the second signal. Called by one
+    thread, which owns `group` and `signals` and closes them afterwards.
     """
 
     def __init__(self, group: Group, signals: socket.socket, grace_s: float, stop_s: float) -> None:

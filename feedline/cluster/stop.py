@@ -107,7 +107,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "signals are received by the main thread alone, and should_stop was first called in "
-                f"{threading.current_thread().name!r}; call it in the main thread, before the loop if it runs elsewhere"
+                f"{threading.current_thread().name!r}; call it there once before the loop"
             )
         self.signal: int | None = None
         self._pid = os.getpid()  # a forked child inherits the handlers
@@ -146,7 +146,7 @@ class Stop:
         return self.signal is not None
 
     def close(self) -> None:
-        """Give the signals back, and end the thread. The others may still agree: this process has said its step."""
+        """Give the signals back, and end the thread, which publishes the last step: the others may still agree."""
         if os.getpid() != self._pid:
             return
         _restore(self._usual)
