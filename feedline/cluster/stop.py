@@ -37,7 +37,7 @@ def should_stop(step: int) -> bool:
 
     Every process calls it once for each step, with the same number, which grows from call to call. After a
     signal to one of them it returns True at a step that is the same on all of them, and at each later one. A
-    call takes less than a microsecond, and no message is sent before a signal comes.
+    call takes about a microsecond, and no message is sent before a signal comes.
 
     The first call, in the main thread, takes over both signals. The first signal is noted; the second one acts
     as if this function was not used, and ends the process at once. Before the first call, jax notes SIGTERM where
