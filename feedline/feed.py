@@ -214,14 +214,16 @@ class Feed:
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Go on from a state: the next batch begins with the first row that was not delivered.
 
-        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine.
+        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
+        access the state's position is at most the number of rows, where its epoch ends.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
           allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
 
         Raises:
-          ValueError: the state was saved over other data; the message names the field. Or it lacks a lane.
+          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
+            or contradicts itself.
         """
         way = self._pipeline.way
         step, cursor = states.check(state, self._pipeline.fingerprint, allow, streams=way.streams)
@@ -235,7 +237,11 @@ class Feed:
 
         Args:
           epoch: at least 0.
-          position: in the epoch's order. Streams have no random access: only 0.
+          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
+            access: only 0.
+
+        Raises:
+          ValueError: there is no such place; the message names the largest position.
         """
         epoch = checked_integer("epoch", epoch, at_least=0)
         position = checked_integer("position", position, at_least=0)
@@ -247,6 +253,7 @@ class Feed:
             raise ValueError(
                 f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
             )
+        states.check_position(position, self._pipeline.fingerprint["rows"])
         self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:

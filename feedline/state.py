@@ -54,7 +54,7 @@ def check(
 
     Raises:
       TypeError: it is not a dict.
-      ValueError: it is no state, or one of other data; the message names the field.
+      ValueError: it is no state, one of other data (the message names the field), or one beyond the data.
     """
     if isinstance(allow, str) or not set(allow) <= set(FIELDS):
         raise ValueError(f"allow must be a collection of fields out of {FIELDS}, got {allow!r}")
@@ -76,9 +76,26 @@ def check(
                 f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
                 f'the difference is meant, set_state(state, allow=("{field}",))'
             )
+    check_position(numbers[2], fingerprint["rows"], "the state's position")
     if streams and numbers[2] and not (isinstance(state.get("lanes"), Mapping) and state["lanes"]):
         raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
     return numbers[0], Cursor(numbers[1], numbers[2])
+
+
+def check_position(position: int, rows: int | None, name: str = "position") -> None:
+    """Refuse a place beyond the data. The end of an epoch, position `rows`, is one that a feed can be at.
+
+    Args:
+      rows: of an epoch; None: a stream, whose length only reading tells.
+
+    Raises:
+      ValueError: it names the largest position.
+    """
+    if rows is not None and position > rows:
+        raise ValueError(
+            f"{name} counts the rows of one epoch that came before, and an epoch has {rows}; got {position}. The "
+            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any place up to there"
+        )
 
 
 def check_lanes(state: Mapping[str, Any], needed: Collection[str]) -> None:

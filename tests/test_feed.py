@@ -216,6 +216,48 @@ def test_seek_keeps_the_step_and_goes_anywhere():
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
+def test_a_place_beyond_the_data_is_refused_and_changes_nothing(remainder):
+    told = r"counts the rows of one epoch that came before, and an epoch has 43; got 44\. The largest is 43, the end"
+    with feed_of(43, 8, remainder=remainder) as feed:
+        delivered = [rows_in(next(feed))]
+        beyond = {**feed.get_state(), "position": 44}
+        for use in (lambda: feed.seek(0, 44), lambda: feed.set_state(beyond), lambda: feed.rows_of(beyond)):
+            with pytest.raises(ValueError, match=told):
+                use()
+        delivered.append(rows_in(next(feed)))
+        assert delivered == expected_batches(43, 8, remainder, [0])[:2]
+        for go_to_the_end in (lambda: feed.seek(0, 43), lambda: feed.set_state({**beyond, "position": 43})):
+            go_to_the_end()
+            assert rows_in(next(feed)) == order_of(43, 1)[:8]
+
+
+def test_a_state_of_a_longer_source_is_refused_where_this_one_has_no_such_place():
+    with Feed({"row": np.arange(1000, dtype=np.int32)}, 100, WHOLE) as longer:
+        [next(longer) for _ in range(9)]
+        state = longer.get_state()
+    with Feed({"row": np.arange(400, dtype=np.int32)}, 100, WHOLE) as shorter:
+        with pytest.raises(ValueError, match=r"the state's position counts .* an epoch has 400; got 900\."):
+            shorter.set_state(state, allow=("rows", "data"))
+        shorter.set_state({**state, "position": 300}, allow=("rows", "data"))
+        assert (shorter.epoch, shorter.position) == (0, 300)
+
+
+@pytest.mark.parametrize("other", [1, 7, 43, 60])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("batch_size", [5, 8, 31, 43, 100])
+def test_every_state_of_a_feed_is_a_place_for_one_of_another_batch_size(batch_size, remainder, other):
+    if remainder == "drop" and max(batch_size, other) > 43:
+        return
+    with feed_of(43, batch_size, remainder=remainder) as feed, feed_of(43, other, remainder="pad") as another:
+        for _, batch in zip(range(12), feed, strict=False):
+            state = feed.get_state()
+            another.set_state(state)
+            if remainder != "drop":
+                last = [row for row in rows_in(batch) if row >= 0][-1]
+                assert order_of(43, state["epoch"])[state["position"] - 1] == last
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
 def test_rows_of_a_state_are_those_of_the_batch_that_follows_it(remainder):
     with feed_of(43, 8, remainder=remainder, epochs=3) as feed:
         for _ in range(2):  # after the last batch of a pass comes the first of the next
@@ -374,7 +416,7 @@ class Model:
         if self.exhausted or len(rows) < batch_size:
             self.exhausted = True
             return None
-        self.epoch, self.position = epoch, position
+        self.epoch, self.position = epoch, min(position, self.n)  # padding has no position
         self.step += 1
         self.batches += 1
         return rows
@@ -455,6 +497,10 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 4), position=st.integers(0, 60))
     def seek(self, epoch, position):
+        if position > self.model.n:
+            with pytest.raises(ValueError, match=rf"got {position}\. The largest is {self.model.n}, the end"):
+                self.feed.seek(epoch, position)
+            return
         self.feed.seek(epoch, position)
         self.model.epoch, self.model.position, self.model.exhausted = epoch, position, False
 

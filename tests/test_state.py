@@ -45,7 +45,7 @@ def test_what_a_state_is():
     assert make(12, Cursor(3, 456), OF_A_STREAM, lanes, [1]) == of_a_stream
 
 
-@given(step=NATURAL, epoch=NATURAL, position=NATURAL)
+@given(step=NATURAL, epoch=NATURAL, position=st.integers(0, FINGERPRINT["rows"]))
 @settings(max_examples=200)
 def test_a_state_is_the_same_after_json(step, epoch, position):
     state = make(step, Cursor(epoch, position), FINGERPRINT, None)
@@ -158,6 +158,15 @@ def test_numbers_that_are_missing_are_refused(name):
 def test_a_state_without_a_fingerprint_is_refused(state):
     with pytest.raises(ValueError, match=r"^the state has no fingerprint; pass the dict .*, whole$"):
         check(state, FINGERPRINT, FIELDS, streams=False)
+
+
+@pytest.mark.parametrize("position", [60_001, 10**6, 2**63 - 1])
+def test_a_position_beyond_the_rows_is_refused_whatever_is_allowed(position):
+    told = rf"^the state's position counts .* an epoch has 60000; got {position}\. The largest is 60000, the end of"
+    for allow in ((), FIELDS):
+        with pytest.raises(ValueError, match=told):
+            check({**STATE, "position": position}, FINGERPRINT, allow, streams=False)
+    assert check({**STATE, "position": 60_000}, FINGERPRINT, (), streams=False)[1] == Cursor(3, 60_000)
 
 
 @pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": [1]}, {"lanes": {}}])
