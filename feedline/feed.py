@@ -226,9 +226,9 @@ class Feed:
             or contradicts itself.
         """
         way = self._pipeline.way
-        step, cursor = states.check(state, self._pipeline.fingerprint, allow, streams=way.streams)
-        states.check_lanes(state, way.lanes)
-        self._go_to(_Delivered(step, cursor, state.get("lanes")))
+        step, cursor = states.check(state, self._pipeline.fingerprint, allow)
+        lanes = states.check_lanes(state, len(way.writers), way.lanes) if way.streams else None
+        self._go_to(_Delivered(step, cursor, lanes))
 
     def seek(self, epoch: int, position: int = 0) -> None:
         """Go to a place in the run: the next batch begins there, or with the next epoch if none is left.
@@ -266,7 +266,7 @@ class Feed:
           is padded.
         """
         way = self._pipeline.way
-        return way.rows_of(states.check(state, self._pipeline.fingerprint, (), streams=way.streams)[1])
+        return way.rows_of(states.check(state, self._pipeline.fingerprint, ())[1])
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
