@@ -18,12 +18,14 @@ from feedline.cluster.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
+from feedline.loops import Loops
 from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
 from feedline.pipeline import Placed, Run
 from feedline.prefetch.handover import Closed
 from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
+from feedline.shown import Shown
 from feedline.turn import Turn
 
 _log = logging.getLogger("feedline")
@@ -40,7 +42,7 @@ class _Delivered(NamedTuple):
     lanes: dict[str, Any] | None
 
 
-class Feed:
+class Feed(Shown):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -100,21 +102,12 @@ class Feed:
         transform: Transform | None = None,
         prefetch: int = 2,
     ) -> None:
-        self._pipeline = build(
-            Request(
-                source,
-                batch_size,
-                sharding,
-                order,
-                epochs,
-                remainder,
-                reading,
-                transform,
-                prefetch,
-            )
-        )
+        request = Request(source, batch_size, sharding, order, epochs, remainder, reading, transform, prefetch)
+        self._pipeline = build(request)
+        self._request = request.checked()
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
+        self._loops = Loops()
         self._closed = False
         self._released = False  # the pipeline was closed
         self._turn = Turn()  # next, seek and set_state
@@ -124,12 +117,16 @@ class Feed:
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
     def __iter__(self) -> Feed:
-        """Itself. After exhaustion the next pass begins."""
+        """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
+
+        The latter warns, once a feed, if `iter` began that pass, too: a loop over a list would begin anew.
+        """
         self._check_open()
         if self._exhausted:
             cursor = self._pipeline.way.next_pass(self._delivered.cursor)
             delivered = self._delivered._replace(cursor=cursor, lanes=None)
             self._delivered, self._exhausted = delivered, False
+        self._loops.begins(self._delivered.step, self._delivered.cursor, self.epochs)
         return self
 
     def __next__(self) -> Any:
@@ -166,6 +163,7 @@ class Feed:
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
             except BaseException as error:
+                self._loops.stopped()
                 # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
@@ -228,7 +226,7 @@ class Feed:
         way = self._pipeline.way
         step, cursor = states.check(state, self._pipeline.fingerprint, allow)
         lanes = states.check_lanes(state, len(way.writers), way.lanes) if way.streams else None
-        self._go_to(_Delivered(step, cursor, lanes))
+        self._go_to(_Delivered(step, cursor, lanes), restored=(step, cursor))
 
     def seek(self, epoch: int, position: int = 0) -> None:
         """Go to a place in the run: the next batch begins there, or with the next epoch if none is left.
@@ -306,6 +304,8 @@ class Feed:
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
+            step, cursor, _ = self._delivered
+            self._loops.ended(step, cursor, self._pipeline.way.next_pass(cursor))
             raise StopIteration from None
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
@@ -334,10 +334,11 @@ class Feed:
                     self._runs.remove(run)
         return stuck
 
-    def _go_to(self, delivered: _Delivered) -> None:
+    def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._turn:
             self._check_open()
             self._stop(_MOMENT_S)
+            self._loops.moved(restored)
             self._delivered, self._exhausted = delivered, False
 
     def _lanes_of(self, delivered: _Delivered) -> dict[str, Any]:

@@ -4,13 +4,15 @@ import dataclasses
 import importlib.metadata
 import itertools
 import json
+import re
 import threading
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from background import PATIENCE_S
+from background import PATIENCE_S, spawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -128,6 +130,96 @@ def test_iter_in_the_middle_of_a_pass_changes_nothing():
     with feed_of(40, 8, epochs=1) as feed:
         first = [rows_in(next(feed)), rows_in(next(feed))]
         assert first + [rows_in(batch) for batch in feed] == expected_batches(40, 8, "drop", [0])
+
+
+PEEKED = (
+    r"goes on in the middle of a pass: 1 of its batches .* call feed.seek\(1\) before .* batches by next\(feed\)"
+)
+
+
+def test_a_loop_that_goes_on_in_the_middle_of_a_pass_warns_once():
+    with feed_of(40, 8, epochs=1) as feed:
+        list(feed)
+        next(iter(feed))  # to look at a batch
+        with pytest.warns(UserWarning, match=PEEKED) as caught:
+            rest = [rows_in(batch) for batch in feed]
+        assert caught[0].filename == __file__
+        assert rest == expected_batches(40, 8, "drop", [1])[1:]
+        next(iter(feed))
+        assert len(list(feed)) == 4  # warned once
+
+    with feed_of(40, 8, epochs=2) as feed:
+        for _ in feed:
+            break
+        feed.seek(0)  # what the warning advises
+        assert len(list(feed)) == 10
+
+
+def test_what_goes_on_on_purpose_does_not_warn():
+    with feed_of(40, 8, epochs=1) as feed:
+        next(feed)  # a feed that is used as an iterator
+        assert len(list(feed)) == 4
+        iter(feed)
+        assert len(list(feed)) == 5  # iter twice, and no batch between
+        next(iter(feed))
+        state = feed.get_state()
+        feed.set_state(state)
+        assert len(list(feed)) == 4  # a resume
+        next(iter(feed))
+        feed.seek(3, 8)
+        assert len(list(feed)) == 4
+        assert len(list(feed)) == 5
+    with feed_of(40, 8) as feed:  # without an end
+        for _ in range(3):
+            assert len(list(zip(range(2), feed, strict=False))) == 2
+
+
+def test_a_loop_after_an_error_does_not_warn():
+    def transform(batch, rows):
+        if failing and 16 in rows.position:
+            raise failing.pop()
+        return batch
+
+    for error in (OSError("once"), KeyboardInterrupt()):
+        failing = [error]
+        with feed_of(40, 8, epochs=1, transform=transform, prefetch=0) as feed:
+            with pytest.raises(type(error)):
+                list(feed)
+            assert len(list(feed)) == 3
+
+
+EMPTY = (
+    r"gets no batch: the state was saved at the end of a pass, in epoch 0, .* in range\(feed.epoch, epochs\), with"
+    r" .*; or leave it out, feed.seek\(1\), and for epoch in range\(1, epochs\)"
+)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_empty_pass_after_set_state_warns_once_and_both_loops_that_it_shows_are_right(prefetch):
+    def epochs_of(feed, epochs):
+        return [[rows_in(batch) for batch in feed] for _ in epochs]
+
+    whole = [expected_batches(40, 8, "drop", [epoch]) for epoch in range(4)]
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        list(feed)
+        state = feed.get_state()
+        for warns in (True, False):
+            feed.set_state(state)
+            if warns:
+                with pytest.warns(UserWarning, match=EMPTY) as caught:
+                    assert epochs_of(feed, range(feed.epoch, 4)) == [[], *whole[1:]]
+                assert caught[0].filename == __file__
+            else:
+                assert epochs_of(feed, range(feed.epoch, 4)) == [[], *whole[1:]]
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        feed.set_state(state)
+        feed.seek(1)
+        assert epochs_of(feed, range(1, 4)) == whole[1:]
+        assert feed.get_state()["step"] == 20
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        feed.set_state({**state, "position": 8})
+        assert len(list(feed)) == 4  # in the middle of a pass
+        assert len(list(feed)) == 5
 
 
 def test_a_loop_bounded_by_zip_takes_no_batch_more():
@@ -324,6 +416,62 @@ def test_statistics_are_a_snapshot_that_adds_up(remainder):
         after.rows = 0
 
 
+def test_what_was_asked_for_can_be_read():
+    with feed_of(40, np.int64(8), epochs=2, remainder="pad", prefetch=3, reading=Reading(buffer=4)) as feed:
+        assert (feed.batch_size, type(feed.batch_size), feed.epochs, feed.remainder) == (8, int, 2, "pad")
+        assert (feed.prefetch, feed.order, feed.reading.buffer) == (3, Order(SEED), 4)
+        assert feed.reading.threads == feed.statistics().threads > 0
+        for name in ("batch_size", "order", "epochs", "remainder", "prefetch", "reading"):
+            with pytest.raises(AttributeError):
+                setattr(feed, name, None)
+    with feed_of(40, 8) as feed:
+        assert feed.epochs is None
+
+
+def test_a_repr_says_what_a_feed_is_and_where_it_stands():
+    source = {"x": np.zeros((1437, 4, 2), np.uint8), "<y>": {"z": np.zeros(1437, np.float32)}}
+    told = (
+        r"<feedline.Feed: rows 1,437, batch_size 16, remainder drop, epochs 2, "
+        r"order Order\(seed=0, shuffle=True\), epoch {}, position {}, spec <y>.z: float32\[16\], x: uint8\[16, 4, 2\]>"
+    )
+    with Feed(source, 16, WHOLE, epochs=2) as feed:
+        assert re.fullmatch(told.format(0, 0), repr(feed))
+        next(feed)
+        assert re.fullmatch(told.format(0, 16), repr(feed))
+        feed.seek(1, 1437)
+        page = feed._repr_html_()
+    assert re.fullmatch(told.format(1, "1,437, closed"), repr(feed))
+    assert "&lt;y&gt;.z: float32[16]" in page
+    assert page.count("<td") == page.count("</td>") == 16
+    ElementTree.fromstring(page)
+
+    many = {f"leaf{i:02}": np.arange(8) for i in range(30)}
+    with Feed(many, 8, WHOLE) as feed:
+        assert repr(feed).endswith("leaf11: int32[8], and 18 more>")
+    assert repr(object.__new__(Feed)) == "<feedline.Feed: not built>"  # a debugger inside the constructor
+
+
+def test_a_repr_waits_for_nothing_and_touches_no_device(monkeypatch):
+    inside, gate = threading.Event(), threading.Event()
+
+    def transform(batch, rows):
+        if len(rows.index) > 1:
+            inside.set()
+            assert gate.wait(PATIENCE_S)
+        return batch
+
+    with feed_of(40, 8, transform=transform) as feed:
+        waiting = spawn(lambda: next(feed))
+        assert inside.wait(PATIENCE_S)
+        with monkeypatch.context() as patch:
+            for name in ("devices", "device_put", "make_array_from_callback", "block_until_ready"):
+                patch.setattr(jax, name, None)
+            assert "position 0" in repr(feed)
+            assert "position" in feed._repr_html_()
+        gate.set()
+        waiting.result(PATIENCE_S)
+
+
 def test_spec_is_that_of_the_batches():
     shardings = {"image": NamedSharding(MESH, P("data", "model")), "label": NamedSharding(MESH, P("data"))}
     source = {
@@ -516,10 +664,11 @@ class FeedMachine(RuleBasedStateMachine):
             self.feed.close()
 
 
-TestAnythingAUserMayDo = FeedMachine.TestCase
+TestAnythingAUserMayDo = pytest.mark.filterwarnings("ignore:this loop")(FeedMachine.TestCase)
 TestAnythingAUserMayDo.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
 
 
+@pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_batch_sizes_that_change_at_resumes_lose_and_repeat_nothing(remainder):
     """The rows of three epochs, delivered by feeds of different batch sizes, one after the other."""
