@@ -111,7 +111,9 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
                 if not _is_file(whole):
                     raise ValueError("it is a compressed stream, which has no index of its record batches")
                 return spec, None
-            groups.append({name: rows_of(column, f"column {name!r}", bytes_of) for name, column in columns.items()})
+            groups.append(
+                {name: rows_of(column, f"column {name!r}", bytes_of) for name, column in columns.items()}
+            )
     return spec, groups
 
 
