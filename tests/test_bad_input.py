@@ -92,7 +92,7 @@ def no_thread_is_left():
         ({"source": X[:0]}, ValueError, "at least one row"),
         ({"source": {}}, ValueError, "at least one array"),
         ({"source": 7}, TypeError, "a source is a tree of arrays and .npy paths, a path or glob, .* got int"),
-        ({"source": iter([X])}, TypeError, "feed an iterator of batches with feedline.prefetch_to_mesh"),
+        ({"source": iter([X])}, TypeError, "feed an iterator of batches with prefetch_to_mesh"),
         ({"source": np.array([{}, {}], object)}, TypeError, "got dtype object"),
         ({"source": "gone.npy"}, FileNotFoundError, "there is no file gone.npy"),
         ({"source": "gone-*.npy"}, FileNotFoundError, r"no file matches gone-\*.npy"),

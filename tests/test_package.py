@@ -206,7 +206,8 @@ OF_FEEDLINE = {
     "turn": [],
     "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
              "state", "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
-    "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
+    "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "exit", "errors",
+                "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them
     "cluster": ["cluster", "errors", "options"],

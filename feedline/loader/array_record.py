@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import warnings
@@ -17,6 +18,7 @@ from feedline.loader import digests, extras, files
 from feedline.loader.declared import Declared
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import RowSpec
+from feedline.loader.values import as_array
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")
@@ -114,7 +116,7 @@ class ArrayRecordSource:
         if self._declared.decode is None:
             return self._unpacked(shard, rows, records)
         try:
-            return jax.tree.map(np.asarray, self._declared.decode(records))
+            return jax.tree.map(functools.partial(as_array, "a leaf"), self._declared.decode(records))
         except Exception as error:
             raise self._failed(shard, rows, records, error) from error
 

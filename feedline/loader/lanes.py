@@ -9,7 +9,7 @@ from typing import Any
 import grain
 import jax
 
-from feedline.loader.records import as_arrays, digest_of, write_record
+from feedline.loader.record_leaves import as_arrays, digest_of, write_record
 from feedline.loader.spec import RowSpec
 from feedline.loader.tuples import unmarked
 from feedline.options import checked_integer

@@ -21,6 +21,7 @@ from feedline.loader.declared import CACHE_BYTES, Declared, Decode
 from feedline.loader.groups import GroupSource
 from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
+from feedline.loader.values import is_in_memory, is_table
 
 
 @runtime_checkable
@@ -50,6 +51,10 @@ class RowSource(Protocol):
         """Let go of files. Called once, by a feed that opened the source; a `read` ahead may still run."""
 
 
+_MEMBERS = ("__len__", "spec", "identity", "read", "close")
+"""What a `RowSource` has."""
+
+
 class _Format(NamedTuple):
     open: Callable[[list[str], Declared], RowSource]
     takes: frozenset[str]
@@ -76,7 +81,7 @@ _FORMATS = {
 
 
 def open_source(
-    path_or_glob: str | os.PathLike[str],
+    path_or_glob: str | bytes | os.PathLike[str],
     *,
     dtype: npt.DTypeLike | None = None,
     window: int | None = None,
@@ -122,7 +127,7 @@ def open_source(
       (4, ShapeDtypeStruct(shape=(5,), dtype=uint16))
     """
     declared = Declared(dtype, window, stride, columns, decode, cache_bytes)
-    paths = _matches(os.fspath(path_or_glob))
+    paths = _matches(os.fsdecode(path_or_glob))
     suffixes = sorted({_suffix(path) for path in paths})
     if len(suffixes) > 1:
         raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
@@ -161,21 +166,55 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
         return source
     if isinstance(source, grain.MapDataset):
         return RecordSource(source)
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
-    if isinstance(source, np.ndarray | jax.Array | dict | list | tuple):
-        return ArraySource([source])
     if isinstance(source, RowSource):
         return source
-    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
-        return RecordSource(grain.MapDataset.source(source))
-    if jax.tree_util.all_leaves([source]):
+    if is_table(source):
         raise TypeError(
-            "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
-            f"an object with __len__ and __getitem__, got {type(source).__name__}; feed an iterator of "
-            "batches with feedline.prefetch_to_mesh"
+            f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
+            "{name: table[name].to_numpy() for name in names}"
         )
+    if isinstance(source, dict | list | tuple) or is_in_memory(source):
+        return ArraySource([source])
+    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
+        return _of_records(source)
+    if jax.tree_util.all_leaves([source]):
+        raise TypeError(_why_none(source))
     return ArraySource([source])
+
+
+def _of_records(source: Any) -> RecordSource:
+    """The rows of an object with `__len__` and `__getitem__`.
+
+    Raises:
+      TypeError: it has names in place of rows.
+    """
+    try:
+        return RecordSource(grain.MapDataset.source(source))
+    except RowError as error:
+        if not callable(getattr(source, "keys", None)):
+            raise
+        raise TypeError(
+            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass the path "
+            "of a .npz or .zarr, or read the arrays into memory: {name: source[name][...] for name in source}"
+        ) from error
+
+
+def _why_none(source: Any) -> str:
+    """Why rows cannot be read from this object."""
+    kind, has = type(source).__name__, set(dir(source))
+    if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
+        lacks = ", ".join(name for name in _MEMBERS if name not in has)
+        return (
+            f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says what "
+            "each is, and docs/sources.md has an example"
+        )
+    change = "give it __len__" if "__getitem__" in has else "feed an iterator of batches with prefetch_to_mesh"
+    return (
+        "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
+        f"an object with __len__ and __getitem__, got {kind}; {change}"
+    )
 
 
 def read_first(source: RowSource, out: Any) -> None:
