@@ -142,13 +142,13 @@ def _as_array(path: Any, leaf: Any) -> Array:
         array = as_array(name, leaf)
     elif is_list(leaf):
         raise TypeError(
-            f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For columns "
-            "pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with __len__ and "
-            "__getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
+            f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
+            "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with __len__ "
+            "and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
         )
     else:
         raise TypeError(
-            f"{name}: a leaf must be an array in memory or the path of a .npy file, got {type(leaf).__name__}; "
+            f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
             "leaf[...] reads an array of HDF5, Zarr or netCDF into memory. For rows that are read when they are "
             "asked for, pass the path of the .zarr, or an object with __len__ and __getitem__"
         )

@@ -207,8 +207,8 @@ def _why_none(source: Any) -> str:
     if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
         lacks = ", ".join(name for name in _MEMBERS if name not in has)
         return (
-            f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says what "
-            "each is, and docs/sources.md has an example"
+            f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says "
+            "what each is, and docs/sources.md has an example"
         )
     change = "give it __len__" if "__getitem__" in has else "feed an iterator of batches with prefetch_to_mesh"
     return (
