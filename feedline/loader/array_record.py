@@ -16,6 +16,7 @@ import numpy.typing as npt
 from feedline.errors import RowError
 from feedline.loader import digests, extras, files
 from feedline.loader.declared import Declared
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import RowSpec
 from feedline.loader.values import as_array
@@ -27,7 +28,7 @@ _AT_ONCE = 1 << 11  # records: fewer are slower to read, more leave the cache
 _BUFFER_BYTES = 1 << 15
 
 
-class ArrayRecordSource:
+class ArrayRecordSource(IndexedSource):
     """A `RowSource` over ArrayRecord files.
 
     Reads are thread-safe. Records are read in the order in which they lie in the file, then put into their places.

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feedline.loader import arrow, digests, files
 from feedline.loader.declared import Declared
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import is_numeric
@@ -25,7 +26,7 @@ _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of th
 _MOST_OF_A_SHARD = 16
 
 
-class ArraySource:
+class ArraySource(IndexedSource):
     """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
     Reads are thread-safe: they only copy out of arrays. Pickled, it carries paths and opens the
@@ -52,6 +53,8 @@ class ArraySource:
     def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
         self._given = list(shards)
         self._declared = declared or Declared()
+        leaves = jax.tree.leaves(self._given)
+        self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
         self._open()
 
     def _open(self) -> None:

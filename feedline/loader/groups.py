@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader.declared import Declared
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
@@ -39,7 +40,7 @@ class GroupedFile(NamedTuple):
     identity: Callable[[], Any]
 
 
-class GroupSource:
+class GroupSource(IndexedSource):
     """A `RowSource` over files whose rows lie in groups.
 
     A group that is read is kept, with the others that were used last, in at most `cache_bytes`: rows

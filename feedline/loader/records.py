@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import check_is_of_a_row
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.record_leaves import as_arrays, digest_of, share_memory, write_alike, write_record
 from feedline.loader.spec import RowSpec
 
@@ -19,7 +20,7 @@ _GROUP = 64
 """Records that Grain is asked for at once, and so are held beside the batch, if each has memory of its own."""
 
 
-class RecordSource:
+class RecordSource(IndexedSource):
     """A `RowSource` over a Grain dataset: decoding and augmentation are Grain's, order is feedline's.
 
     It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs;

@@ -19,6 +19,7 @@ from feedline.loader.array_record import ArrayRecordSource
 from feedline.loader.arrays import ArraySource
 from feedline.loader.declared import CACHE_BYTES, Declared, Decode
 from feedline.loader.groups import GroupSource
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
 from feedline.loader.values import is_in_memory, is_table
@@ -56,11 +57,11 @@ _MEMBERS = ("__len__", "spec", "identity", "read", "close")
 
 
 class _Format(NamedTuple):
-    open: Callable[[list[str], Declared], RowSource]
+    open: Callable[[list[str], Declared], IndexedSource]
     takes: frozenset[str]
 
 
-def _open_arrow(paths: list[str], declared: Declared) -> RowSource:
+def _open_arrow(paths: list[str], declared: Declared) -> IndexedSource:
     if all(arrow.is_mapped(Path(path)) for path in paths):
         return ArraySource(paths, declared)
     return GroupSource(arrow.grouped, paths, declared)
@@ -89,7 +90,7 @@ def open_source(
     columns: Sequence[str] | None = None,
     decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
-) -> RowSource:
+) -> IndexedSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
@@ -125,6 +126,8 @@ def open_source(
       >>> source = open_source(folder / "tokens-*.bin", dtype=np.uint16, window=5, stride=4)
       >>> len(source), source.spec
       (4, ShapeDtypeStruct(shape=(5,), dtype=uint16))
+      >>> source[-1]
+      array([4, 5, 6, 7, 8], dtype=uint16)
     """
     declared = Declared(dtype, window, stride, columns, decode, cache_bytes)
     paths = _matches(os.fsdecode(path_or_glob))

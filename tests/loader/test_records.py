@@ -144,7 +144,7 @@ def test_a_python_number_that_does_not_fit_the_first_records_dtype_is_refused(fi
 
 
 class Tensor:
-    """Stands for a tensor of PyTorch: its dtype is not NumPy's, and NumPy makes an array of it or gets an error."""
+    """Stands for a tensor of PyTorch: its dtype is not NumPy's, and NumPy makes an array of it, or fails to."""
 
     def __init__(self, values, error=None):
         self.values, self.error = values, error
@@ -245,9 +245,11 @@ def test_a_leaf_that_is_no_array_is_refused_in_the_first_record_and_in_later_one
 def test_a_masked_record_is_a_bad_row(sharding, delivered):
     reading = Reading(bad_rows="substitute", bad_rows_budget=1)
     records = Records(at={13: {"x": LOST.astype(np.float32)}})
-    batches = delivered(Feed(records, 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading))
-    rows = np.concatenate([batch["x"][:, 1] for batch in batches])
-    assert np.flatnonzero(rows != np.arange(40)).tolist() == [13]
+    feed = Feed(records, 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+    rows = np.concatenate([batch["x"] for batch in delivered(feed)])
+    assert feed.statistics().bad_rows == 1
+    assert np.flatnonzero((rows != np.arange(40)[:, None]).any(1)).tolist() == [13]
+    assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
 
 
 class OneList(Records):
