@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import html
 import operator
 from collections.abc import Sequence
@@ -10,35 +9,19 @@ from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
-import numpy.typing as npt
+
+from feedline.loader.row_source import RowSource
 
 _MOST_SHOWN = 8  # leaves of a row; of a table there may be thousands
 
 
-class IndexedSource(abc.ABC):
+class IndexedSource(RowSource):
     """A `RowSource` that Python can index, and that says what it holds.
 
     `source[i]` makes it a source of `grain.MapDataset` as well. To fill a batch, `read` is many times as fast.
     """
 
-    spec: Any
     _paths: Sequence[str] = ()  # the files of the rows, as they were given
-
-    @property
-    @abc.abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """As of a `RowSource`."""
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    @abc.abstractmethod
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
-        """As of a `RowSource`."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """As of a `RowSource`."""
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         """One row: a tree of NumPy arrays and scalars in memory of their own.

@@ -1,4 +1,4 @@
-"""What rows can be read from: the `RowSource` contract, and which source a path or a user's object becomes."""
+"""Which source a path or a user's object becomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -22,38 +22,9 @@ from feedline.loader.groups import GroupSource
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
+from feedline.loader.row_source import RowSource as RowSource
+from feedline.loader.row_source import why_none
 from feedline.loader.values import is_in_memory, is_table
-
-
-@runtime_checkable
-class RowSource(Protocol):
-    """Rows with random access, read many at a time. Write one to read a format of your own.
-
-    `spec` is known before the first read. `read` is called from many threads at once. A source that
-    can be pickled (cheaply: it travels as a path) may be read by worker processes.
-    """
-
-    spec: Any
-    """Tree of `jax.ShapeDtypeStruct`, of one row."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as JSON values: names, sizes, sampled bytes; no absolute path."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
-        """Write row rows[i] to out[leaf][i], in the dtypes of `spec`.
-
-        Rows come in any order and with repeats; `rows` is read-only, `out` may be strided.
-        """
-
-    def close(self) -> None:
-        """Let go of files. Called once, by a feed that opened the source; a `read` ahead may still run."""
-
-
-_MEMBERS = ("__len__", "spec", "identity", "read", "close")
-"""What a `RowSource` has."""
 
 
 class _Format(NamedTuple):
@@ -183,7 +154,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
     if jax.tree_util.all_leaves([source]):
-        raise TypeError(_why_none(source))
+        raise TypeError(why_none(source))
     return ArraySource([source])
 
 
@@ -202,22 +173,6 @@ def _of_records(source: Any) -> RecordSource:
             f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass the path "
             "of a .npz or .zarr, or read the arrays into memory: {name: source[name][...] for name in source}"
         ) from error
-
-
-def _why_none(source: Any) -> str:
-    """Why rows cannot be read from this object."""
-    kind, has = type(source).__name__, set(dir(source))
-    if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
-        lacks = ", ".join(name for name in _MEMBERS if name not in has)
-        return (
-            f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says "
-            "what each is, and docs/sources.md has an example"
-        )
-    change = "give it __len__" if "__getitem__" in has else "feed an iterator of batches with prefetch_to_mesh"
-    return (
-        "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
-        f"an object with __len__ and __getitem__, got {kind}; {change}"
-    )
 
 
 def read_first(source: RowSource, out: Any) -> None:
