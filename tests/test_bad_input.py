@@ -48,6 +48,10 @@ class OnDisk:
         raise AssertionError("the whole file is read")
 
 
+class Split(dict):
+    """Stands for a DatasetDict of Hugging Face, which is a dict, but no tree for JAX."""
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     before = set(threading.enumerate())
@@ -147,7 +151,12 @@ def no_thread_is_left():
         (
             {"source": OnDisk({"x": X})},
             TypeError,
-            r"OnDisk has names: .*KeyError: 0; .*source\[name\]\[\.\.\.\]",
+            r"OnDisk has names: .*KeyError: 0; pass one, .*\]\[\.\.\.\]",
+        ),
+        (
+            {"source": Split(train=X)},
+            TypeError,
+            r"Split has names: .*; pass one, source\[name\], or all in memory",
         ),
         ({"source": {"x": OnDisk(X)}}, TypeError, r"got OnDisk; leaf\[\.\.\.\] reads an array of HDF5"),
         ({"source": np.array([{}, {}], object)}, TypeError, "got dtype object"),

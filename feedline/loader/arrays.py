@@ -152,8 +152,9 @@ def _as_array(path: Any, leaf: Any) -> Array:
     else:
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
-            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory. For rows that are read when they are "
-            "asked for, pass the path of the .zarr, or an object with __len__ and __getitem__"
+            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
+            "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
+            "with __len__ and __getitem__"
         )
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")

@@ -69,7 +69,9 @@ def why_none(source: Any) -> str:
             f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says "
             "what each is, and docs/sources.md has an example"
         )
-    change = "give it __len__" if "__getitem__" in has else "feed an iterator of batches with prefetch_to_mesh"
+    change = "feed an iterator of batches with prefetch_to_mesh"
+    if "__getitem__" in has:
+        change = f"give it __len__, or, if it is a stream, {change}"
     return (
         "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
         f"an object with __len__ and __getitem__, got {kind}; {change}"

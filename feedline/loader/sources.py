@@ -24,7 +24,7 @@ from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
 from feedline.loader.row_source import RowSource as RowSource
 from feedline.loader.row_source import why_none
-from feedline.loader.values import is_in_memory, is_table
+from feedline.loader.values import is_in_memory, is_list, is_table
 
 
 class _Format(NamedTuple):
@@ -149,7 +149,9 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
             f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
             "{name: table[name].to_numpy() for name in names}"
         )
-    if isinstance(source, dict | list | tuple) or is_in_memory(source):
+    # of dict and tuple there are subclasses that are no trees for JAX, and may be data sets
+    is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
+    if is_tree or is_list(source) or is_in_memory(source):
         return ArraySource([source])
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
@@ -170,8 +172,9 @@ def _of_records(source: Any) -> RecordSource:
         if not callable(getattr(source, "keys", None)):
             raise
         raise TypeError(
-            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass the path "
-            "of a .npz or .zarr, or read the arrays into memory: {name: source[name][...] for name in source}"
+            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass one, "
+            "source[name], or all in memory, {name: source[name][...] for name in source}, or the path of a .npz "
+            "or .zarr"
         ) from error
 
 

@@ -101,6 +101,19 @@ def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
         assert feed.position == 32
 
 
+def test_workers_take_whatever_pickles(sharding, delivered):
+    offset = np.arange(64)  # in memory: each worker gets a copy of it
+
+    class Shifted(Squares):
+        def read(self, rows, out):
+            super().read(offset[rows], out)
+
+    dataset = grain.MapDataset.range(64).map(lambda i: {"row": np.array([0, offset[i]], np.uint32)})
+    for source in (Shifted(64), dataset):
+        feed = Feed(source, 16, sharding, order=Order(shuffle=False), epochs=1, reading=Reading(workers=1))
+        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in delivered(feed)]), offset)
+
+
 def test_columns_and_rows_of_a_source_without_read_leaf_are_cut(sharding):
     mesh = sharding.mesh
     shardings = {
