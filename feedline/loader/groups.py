@@ -16,6 +16,7 @@ import numpy.typing as npt
 from feedline.errors import RowError
 from feedline.loader.declared import Declared
 from feedline.loader.file_version import FileVersion
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
@@ -58,7 +59,7 @@ class GroupedFile(NamedTuple):
     identity: Callable[[], Any]
 
 
-class GroupSource:
+class GroupSource(IndexedSource):
     """A `RowSource` over files whose rows lie in groups.
 
     A group that is read is kept, with the others that were used last, in at most `cache_bytes`: rows
