@@ -211,8 +211,8 @@ OF_FEEDLINE = {
     "feed": ["request", "build", "pipeline", "turn", "loops", "shown", "exit", "cluster.monitor", "errors",
              "options", "schedule", "state", "observe", "placement.plan", "loader.form",
              "prefetch.handover"],  # a type, and the exception that says closed
-    "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit", "errors",
-                "options"],
+    "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit",
+                "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them
     "cluster": ["cluster", "errors", "options"],

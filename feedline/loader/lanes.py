@@ -9,12 +9,8 @@ from typing import Any
 import grain
 import jax
 
-<<<<<<< HEAD
 from feedline.loader.lane_errors import is_a_mistake, lane_failed
-from feedline.loader.records import as_arrays, digest_of, write_record
-=======
 from feedline.loader.record_leaves import as_arrays, digest_of, write_record
->>>>>>> sources
 from feedline.loader.spec import RowSpec
 from feedline.options import checked_integer
 
