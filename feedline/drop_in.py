@@ -16,6 +16,7 @@ from feedline.exit import close_at_exit
 from feedline.jax_settings import JaxSettings
 from feedline.loader.spec import Array, RowSpec, cast_into
 from feedline.loader.staging import Staging
+from feedline.loader.values import as_array
 from feedline.options import Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
@@ -160,13 +161,16 @@ class _Source:
 
     def _next(self) -> _Given:
         batch = next(self.iterator)
-        spec = RowSpec.of(jax.tree.map(np.asarray, batch))
+        arrays = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
+        )
+        spec = RowSpec.of(arrays)
         for leaf in spec.leaves:
             if not leaf.shape:
                 raise ValueError(
                     f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
                 )
-        leaves = self._own([np.asarray(x) for x in jax.tree.leaves(batch)], spec)
+        leaves = self._own(jax.tree.leaves(arrays), spec)
         state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
         return _Given(spec, leaves, state)
 

@@ -18,6 +18,7 @@ from feedline.cluster.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
+from feedline.loops import Loops
 from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
 from feedline.pipeline import Placed, Run
@@ -25,6 +26,7 @@ from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
+from feedline.shown import Shown
 from feedline.turn import Turn
 
 _log = logging.getLogger("feedline")
@@ -41,7 +43,7 @@ class _Delivered(NamedTuple):
     lanes: dict[str, Any] | None
 
 
-class Feed:
+class Feed(Shown):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -102,21 +104,14 @@ class Feed:
         transform: Transform | None = None,
         prefetch: int = 2,
     ) -> None:
-        self._pipeline = build(
-            Request(
-                source,
-                batch_size,
-                as_shardings(sharding),
-                order,
-                epochs,
-                remainder,
-                reading,
-                transform,
-                prefetch,
-            )
+        request = Request(
+            source, batch_size, as_shardings(sharding), order, epochs, remainder, reading, transform, prefetch
         )
+        self._pipeline = build(request)
+        self._request = request.checked()
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
+        self._loops = Loops()
         self._closed = False
         self._released = False  # the pipeline was closed
         self._turn = Turn()  # next, seek and set_state
@@ -126,12 +121,16 @@ class Feed:
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
     def __iter__(self) -> Feed:
-        """Itself. After exhaustion the next pass begins."""
+        """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
+
+        The latter warns, once a feed, if `iter` began that pass, too: a loop over a list would begin anew.
+        """
         self._check_open()
         if self._exhausted:
             cursor = self._pipeline.way.next_pass(self._delivered.cursor)
             delivered = self._delivered._replace(cursor=cursor, lanes=None)
             self._delivered, self._exhausted = delivered, False
+        self._loops.begins(self._delivered.step, self._delivered.cursor, self.epochs)
         return self
 
     def __next__(self) -> Any:
@@ -168,6 +167,7 @@ class Feed:
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
             except BaseException as error:
+                self._loops.stopped()
                 # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
@@ -216,19 +216,21 @@ class Feed:
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Go on from a state: the next batch begins with the first row that was not delivered.
 
-        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine.
+        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
+        access the state's position is at most the number of rows, where its epoch ends.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
           allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
 
         Raises:
-          ValueError: the state was saved over other data; the message names the field. Or it lacks a lane.
+          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
+            or contradicts itself.
         """
         way = self._pipeline.way
-        step, cursor = states.check(state, self._pipeline.fingerprint, allow, streams=way.streams)
-        states.check_lanes(state, way.lanes)
-        self._go_to(_Delivered(step, cursor, state.get("lanes")))
+        step, cursor = states.check(state, self._pipeline.fingerprint, allow)
+        lanes = states.check_lanes(state, len(way.writers), way.lanes) if way.streams else None
+        self._go_to(_Delivered(step, cursor, lanes), restored=(step, cursor))
 
     def seek(self, epoch: int, position: int = 0) -> None:
         """Go to a place in the run: the next batch begins there, or with the next epoch if none is left.
@@ -237,7 +239,11 @@ class Feed:
 
         Args:
           epoch: at least 0.
-          position: in the epoch's order. Streams have no random access: only 0.
+          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
+            access: only 0.
+
+        Raises:
+          ValueError: there is no such place; the message names the largest position.
         """
         epoch = checked_integer("epoch", epoch, at_least=0)
         position = checked_integer("position", position, at_least=0)
@@ -249,6 +255,7 @@ class Feed:
             raise ValueError(
                 f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
             )
+        states.check_position(position, self._pipeline.fingerprint["rows"])
         self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
@@ -261,7 +268,7 @@ class Feed:
           is padded.
         """
         way = self._pipeline.way
-        return way.rows_of(states.check(state, self._pipeline.fingerprint, (), streams=way.streams)[1])
+        return way.rows_of(states.check(state, self._pipeline.fingerprint, ())[1])
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
@@ -301,6 +308,8 @@ class Feed:
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
+            step, cursor, _ = self._delivered
+            self._loops.ended(step, cursor, self._pipeline.way.next_pass(cursor))
             raise StopIteration from None
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
@@ -329,10 +338,11 @@ class Feed:
                     self._runs.remove(run)
         return stuck
 
-    def _go_to(self, delivered: _Delivered) -> None:
+    def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._turn:
             self._check_open()
             self._stop(_MOMENT_S)
+            self._loops.moved(restored)
             self._delivered, self._exhausted = delivered, False
 
     def _lanes_of(self, delivered: _Delivered) -> dict[str, Any]:

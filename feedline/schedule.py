@@ -1,9 +1,9 @@
 """Which positions the batches of a run hold: batch size, remainder and epochs as arithmetic. Pure.
 
-A *cursor* is (epoch, position): where the next row comes from. It is what a checkpoint stores, and it
-is not normalised: after the last batch of an epoch its position may be the epoch's length or more
-(what lies beyond was padding), and the next batch decides, with its own batch size, whether that
-epoch is over.
+A *cursor* is (epoch, position): where the next row comes from, 0 ≤ position ≤ n. It is what a checkpoint
+stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next one, and
+the next batch decides, with its own batch size, whether that epoch is over. Padding has no position: whatever
+the batch size and the remainder, a position beyond n is none that a feed can reach.
 
 A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is
 one pass without an end.
@@ -110,7 +110,7 @@ class Schedule:
             return ENDLESS if self.remainder == "wrap" or self.steps_per_epoch else 0
         last_epoch = (self.pass_of(cursor) + 1) * self.epochs
         if self.remainder == "wrap":
-            left = (last_epoch - cursor.epoch) * self.rows - min(cursor.position, self.rows)
+            left = (last_epoch - cursor.epoch) * self.rows - cursor.position
             return left // self.batch_size
         return self._left_in_epoch(cursor) + (last_epoch - 1 - cursor.epoch) * self.steps_per_epoch
 
@@ -125,7 +125,7 @@ class Schedule:
     def batch_at(self, origin: Cursor, k: int) -> Cursor:
         """Where batch k after `origin` starts, normalised: the position is below n."""
         if self.remainder == "wrap":
-            beyond, position = divmod(min(origin.position, self.rows) + k * self.batch_size, self.rows)
+            beyond, position = divmod(origin.position + k * self.batch_size, self.rows)
             return Cursor(origin.epoch + beyond, position)
         here = self._left_in_epoch(origin)
         if k < here:
@@ -137,7 +137,7 @@ class Schedule:
         """The cursor once the batch that starts at `start` has been delivered: what a state stores."""
         end = start.position + self.batch_size
         if self.remainder != "wrap":
-            return Cursor(start.epoch, end)
+            return Cursor(start.epoch, min(end, self.rows))  # beyond are rows that "pad" repeats
         beyond = (end - 1) // self.rows  # of the last row, so that an epoch's end is not the next one's start
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
@@ -165,14 +165,14 @@ class Schedule:
         """Rows left out between a delivered batch and the next one, which starts at `start`; None: the end."""
         if self.remainder == "pad":
             return 0
-        left = self.rows - min(before.position, self.rows)
+        left = self.rows - before.position
         if start is not None:
             return left if self.remainder == "drop" and start.epoch > before.epoch else 0
         last_epoch = (self.pass_of(before) + 1) * (self.epochs or 1)
         return left + (last_epoch - 1 - before.epoch) * self.rows
 
     def _left_in_epoch(self, cursor: Cursor) -> int:
-        left = max(0, self.rows - cursor.position)
+        left = self.rows - cursor.position
         return left // self.batch_size if self.remainder == "drop" else -(-left // self.batch_size)
 
 

@@ -41,20 +41,17 @@ def make(
     return state if lanes is None else {**state, "lanes": copy.deepcopy(dict(lanes)), "writers": list(writers)}
 
 
-def check(
-    state: Any, fingerprint: Mapping[str, Any], allow: Collection[str], *, streams: bool
-) -> tuple[int, Cursor]:
+def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) -> tuple[int, Cursor]:
     """Step and cursor of a state that fits this feed.
 
     Args:
       state: as `make` made it, perhaps after a round trip through JSON.
       fingerprint: of the feed that is to go on.
       allow: fields of the fingerprint that may differ.
-      streams: whether the feed needs `state["lanes"]`.
 
     Raises:
       TypeError: it is not a dict.
-      ValueError: it is no state, or one of other data; the message names the field.
+      ValueError: it is no state, one of other data (the message names the field), or one beyond the data.
     """
     if isinstance(allow, str) or not set(allow) <= set(FIELDS):
         raise ValueError(f"allow must be a collection of fields out of {FIELDS}, got {allow!r}")
@@ -76,24 +73,72 @@ def check(
                 f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
                 f'the difference is meant, set_state(state, allow=("{field}",))'
             )
-    if streams and numbers[2] and not (isinstance(state.get("lanes"), Mapping) and state["lanes"]):
-        raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
+    check_position(numbers[2], fingerprint["rows"], "the state's position")
     return numbers[0], Cursor(numbers[1], numbers[2])
 
 
-def check_lanes(state: Mapping[str, Any], needed: Collection[str]) -> None:
-    """Refuse a state in the middle of a stream that lacks a lane that this process reads.
+def check_position(position: int, rows: int | None, name: str = "position") -> None:
+    """Refuse a place beyond the data. The end of an epoch, position `rows`, is one that a feed can be at.
+
+    Args:
+      rows: of an epoch; None: a stream, whose length only reading tells.
 
     Raises:
-      ValueError: it names the first one.
+      ValueError: it names the largest position.
     """
-    missing = sorted(set(needed) - set(state.get("lanes") or ()), key=int)
-    if missing and state["position"]:
+    if rows is not None and position > rows:
+        raise ValueError(
+            f"{name} counts the rows of one epoch that came before, and an epoch has {rows}; got {position}. The "
+            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any place up to there"
+        )
+
+
+def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -> dict[str, Any] | None:
+    """Grain's states of a stream's lanes, None at the start of an epoch, where no lane has begun.
+
+    Args:
+      state: of a stream, and one that `check` took.
+      count: of all lanes.
+      needed: the lanes that this process reads.
+
+    Raises:
+      ValueError: the state contradicts itself, or lacks a lane.
+    """
+    lanes, position = state.get("lanes"), state["position"]
+    if position and not lanes:
+        raise ValueError("the state of a stream holds its lanes, and this one has none; restore it whole")
+    lanes = lanes or {}
+    contradiction = _contradiction(lanes, position, count)
+    if contradiction:
+        raise ValueError(f"{contradiction}; pass what feed.get_state() or feedline.load_lanes returned, unchanged")
+    missing = sorted(set(needed) - set(lanes), key=int)
+    if missing and position:
         raise ValueError(
             f"the state of a stream must hold every lane that this process reads, and lacks lane {missing[0]} "
             f"({len(missing)} of {len(needed)} are missing): a process that read others saved it. Save with "
             "feedline.save_lanes on every process, and restore what feedline.load_lanes returns"
         )
+    return dict(lanes) if position else None
+
+
+def _contradiction(lanes: Any, position: int, count: int) -> str | None:
+    """What is wrong with the states of lanes at a position, in words; None if nothing is."""
+    if not isinstance(lanes, Mapping):
+        return f"a state's 'lanes' must be a dict with a state for each lane, got {repr(lanes)[:100]}"
+    names = {str(lane) for lane in range(count)}
+    for name, lane in lanes.items():
+        if name not in names:
+            return f"the lanes of this stream are named '0' to '{count - 1}', and the state has a lane {name!r}"
+        if lane is None and position:
+            return f"at position {position} every lane has begun, and lane {name} has no state"
+        if lane is not None and not position:
+            return f"at position 0 no lane has begun, and lane {name} has the state {repr(lane)[:100]}"
+    if position % count:
+        return (
+            f"each of {count} lanes gives the same number of items to a batch, so a state's position is a "
+            f"multiple of {count}, and it is {position}"
+        )
+    return None
 
 
 def digest(value: Any) -> str:

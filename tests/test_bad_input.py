@@ -6,6 +6,7 @@ from collections import OrderedDict
 import grain
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -15,6 +16,40 @@ P = PartitionSpec
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 SHARDING = NamedSharding(MESH, P("data"))
 X = np.zeros((64, 6), np.float32)
+
+MASKED = np.ma.masked_array(np.zeros(64, np.float32), mask=np.arange(64) == 0)
+
+
+class Half:
+    """A RowSource that is not finished."""
+
+    spec = jax.ShapeDtypeStruct((), np.float32)
+
+    def read(self, rows, out):
+        pass
+
+
+class OnDisk:
+    """Stands for a group or an array of HDF5."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __len__(self):
+        return len(self.held)
+
+    def __getitem__(self, i):
+        return self.held[i]
+
+    def keys(self):
+        return self.held.keys()
+
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("the whole file is read")
+
+
+class Split(dict):
+    """Stands for a DatasetDict of Hugging Face, which is a dict, but no tree for JAX."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +127,38 @@ def no_thread_is_left():
         ({"source": X[:0]}, ValueError, "at least one row"),
         ({"source": {}}, ValueError, "at least one array"),
         ({"source": 7}, TypeError, "a source is a tree of arrays and .npy paths, a path or glob, .* got int"),
-        ({"source": iter([X])}, TypeError, "feed an iterator of batches with feedline.prefetch_to_mesh"),
+        ({"source": iter([X])}, TypeError, "feed an iterator of batches with prefetch_to_mesh"),
+        ({"source": [X, X]}, TypeError, "source: a list may mean rows or columns, .* tuple or .* numpy.stack"),
+        (
+            {"source": {"x": ["a.npy"]}},
+            TypeError,
+            r"source\['x'\]: a list may mean rows .* or, of files, a glob",
+        ),
+        (
+            {"source": {"x": MASKED}},
+            ValueError,
+            r"source\['x'\]: .* 1 of these 64 values are masked; .*filled\(0\)",
+        ),
+        ({"source": MASKED}, ValueError, "source: a batch has no mask"),
+        ({"transform": lambda x, rows: MASKED[: len(x)]}, ValueError, "batch: a batch has no mask"),
+        ({"source": b"gone.npy"}, FileNotFoundError, "there is no file gone.npy"),
+        (
+            {"source": Half()},
+            TypeError,
+            "a RowSource needs .* Half lacks __len__, identity, close; .*sources.md",
+        ),
+        ({"source": pa.table({"x": X[:, 0]})}, TypeError, r"a table is no source, .* got a Table; .*to_numpy\(\)"),
+        (
+            {"source": OnDisk({"x": X})},
+            TypeError,
+            r"OnDisk has names: .*KeyError: 0; pass one, .*\]\[\.\.\.\]",
+        ),
+        (
+            {"source": Split(train=X)},
+            TypeError,
+            r"Split has names: .*; pass one, source\[name\], or all in memory",
+        ),
+        ({"source": {"x": OnDisk(X)}}, TypeError, r"got OnDisk; leaf\[\.\.\.\] reads an array of HDF5"),
         ({"source": np.array([{}, {}], object)}, TypeError, "got dtype object"),
         ({"source": "gone.npy"}, FileNotFoundError, "there is no file gone.npy"),
         ({"source": "gone-*.npy"}, FileNotFoundError, r"no file matches gone-\*.npy"),
@@ -115,6 +181,25 @@ def test_one_row_padded_and_wrapped():
         assert [np.asarray(batch["valid"]).sum() for batch in feed] == [1]
     with Feed({"x": X[:1]}, 8, SHARDING, epochs=20, remainder="wrap") as feed:
         assert len(list(feed)) == len(feed) == 2
+
+
+def test_columns_of_a_table_and_masked_arrays_without_a_mask_are_leaves():
+    table = pa.table({"x": np.arange(64), "y": np.arange(64) % 2 == 0})
+    source = {**{name: table[name] for name in table.column_names}, "z": np.ma.masked_array(np.arange(64))}
+    with Feed(source, 64, SHARDING, order=Order(shuffle=False)) as feed:
+        batch = next(feed)
+    for name in source:
+        np.testing.assert_array_equal(batch[name], np.asarray(source[name]))
+
+
+def test_a_transform_that_masks_a_later_row_is_refused():
+    def mask(x, rows):
+        return np.ma.masked_array(x, mask=np.repeat(rows.index[:, None] == 13, 6, 1))
+
+    with Feed(X, 8, SHARDING, order=Order(shuffle=False), transform=mask) as feed:
+        next(feed)
+        with pytest.raises(ValueError, match=r"6 of these .* values are masked"):
+            next(feed)
 
 
 def test_a_state_from_other_data():
@@ -160,6 +245,7 @@ def test_negative_places(epoch_position):
         ({"x": np.zeros(6)}, "the batch size must be a multiple of the 4 shards .* got 6; 4 or 8 would work"),
         ({"x": np.array(["a"])}, "an accelerator holds numbers and booleans"),
         ({"x": np.array([2**40] * 8)}, "1099511627776 does not fit"),
+        ({"x": MASKED}, r"batch\['x'\]: a batch has no mask, and 1 of these 64 values are masked; .*filled\(0\)"),
         (np.float32(1), "a leaf needs a first axis that counts rows, got a scalar"),
     ],
 )

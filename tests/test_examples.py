@@ -13,6 +13,7 @@ PRINTED = {
     "smallest.py": "60 steps on 8 devices, loss 0.000000",
     "existing_iterator.py": "mean 4, state {'given': 5}",
     "grain_dataset.py": "resumed at epoch 0, position 352",
+    "row_source.py": "1000 rows of 16 batches, 100 of them with label 7",
     "checkpoints.py": "steps 31 to 60 on one device, same losses: True",
     "audit_feed.py": "(64, 8, 8) uint8 on 8 devices",
     "token_packing.py": "160 rows before the resume and 777 after it",

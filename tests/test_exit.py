@@ -1,5 +1,8 @@
 """How a process ends: a feed that nobody closed, reads that never return, workers that die or have no guard."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,12 +19,16 @@ sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 """
 
 
-def run(tmp_path, body, *, timeout_s=60):
-    """Run a script; its result, and how long it took from its last line to the end of the process."""
+def run(tmp_path, body, *, timeout_s=60, flags=("-W", "error"), before=()):
+    """Run a script; its result, and how long it took from its last line to the end of all that hold its output.
+
+    Those are the processes that it started, and Python's resource tracker, which says what shared memory was left;
+    with `-W error` it raises that, and then keeps it to itself.
+    """
     script = tmp_path / "script.py"
     script.write_text(f"{BEFORE}{body}")
     done = subprocess.run(
-        [sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=timeout_s, cwd=tmp_path
+        [*before, sys.executable, *flags, script], capture_output=True, text=True, timeout=timeout_s, cwd=tmp_path
     )
     ended = time.time()
     ends = [line for line in done.stdout.splitlines() if line.startswith("end ")]
@@ -107,51 +114,150 @@ def main():
 """
 
 
-def test_workers_of_a_feed_that_nobody_closed_end_and_leave_no_shared_memory(tmp_path):
-    body = """
-if __name__ == "__main__":
-    feed = main()
+SHARED = """
     with open("/proc/self/maps") as file:
         maps = file.read().split()
-    print("shared", *{word.split("/")[-1] for word in maps if word.startswith("/dev/shm/psm")}, flush=True)
+    print("shared", *{word.removeprefix("/dev/shm/") for word in maps if word.startswith("/dev/shm/")}, flush=True)
 """
-    done, _ = run(tmp_path, WORKERS + body)
-    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("end", ["", "feed.close()", "feed.close(); del batch"])
+def test_workers_leave_no_process_and_no_shared_memory(tmp_path, end):
+    body = f"""
+if __name__ == "__main__":
+    feed, workers = main()
+    batch = next(feed)
+{SHARED}
+    {end}
+    print("closed", *[name for name in os.listdir("/dev/shm") if f"feedline-{{os.getpid()}}-" in name])
+"""
+    done, _ = run(tmp_path, WORKERS + body, flags=())
+    assert (done.returncode, done.stderr) == (0, "")  # nor does the resource tracker tell of any
     assert len(_said(done, "workers")) == 2
     assert not any(Path("/proc", pid).exists() for pid in _said(done, "workers"))
-    assert _said(done, "shared")  # a batch did come through shared memory
+    assert any(name.startswith("feedline-") for name in _said(done, "shared"))  # a batch did come that way
     assert not any(Path("/dev/shm", name).exists() for name in _said(done, "shared"))
+    if end:
+        assert _said(done, "closed") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os._exit(7)", 7),
+    ],
+)
+def test_workers_end_with_a_trainer_that_had_no_time_to_close(tmp_path, how, code):
+    body = f"""
+if __name__ == "__main__":
+    feed, workers = main()
+{SHARED}
+    print("mine", os.getpid())
+    print("end", time.time(), flush=True)
+    {how}
+"""
+    done, delay_s = run(tmp_path, WORKERS + body)
+    assert done.returncode == code
+    assert delay_s < 10  # and nobody holds standard output or standard error any more
+    assert not any(_runs(pid) for pid in _said(done, "workers"))
+    shared = _said(done, "shared")
+    assert any(name.startswith("sem.") for name in shared)
+    assert not any(Path("/dev/shm", name).exists() for name in shared)
+    assert not list(Path("/dev/shm").glob(f"feedline-{_said(done, 'mine')[0]}-*"))
+
+
+def _runs(pid):
+    """Whether a process has not ended; one that nobody waited for yet is a zombie, "Z"."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 def _said(done, word):
-    line = next(line for line in done.stdout.splitlines() if line.startswith(f"{word} "))
+    line = next(line for line in done.stdout.splitlines() if line.split()[0] == word)
     return line.split()[1:]
 
 
-def test_a_killed_worker_ends_the_feed_with_an_error_within_seconds(tmp_path):
+ENDS = {
+    "is killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "exit code -9: the kernel sends signal 9 .* when memory runs",
+    ),
+    "has a bus error": ("os.kill(os.getpid(), signal.SIGBUS)", "exit code -7: .* or /dev/shm is full .* 64 MB"),
+    "exits with 0": ("os._exit(0)", r"exit code 0: .* look for sys\.exit, os\._exit"),
+    "is told to exit with 0": ("sys.exit(0)", r"exit code 0: something that it ran"),
+    "exits with 3": ("os._exit(3)", "exit code 3: look at what it printed"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_worker_that_ends_ends_the_feed_with_an_error_within_seconds(tmp_path, how):
+    ends, told = ENDS[how]
     done, _ = run(
         tmp_path,
-        f"""{WORKERS}
+        f"""
+np.save("x.npy", np.arange(1600, dtype=np.float32))
+def leave(batch, rows):
+    if 800 in rows.index and len(rows.index) > 1 and not os.path.exists("left"):
+        open("left", "w").close()
+        {ends}
+    return batch
 if __name__ == "__main__":
-    feed, workers = main()
-    os.kill(workers[0], signal.SIGKILL)
+    feed = feedline.Feed(
+        {{"x": "x.npy"}}, 8, sharding, order=feedline.Order(shuffle=False), transform=leave, epochs=1,
+        reading=feedline.Reading(workers=2),
+    )
     began = time.monotonic()
+    seen = []
     try:
         for batch in feed:
-            pass
+            seen += np.asarray(batch["x"]).tolist()
+            began = time.monotonic()
     except feedline.WorkerError as error:
         print(f"{{type(error).__name__}} {{error}}")
     assert time.monotonic() - began < 20
-    step = feed.get_state()["step"]
-    next(feed)  # new workers, and exactly the next batch
-    print("went on", feed.get_state()["step"] - step)
+    seen += np.concatenate([np.asarray(batch["x"]) for batch in feed]).tolist()  # from new workers
+    assert seen == list(range(1600))
     feed.close()
 """,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "WorkerError a worker process must live as long as its feed" in done.stdout
-    assert "exit code -9" in done.stdout
-    assert done.stdout.splitlines()[-1] == "went on 1"
+    (line,) = done.stdout.splitlines()
+    assert re.match(f"WorkerError a worker process must live as long as its feed, and one ended with {told}", line)
+    assert "__main__" not in line  # the guard is there: workers delivered batches
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("size", ["2m", "64k"])  # no room for batches; not even for the workers' semaphores
+def test_shared_memory_that_is_full_is_named(tmp_path, size):
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    done, _ = run(
+        tmp_path,
+        """
+np.save("x.npy", np.zeros((4, 1 << 20), np.uint8))
+if __name__ == "__main__":
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with feedline.Feed({"x": "x.npy"}, 4, one, reading=feedline.Reading(workers=2)) as feed:
+        try:
+            next(feed)
+        except feedline.WorkerError as error:
+            print(error)
+""",
+        before=("unshare", "--mount", "sh", "-c", mount, "sh"),
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"a mount of one's own is not allowed here: {done.stderr}")
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "workers hand batches over in /dev/shm, which must have room for them: [Errno 28]"
+    )
+    assert "Docker gives it 64 MB unless a container is started with, for example, --shm-size=8g" in done.stdout
+    if size == "2m":
+        assert "it has 2,097,152 bytes, of which" in done.stdout
+        assert "and a batch takes 4,194,304 bytes" in done.stdout
 
 
 def test_a_script_without_a_guard_is_told_so(tmp_path):

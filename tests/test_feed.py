@@ -4,13 +4,15 @@ import dataclasses
 import importlib.metadata
 import itertools
 import json
+import re
 import threading
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from background import PATIENCE_S
+from background import PATIENCE_S, spawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -130,6 +132,96 @@ def test_iter_in_the_middle_of_a_pass_changes_nothing():
         assert first + [rows_in(batch) for batch in feed] == expected_batches(40, 8, "drop", [0])
 
 
+PEEKED = (
+    r"goes on in the middle of a pass: 1 of its batches .* call feed.seek\(1\) before .* batches by next\(feed\)"
+)
+
+
+def test_a_loop_that_goes_on_in_the_middle_of_a_pass_warns_once():
+    with feed_of(40, 8, epochs=1) as feed:
+        list(feed)
+        next(iter(feed))  # to look at a batch
+        with pytest.warns(UserWarning, match=PEEKED) as caught:
+            rest = [rows_in(batch) for batch in feed]
+        assert caught[0].filename == __file__
+        assert rest == expected_batches(40, 8, "drop", [1])[1:]
+        next(iter(feed))
+        assert len(list(feed)) == 4  # warned once
+
+    with feed_of(40, 8, epochs=2) as feed:
+        for _ in feed:
+            break
+        feed.seek(0)  # what the warning advises
+        assert len(list(feed)) == 10
+
+
+def test_what_goes_on_on_purpose_does_not_warn():
+    with feed_of(40, 8, epochs=1) as feed:
+        next(feed)  # a feed that is used as an iterator
+        assert len(list(feed)) == 4
+        iter(feed)
+        assert len(list(feed)) == 5  # iter twice, and no batch between
+        next(iter(feed))
+        state = feed.get_state()
+        feed.set_state(state)
+        assert len(list(feed)) == 4  # a resume
+        next(iter(feed))
+        feed.seek(3, 8)
+        assert len(list(feed)) == 4
+        assert len(list(feed)) == 5
+    with feed_of(40, 8) as feed:  # without an end
+        for _ in range(3):
+            assert len(list(zip(range(2), feed, strict=False))) == 2
+
+
+def test_a_loop_after_an_error_does_not_warn():
+    def transform(batch, rows):
+        if failing and 16 in rows.position:
+            raise failing.pop()
+        return batch
+
+    for error in (OSError("once"), KeyboardInterrupt()):
+        failing = [error]
+        with feed_of(40, 8, epochs=1, transform=transform, prefetch=0) as feed:
+            with pytest.raises(type(error)):
+                list(feed)
+            assert len(list(feed)) == 3
+
+
+EMPTY = (
+    r"gets no batch: the state was saved at the end of a pass, in epoch 0, .* in range\(feed.epoch, epochs\), with"
+    r" .*; or leave it out, feed.seek\(1\), and for epoch in range\(1, epochs\)"
+)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_empty_pass_after_set_state_warns_once_and_both_loops_that_it_shows_are_right(prefetch):
+    def epochs_of(feed, epochs):
+        return [[rows_in(batch) for batch in feed] for _ in epochs]
+
+    whole = [expected_batches(40, 8, "drop", [epoch]) for epoch in range(4)]
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        list(feed)
+        state = feed.get_state()
+        for warns in (True, False):
+            feed.set_state(state)
+            if warns:
+                with pytest.warns(UserWarning, match=EMPTY) as caught:
+                    assert epochs_of(feed, range(feed.epoch, 4)) == [[], *whole[1:]]
+                assert caught[0].filename == __file__
+            else:
+                assert epochs_of(feed, range(feed.epoch, 4)) == [[], *whole[1:]]
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        feed.set_state(state)
+        feed.seek(1)
+        assert epochs_of(feed, range(1, 4)) == whole[1:]
+        assert feed.get_state()["step"] == 20
+    with feed_of(40, 8, epochs=1, prefetch=prefetch) as feed:
+        feed.set_state({**state, "position": 8})
+        assert len(list(feed)) == 4  # in the middle of a pass
+        assert len(list(feed)) == 5
+
+
 def test_a_loop_bounded_by_zip_takes_no_batch_more():
     with feed_of(40, 8) as feed:
         taken = [rows_in(batch) for _, batch in zip(range(3), feed, strict=False)]
@@ -216,6 +308,50 @@ def test_seek_keeps_the_step_and_goes_anywhere():
 
 
 @pytest.mark.parametrize("remainder", REMAINDERS)
+def test_a_place_beyond_the_data_is_refused_and_changes_nothing(remainder):
+    told = (
+        r"counts the rows of one epoch that came before, and an epoch has 43; got 44\. The largest is 43, the end"
+    )
+    with feed_of(43, 8, remainder=remainder) as feed:
+        delivered = [rows_in(next(feed))]
+        beyond = {**feed.get_state(), "position": 44}
+        for use in (lambda: feed.seek(0, 44), lambda: feed.set_state(beyond), lambda: feed.rows_of(beyond)):
+            with pytest.raises(ValueError, match=told):
+                use()
+        delivered.append(rows_in(next(feed)))
+        assert delivered == expected_batches(43, 8, remainder, [0])[:2]
+        for go_to_the_end in (lambda: feed.seek(0, 43), lambda: feed.set_state({**beyond, "position": 43})):
+            go_to_the_end()
+            assert rows_in(next(feed)) == order_of(43, 1)[:8]
+
+
+def test_a_state_of_a_longer_source_is_refused_where_this_one_has_no_such_place():
+    with Feed({"row": np.arange(1000, dtype=np.int32)}, 100, WHOLE) as longer:
+        [next(longer) for _ in range(9)]
+        state = longer.get_state()
+    with Feed({"row": np.arange(400, dtype=np.int32)}, 100, WHOLE) as shorter:
+        with pytest.raises(ValueError, match=r"the state's position counts .* an epoch has 400; got 900\."):
+            shorter.set_state(state, allow=("rows", "data"))
+        shorter.set_state({**state, "position": 300}, allow=("rows", "data"))
+        assert (shorter.epoch, shorter.position) == (0, 300)
+
+
+@pytest.mark.parametrize("other", [1, 7, 43, 60])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("batch_size", [5, 8, 31, 43, 100])
+def test_every_state_of_a_feed_is_a_place_for_one_of_another_batch_size(batch_size, remainder, other):
+    if remainder == "drop" and max(batch_size, other) > 43:
+        return
+    with feed_of(43, batch_size, remainder=remainder) as feed, feed_of(43, other, remainder="pad") as another:
+        for _, batch in zip(range(12), feed, strict=False):
+            state = feed.get_state()
+            another.set_state(state)
+            if remainder != "drop":
+                last = [row for row in rows_in(batch) if row >= 0][-1]
+                assert order_of(43, state["epoch"])[state["position"] - 1] == last
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
 def test_rows_of_a_state_are_those_of_the_batch_that_follows_it(remainder):
     with feed_of(43, 8, remainder=remainder, epochs=3) as feed:
         for _ in range(2):  # after the last batch of a pass comes the first of the next
@@ -278,6 +414,62 @@ def test_statistics_are_a_snapshot_that_adds_up(remainder):
     assert after.ready == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         after.rows = 0
+
+
+def test_what_was_asked_for_can_be_read():
+    with feed_of(40, np.int64(8), epochs=2, remainder="pad", prefetch=3, reading=Reading(buffer=4)) as feed:
+        assert (feed.batch_size, type(feed.batch_size), feed.epochs, feed.remainder) == (8, int, 2, "pad")
+        assert (feed.prefetch, feed.order, feed.reading.buffer) == (3, Order(SEED), 4)
+        assert feed.reading.threads == feed.statistics().threads > 0
+        for name in ("batch_size", "order", "epochs", "remainder", "prefetch", "reading"):
+            with pytest.raises(AttributeError):
+                setattr(feed, name, None)
+    with feed_of(40, 8) as feed:
+        assert feed.epochs is None
+
+
+def test_a_repr_says_what_a_feed_is_and_where_it_stands():
+    source = {"x": np.zeros((1437, 4, 2), np.uint8), "<y>": {"z": np.zeros(1437, np.float32)}}
+    told = (
+        r"<feedline.Feed: rows 1,437, batch_size 16, remainder drop, epochs 2, "
+        r"order Order\(seed=0, shuffle=True\), epoch {}, position {}, spec <y>.z: float32\[16\], x: uint8\[16, 4, 2\]>"
+    )
+    with Feed(source, 16, WHOLE, epochs=2) as feed:
+        assert re.fullmatch(told.format(0, 0), repr(feed))
+        next(feed)
+        assert re.fullmatch(told.format(0, 16), repr(feed))
+        feed.seek(1, 1437)
+        page = feed._repr_html_()
+    assert re.fullmatch(told.format(1, "1,437, closed"), repr(feed))
+    assert "&lt;y&gt;.z: float32[16]" in page
+    assert page.count("<td") == page.count("</td>") == 16
+    ElementTree.fromstring(page)
+
+    many = {f"leaf{i:02}": np.arange(8) for i in range(30)}
+    with Feed(many, 8, WHOLE) as feed:
+        assert repr(feed).endswith("leaf11: int32[8], and 18 more>")
+    assert repr(object.__new__(Feed)) == "<feedline.Feed: not built>"  # a debugger inside the constructor
+
+
+def test_a_repr_waits_for_nothing_and_touches_no_device(monkeypatch):
+    inside, gate = threading.Event(), threading.Event()
+
+    def transform(batch, rows):
+        if len(rows.index) > 1:
+            inside.set()
+            assert gate.wait(PATIENCE_S)
+        return batch
+
+    with feed_of(40, 8, transform=transform) as feed:
+        waiting = spawn(lambda: next(feed))
+        assert inside.wait(PATIENCE_S)
+        with monkeypatch.context() as patch:
+            for name in ("devices", "device_put", "make_array_from_callback", "block_until_ready"):
+                patch.setattr(jax, name, None)
+            assert "position 0" in repr(feed)
+            assert "position" in feed._repr_html_()
+        gate.set()
+        waiting.result(PATIENCE_S)
 
 
 def test_spec_is_that_of_the_batches():
@@ -374,7 +566,7 @@ class Model:
         if self.exhausted or len(rows) < batch_size:
             self.exhausted = True
             return None
-        self.epoch, self.position = epoch, position
+        self.epoch, self.position = epoch, min(position, self.n)  # padding has no position
         self.step += 1
         self.batches += 1
         return rows
@@ -455,6 +647,10 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 4), position=st.integers(0, 60))
     def seek(self, epoch, position):
+        if position > self.model.n:
+            with pytest.raises(ValueError, match=rf"got {position}\. The largest is {self.model.n}, the end"):
+                self.feed.seek(epoch, position)
+            return
         self.feed.seek(epoch, position)
         self.model.epoch, self.model.position, self.model.exhausted = epoch, position, False
 
@@ -468,10 +664,11 @@ class FeedMachine(RuleBasedStateMachine):
             self.feed.close()
 
 
-TestAnythingAUserMayDo = FeedMachine.TestCase
+TestAnythingAUserMayDo = pytest.mark.filterwarnings("ignore:this loop")(FeedMachine.TestCase)
 TestAnythingAUserMayDo.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
 
 
+@pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_batch_sizes_that_change_at_resumes_lose_and_repeat_nothing(remainder):
     """The rows of three epochs, delivered by feeds of different batch sizes, one after the other."""

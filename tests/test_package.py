@@ -206,11 +206,13 @@ OF_FEEDLINE = {
               "description", "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
     "turn": [],
-    "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
-             "state", "observe", "placement.plan", "loader.form",
+    "loops": ["schedule"],
+    "shown": ["pipeline", "request", "options", "schedule"],
+    "feed": ["request", "build", "pipeline", "turn", "loops", "shown", "exit", "cluster.monitor", "errors",
+             "options", "schedule", "state", "observe", "placement.plan", "loader.form",
              "prefetch.handover"],  # a type, and the exception that says closed
-    "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "jax_settings", "exit", "errors",
-                "options"],
+    "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit",
+                "errors", "options"],
     "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
     # beside them
     "cluster": ["cluster", "errors", "options"],
@@ -237,6 +239,7 @@ FROM_OUTSIDE = {
     "replicas": ["numpy", "jax"],
     "build": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
+    "shown": ["jax"],
     "drop_in": ["numpy", "jax"],
     "cluster": ["jax"],
     "data": ["numpy"],

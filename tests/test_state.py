@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.schedule import Cursor
-from feedline.state import FIELDS, VERSION, check, digest, make
+from feedline.state import FIELDS, VERSION, check, check_lanes, digest, make
 
 FINGERPRINT: dict[str, Any] = {
     "rows": 60_000,
@@ -45,13 +45,13 @@ def test_what_a_state_is():
     assert make(12, Cursor(3, 456), OF_A_STREAM, lanes, [1]) == of_a_stream
 
 
-@given(step=NATURAL, epoch=NATURAL, position=NATURAL)
+@given(step=NATURAL, epoch=NATURAL, position=st.integers(0, FINGERPRINT["rows"]))
 @settings(max_examples=200)
 def test_a_state_is_the_same_after_json(step, epoch, position):
     state = make(step, Cursor(epoch, position), FINGERPRINT, None)
     assert json.loads(json.dumps(state)) == state
     for saved in (state, json.loads(json.dumps(state)), {**state, "a_later_field": 1}):
-        found = check(saved, FINGERPRINT, (), streams=False)
+        found = check(saved, FINGERPRINT, ())
         assert found == (step, Cursor(epoch, position))
         assert isinstance(found[1], Cursor)
 
@@ -80,10 +80,10 @@ def test_a_field_that_differs_is_named_and_only_its_own_permission_lets_it_pass(
     for allow in itertools.chain(*(itertools.combinations(FIELDS, k) for k in range(6))):
         for collection in (tuple, list, set, frozenset, dict.fromkeys):
             if field in allow:
-                assert check(saved, FINGERPRINT, collection(allow), streams=False) == (12, Cursor(3, 456))
+                assert check(saved, FINGERPRINT, collection(allow)) == (12, Cursor(3, 456))
             else:
                 with pytest.raises(ValueError, match=told) as error:
-                    check(saved, FINGERPRINT, collection(allow), streams=False)
+                    check(saved, FINGERPRINT, collection(allow))
     for value in (OTHERS[field], FINGERPRINT[field]):
         assert repr(value)[:100] in str(error.value)
 
@@ -92,23 +92,23 @@ def test_a_field_that_differs_is_named_and_only_its_own_permission_lets_it_pass(
 def test_a_field_that_is_missing_differs(field):
     saved = {**STATE, "fingerprint": {key: value for key, value in FINGERPRINT.items() if key != field}}
     with pytest.raises(ValueError, match=rf"its '{field}' is None, this feed's is "):
-        check(saved, FINGERPRINT, (), streams=False)
+        check(saved, FINGERPRINT, ())
 
 
 def test_of_two_fields_that_differ_each_needs_its_permission():
     saved = {**STATE, "fingerprint": {**FINGERPRINT, "rows": 1, "data": "other"}}
     with pytest.raises(ValueError, match="its 'data' is 'other'"):
-        check(saved, FINGERPRINT, ("rows",), streams=False)
+        check(saved, FINGERPRINT, ("rows",))
     with pytest.raises(ValueError, match="its 'rows' is 1"):
-        check(saved, FINGERPRINT, ("data",), streams=False)
-    assert check(saved, FINGERPRINT, ("data", "rows"), streams=False)[0] == 12
+        check(saved, FINGERPRINT, ("data",))
+    assert check(saved, FINGERPRINT, ("data", "rows"))[0] == 12
 
 
 def test_long_values_are_cut_and_told_apart_by_their_digest():
     specs = [{f"leaf{i}": ["int32", [i]] for i in range(last)} for last in (100, 101)]
     saved = {**STATE, "fingerprint": {**FINGERPRINT, "spec": specs[0]}}
     with pytest.raises(ValueError, match=r"^the state was saved over other data: its 'spec' is ") as error:
-        check(saved, {**FINGERPRINT, "spec": specs[1]}, (), streams=False)
+        check(saved, {**FINGERPRINT, "spec": specs[1]}, ())
     assert len(str(error.value)) < 600
     for spec in specs:
         assert f"digest {digest(spec)[:8]}" in str(error.value)
@@ -119,14 +119,14 @@ def test_permissions_that_are_no_fields_are_refused(allow):
     with pytest.raises(
         ValueError, match=r"^allow must be a collection of fields out of \('rows', .*\), got "
     ) as error:
-        check(STATE, FINGERPRINT, allow, streams=False)
+        check(STATE, FINGERPRINT, allow)
     assert str(error.value).endswith(f"got {allow!r}")
 
 
 @pytest.mark.parametrize("state", [None, 3, "state", b"{}", [("version", 1)], json.dumps(STATE)])
 def test_what_is_no_dict_is_refused(state):
     with pytest.raises(TypeError, match=r"^a state is the dict that feed\.get_state\(\) returned, got ") as error:
-        check(state, FINGERPRINT, (), streams=False)
+        check(state, FINGERPRINT, ())
     assert str(error.value).endswith(f"got {type(state).__name__}")
 
 
@@ -135,7 +135,7 @@ def test_other_versions_are_refused(state):
     with pytest.raises(
         ValueError, match=r"^this feedline reads states of version 1, got version .*; restore with the"
     ):
-        check(state, FINGERPRINT, (), streams=False)
+        check(state, FINGERPRINT, ())
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "position"])
@@ -144,32 +144,64 @@ def test_numbers_that_are_no_naturals_are_refused(name, value):
     with pytest.raises(
         ValueError, match=rf"^a state's '{name}' must be an integer in \[0, 2\^63\), got "
     ) as error:
-        check({**STATE, name: value}, FINGERPRINT, (), streams=False)
+        check({**STATE, name: value}, FINGERPRINT, ())
     assert str(error.value).endswith(f"got {value!r}")
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "position"])
 def test_numbers_that_are_missing_are_refused(name):
     with pytest.raises(ValueError, match=rf"^a state's '{name}' must be an integer .* got None$"):
-        check(without(name), FINGERPRINT, (), streams=False)
+        check(without(name), FINGERPRINT, ())
 
 
 @pytest.mark.parametrize("state", [without("fingerprint"), {**STATE, "fingerprint": digest(FINGERPRINT)}])
 def test_a_state_without_a_fingerprint_is_refused(state):
     with pytest.raises(ValueError, match=r"^the state has no fingerprint; pass the dict .*, whole$"):
-        check(state, FINGERPRINT, FIELDS, streams=False)
+        check(state, FINGERPRINT, FIELDS)
 
 
-@pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": [1]}, {"lanes": {}}])
+@pytest.mark.parametrize("position", [60_001, 10**6, 2**63 - 1])
+def test_a_position_beyond_the_rows_is_refused_whatever_is_allowed(position):
+    told = (
+        rf"^the state's position counts .* an epoch has 60000; got {position}\. The largest is 60000, the end of"
+    )
+    for allow in ((), FIELDS):
+        with pytest.raises(ValueError, match=told):
+            check({**STATE, "position": position}, FINGERPRINT, allow)
+    assert check({**STATE, "position": 60_000}, FINGERPRINT, ())[1] == Cursor(3, 60_000)
+
+
+@pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": []}, {"lanes": {}}])
 def test_in_the_middle_of_a_stream_its_lanes_are_needed(lanes):
     state = {**STATE, "fingerprint": OF_A_STREAM, **lanes}
-    with pytest.raises(
-        ValueError, match=r"^the state of a stream holds its lanes, and this one has none; restore"
-    ):
-        check(state, OF_A_STREAM, (), streams=True)
-    assert check({**state, "lanes": {"0": {}}}, OF_A_STREAM, (), streams=True) == (12, Cursor(3, 456))
-    assert check({**state, "position": 0}, OF_A_STREAM, (), streams=True) == (12, Cursor(3, 0))
-    assert check(STATE, FINGERPRINT, (), streams=False) == (12, Cursor(3, 456))
+    told = r"^the state of a stream holds its lanes, and this one has none; restore"
+    with pytest.raises(ValueError, match=told):
+        check_lanes(state, 1, ["0"])
+    assert check_lanes({**state, "lanes": {"0": {}}}, 1, ["0"]) == {"0": {}}
+    assert check_lanes({**state, "position": 0}, 1, ["0"]) is None
+
+
+A, B = {"next_index": 3}, {"next_index": 7}
+
+
+@pytest.mark.parametrize(
+    ("position", "lanes", "told"),
+    [
+        (6, [1], r"'lanes' must be a dict with a state for each lane, got \[1\]"),
+        (6, {"0": A, "1": None}, "at position 6 every lane has begun, and lane 1 has no state"),
+        (6, {"0": None}, "at position 6 every lane has begun, and lane 0 has no state"),  # of another process
+        (0, {"0": None, "1": A}, r"at position 0 no lane has begun, and lane 1 has the state \{'next_index': 3\}"),
+        (6, {"0": A, "2": B}, r"the lanes of this stream are named '0' to '1', and the state has a lane '2'"),
+        (6, {"0": A, 1: B}, r"the lanes of this stream are named '0' to '1', and the state has a lane 1"),
+        (7, {"0": A, "1": B}, "each of 2 lanes gives the same .* a multiple of 2, and it is 7"),
+    ],
+)
+def test_a_state_of_lanes_that_contradicts_itself_is_refused(position, lanes, told):
+    with pytest.raises(ValueError, match=f"{told}.*; pass what feed.get_state.* returned, unchanged$"):
+        check_lanes({"position": position, "lanes": lanes}, 2, ["1"])
+    assert check_lanes({"position": 6, "lanes": {"0": A, "1": B}}, 2, ["1"]) == {"0": A, "1": B}
+    assert check_lanes({"position": 6, "lanes": {"1": B}}, 2, ["1"]) == {"1": B}  # what one process saved
+    assert check_lanes({"position": 0, "lanes": {"0": None, "1": None}}, 2, ["1"]) is None
 
 
 def test_digests_never_change():

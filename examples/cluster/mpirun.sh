@@ -12,5 +12,7 @@ PROCESSES=${PROCESSES:-8}
 # --bind-to none: by default mpirun binds each process to one core, which would leave it one reading thread.
 # Process 0 must run on the host of mpirun, as it does if that host comes first; else name its host by
 # -x FEEDLINE_COORDINATOR=host:port.
-exec mpirun -n "$PROCESSES" --bind-to none ${HOSTS:+--host "$HOSTS"} ${MPIRUN_OPTIONS:-} \
+# odls_base_sigkill_timeout: after SIGTERM or Ctrl-C mpirun waits so many seconds, sends SIGTERM to the processes, waits
+# as many again, and kills them. The default of 1 s is too short to save a checkpoint (--checkpoint-dir).
+exec mpirun -n "$PROCESSES" --bind-to none --mca odls_base_sigkill_timeout 15 ${HOSTS:+--host "$HOSTS"} ${MPIRUN_OPTIONS:-} \
   "$FEEDLINE" train --mode jit_multi --batch-size 4096 "$@"

@@ -1,24 +1,17 @@
-"""Ctrl-C that is neither lost nor fatal, and SIGTERM that is no worse."""
+"""Ctrl-C that is neither lost nor fatal."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-    from types import FrameType
 
 _AGAIN_S = 0.01
-_STDERR = 2
-_NOTED = {
-    signal.SIGINT: b"feedline: ends after this step; Ctrl-C again ends it at once\n",
-    signal.SIGTERM: b"feedline: ends after this step; SIGTERM again ends it at once\n",
-}
 
 
 @contextlib.contextmanager
@@ -73,6 +66,8 @@ def interrupts_wait() -> Iterator[None]:
 class Ended(KeyboardInterrupt):
     """A signal ended the program, in good order.
 
+    Its message is empty on all processes but the one that is to print it.
+
     Attributes:
       number: the signal's.
     """
@@ -80,38 +75,3 @@ class Ended(KeyboardInterrupt):
     def __init__(self, message: str, number: int) -> None:
         self.number = number
         super().__init__(message)
-
-
-@contextlib.contextmanager
-def ends_noted() -> Iterator[list[int]]:
-    """While this is entered, the first Ctrl-C or SIGTERM is put into the list; the next one acts as usual.
-
-    For a loop that can be left between two steps only.
-
-    Example:
-      >>> with ends_noted() as noted:
-      ...     for step in range(3):
-      ...         if noted:
-      ...             break
-    """
-    noted: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        _restore(usual)
-        noted.append(number)
-        with contextlib.suppress(OSError):  # what reads it, `tee` say, may have ended by the same Ctrl-C
-            os.write(_STDERR, _NOTED[signal.Signals(number)])  # print is not made for signal handlers
-
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _NOTED}
-    usual = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-    for number in usual:
-        signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        _restore(usual)
-
-
-def _restore(handlers: Mapping[int, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler or signal.SIG_DFL)  # None: one that Python does not know

@@ -16,7 +16,8 @@ class Launch:
         feedline launch --processes 4 --cpu -- python train.py --steps 100
 
     Each line of output comes after the index of its process. The first process that fails ends the
-    others; the exit code is its own, 128 + s if signal s killed it. None outlives the launcher.
+    others; the exit code is its own, 128 + s if signal s killed it. Ctrl-C and SIGTERM are passed on, the second
+    one kills at once. No process outlives the launcher.
     """
 
     processes: int
@@ -28,6 +29,8 @@ class Launch:
     by default."""
     grace_s: float = 5.0
     """Seconds that the others get to end by themselves after the first failure."""
+    stop_s: float = 60.0
+    """Seconds that the processes get to save and end after Ctrl-C or SIGTERM, before they are killed."""
     command: tyro.conf.Positional[tuple[str, ...]] = ()
     """The command, after --."""
 
@@ -41,4 +44,5 @@ class Launch:
             cpu=self.cpu,
             devices_per_process=self.devices_per_process,
             grace_s=self.grace_s,
+            stop_s=self.stop_s,
         )

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
-      SystemExit: after --help, and where the command line cannot be understood.
+      SystemExit: after --help, where the command line cannot be understood, and after training that a signal
+        ended between two steps.
     """
     if argv is not None:
         return _ran(list(argv))
@@ -54,8 +55,10 @@ def _ran(arguments: list[str]) -> int:
         return 0
     try:
         return _parsed(arguments).run()
-    except Ended as end:
-        return _failed(end, _KILLED + end.number)
+    except Ended as end:  # no failure: all processes end so, and wait for each other as at any end
+        if str(end):
+            _say(str(end))
+        sys.exit(_KILLED + end.number)
     except KeyboardInterrupt as interrupt:
         return _failed(interrupt, _INTERRUPTED)
     except FeedError as error:
@@ -91,13 +94,16 @@ def _parsed(arguments: list[str]) -> Command:
 
 def _failed(error: BaseException, code: int) -> int:
     """Say why, in one line, and give back the exit code. The other processes of the run hear it, too."""
-    told = " ".join(str(error).split()) or "interrupted"
+    _say(" ".join(str(error).split()) or "interrupted")
+    abort(error)
+    return code
+
+
+def _say(told: str) -> None:
     with contextlib.suppress(OSError):  # who reads it may be gone
         # one write: threads of a library that failed may be writing tracebacks
         sys.stderr.write(f"feedline: {told}\n")
         sys.stderr.flush()
-    abort(error)
-    return code
 
 
 def _leave(code: int) -> NoReturn:

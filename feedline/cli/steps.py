@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import jax
 
-from feedline.cli.interrupt import Ended, ends_noted, interrupts_wait
+from feedline.cli.interrupt import Ended, interrupts_wait
 from feedline.cli.train import DEFAULT_SAVE_EVERY, Train
+from feedline.cluster.stop import should_stop, stopping
 from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.live import LiveLine
@@ -29,8 +30,8 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
       rows: of the feed's source.
 
     Raises:
-      KeyboardInterrupt: Ctrl-C. With checkpoints and one process the step under way is finished and saved first,
-        and SIGTERM is taken in the same way.
+      KeyboardInterrupt: Ctrl-C.
+      Ended: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
     """
     if options.checkpoint_dir is None:
         return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
@@ -41,13 +42,14 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
         state = checkpoints.restore(program.init())
         done, left = feed.get_state()["step"], steps_left(options, feed, rows)
         _tell(f"checkpoints in {options.checkpoint_dir}: {_found(done, left)}")
-        with _signals_end_the_loop() as noted:
-            batches = _until(noted, feed)
+        with stopping() as stop:
+            batches = _until_stop(feed, done)
             state, progress = _run(program, state, batches, done, left, checkpoints.after_step)
         checkpoints.save(state)
-    if noted:
-        how = "interrupted" if noted[0] == signal.SIGINT else "terminated"
-        raise Ended(f"{how} after step {done + progress.step:,}, which is saved", noted[0])
+    if stop.signal is not None:
+        how = "interrupted" if stop.signal == signal.SIGINT else "terminated"
+        told = f"{how} after step {done + progress.step:,}, which is saved" if _first() else ""
+        raise Ended(told, stop.signal)
     return state, progress
 
 
@@ -93,14 +95,9 @@ def _first() -> bool:
     return jax.process_index() == 0
 
 
-def _until(noted: list[int], batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches up to the one after whose step a signal is in the list."""
-    for batch in batches:
+def _until_stop(batches: Iterable[Batch], done: int) -> Iterator[Batch]:
+    """The batches up to the one after whose step a signal ends the loop; `done` steps were done before."""
+    for step, batch in enumerate(batches, done + 1):
         yield batch
-        if noted:
+        if should_stop(step):  # asked once that step was started
             return
-
-
-def _signals_end_the_loop() -> contextlib.AbstractContextManager[list[int]]:
-    """With several processes they do not: each would end after a step of its own, and saving takes all."""
-    return ends_noted() if jax.process_count() == 1 else contextlib.nullcontext([])

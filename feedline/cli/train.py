@@ -87,8 +87,10 @@ class Train:
         with interrupts_wait():
             from feedline import cluster
             from feedline.cli.training import train_and_test
+            from feedline.cluster.stop import take_sigterm_back
 
         cluster.initialize()
+        take_sigterm_back()  # until there are steps to stop between
         return train_and_test(self)
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ A map::
       differences  which process differs in what    pure
     monitor      the failure of one ends the others
       gather       what each has to say of a place in a run, for all of them
+    stop         a signal to one ends the loop of all, at the same step
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
@@ -29,13 +30,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = {"abort": "monitor", "initialize": "join"}
+_WHERE = {"abort": "monitor", "initialize": "join", "should_stop": "stop"}
 
-__all__ = ["abort", "initialize"]
+__all__ = ["abort", "initialize", "should_stop"]
 
 if TYPE_CHECKING:
     from feedline.cluster.join import initialize as initialize
     from feedline.cluster.monitor import abort as abort
+    from feedline.cluster.stop import should_stop as should_stop
 
 
 def __getattr__(name: str) -> Any:

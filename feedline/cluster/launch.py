@@ -23,23 +23,26 @@ def launch(
     cpu: bool = False,
     devices_per_process: int | None = None,
     grace_s: float = 5.0,
+    stop_s: float = 60.0,
 ) -> int:
     """Starts `command` once for each process, shows their output, and waits for all of them.
 
     Each process finds the others by `feedline.cluster.initialize`. Each line of output is written
     whole, to the stream it came from, after its process: `[2] step 7`. The first process that fails
     ends the others: they get SIGTERM, and SIGKILL after `grace_s`; its last lines are shown again.
-    SIGINT, SIGTERM and SIGHUP are passed on; a second SIGINT kills at once. When this returns, or
-    the calling process ends in any way, no process is left (see `Group`).
+    SIGINT, SIGTERM and SIGHUP are passed on. After SIGINT or SIGTERM the processes may save and end
+    (see `feedline.cluster.should_stop`); `stop_s` later, or with the second signal, they are killed.
+    When this returns, or the calling process ends in any way, no process is left (see `Group`).
 
-    After `jax.distributed.initialize` jax takes SIGTERM as the notice of a preemption and goes on, so
-    that a training that ignores it ends by SIGKILL.
+    After `jax.distributed.initialize` jax notes SIGTERM and lets the program run on, so a program that
+    does not ask `should_stop` ends by SIGKILL.
 
     Call it from the main thread.
 
     Args:
       cpu: run on the CPU; see `spread` for this and `devices_per_process`.
       grace_s: seconds from the first failure to SIGKILL.
+      stop_s: seconds from SIGINT or SIGTERM to SIGKILL.
 
     Returns:
       The exit code: 0 if all succeeded; else of the first that failed, 128 + s if signal s killed it;
@@ -70,7 +73,7 @@ def launch(
             gpus=_visible_gpus(os.environ),
         )
         try:
-            return Run(group, signals, grace_s).run(command, environments)
+            return Run(group, signals, grace_s, stop_s).run(command, environments)
         except BrokenPipeError:  # Nobody reads what we write; SIGPIPE, were it not ignored.
             return 128 + signal.SIGPIPE
 

@@ -22,6 +22,7 @@ _CHUNK = 1 << 16  # All that a pipe holds.
 # How long the output of processes that are gone is waited for: one that left the group may hold it open.
 _LEFT_OPEN_S = 1.0
 _STDOUT, _STDERR = 1, 2
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +36,21 @@ class _Stream:
 class Run:
     """Starts the processes of one launch and sees them through to the end of the last.
 
-    The first failure is what ends the others: it asks them to (SIGTERM), and `grace_s` later makes
-    them. Called by one thread, which owns `group` and `signals` and closes them afterwards.
+    The first failure ends the others: they get SIGTERM, and SIGKILL `grace_s` later. After SIGTERM or
+    SIGINT to the launcher all get it, and SIGKILL `stop_s` later, or with the second signal. Called by one
+    thread, which owns `group` and `signals` and closes them afterwards.
     """
 
-    def __init__(self, group: Group, signals: socket.socket, grace_s: float) -> None:
+    def __init__(self, group: Group, signals: socket.socket, grace_s: float, stop_s: float) -> None:
         self._group = group
         self._signals = signals
         self._grace_s = grace_s
+        self._stop_s = stop_s
         self._running: dict[int, subprocess.Popen[bytes]] = {}  # Those not yet seen to have ended.
         self._last: list[deque[bytes]] = []  # The newest lines of each.
         self._passed_on: list[int] = []
         self._failed: tuple[int, int] | None = None  # The first: its index and return code.
+        self._overdue = False  # Whether the deadline passed before the last ended.
         self._deadline: float | None = None  # Set while what was told to end may still do so.
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
@@ -61,6 +65,7 @@ class Run:
                 self._wait(selector, self._left())
                 self._reap()
                 if self._left() == 0:
+                    self._overdue = bool(self._running)
                     self._kill()
             self._kill()
             self._drain(selector)
@@ -112,7 +117,10 @@ class Run:
         if number == signal.SIGCHLD:
             return
         self._passed_on.append(number)
-        self._group.signal(signal.SIGKILL if self._passed_on.count(signal.SIGINT) > 1 else number)
+        ends = sum(passed in _ENDS for passed in self._passed_on)
+        if ends == 1 and self._deadline is None:
+            self._deadline = time.monotonic() + self._stop_s
+        self._group.signal(signal.SIGKILL if ends > 1 else number)
 
     def _reap(self) -> None:
         for index, child in list(self._running.items()):
@@ -122,7 +130,8 @@ class Run:
             del self._running[index]
             if code != 0 and self._failed is None:
                 self._failed = (index, code)
-                self._deadline = time.monotonic() + self._grace_s
+                if self._deadline is None:
+                    self._deadline = time.monotonic() + self._grace_s
                 if not self._passed_on:  # They have been told already.
                     self._group.signal(signal.SIGTERM)
 
@@ -138,6 +147,7 @@ class Run:
         if self._passed_on:
             names = ", ".join(signal.Signals(number).name for number in self._passed_on)
             told += f", after {names} had been passed on"
+            told += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
         elif processes > 1:
             told += "; the others were stopped. Its last lines:"
             told += "".join(f"\n{line.decode(errors='replace')[:-1]}" for line in self._last[index])

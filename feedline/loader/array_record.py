@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import warnings
@@ -15,8 +16,10 @@ import numpy.typing as npt
 from feedline.errors import RowError
 from feedline.loader import digests, extras, files
 from feedline.loader.declared import Declared
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import RowSpec
+from feedline.loader.values import as_array
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")
@@ -25,7 +28,7 @@ _AT_ONCE = 1 << 11  # records: fewer are slower to read, more leave the cache
 _BUFFER_BYTES = 1 << 15
 
 
-class ArrayRecordSource:
+class ArrayRecordSource(IndexedSource):
     """A `RowSource` over ArrayRecord files.
 
     Reads are thread-safe. Records are read in the order in which they lie in the file, then put into their places.
@@ -114,7 +117,7 @@ class ArrayRecordSource:
         if self._declared.decode is None:
             return self._unpacked(shard, rows, records)
         try:
-            return jax.tree.map(np.asarray, self._declared.decode(records))
+            return jax.tree.map(functools.partial(as_array, "a leaf"), self._declared.decode(records))
         except Exception as error:
             raise self._failed(shard, rows, records, error) from error
 

@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from feedline.loader import arrow, digests, files
 from feedline.loader.declared import Declared
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import is_numeric
+from feedline.loader.values import as_array, is_in_memory, is_list
 from feedline.loader.windows import windows
 from feedline.placement.plan import Columns
 
@@ -24,7 +26,7 @@ _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of th
 _MOST_OF_A_SHARD = 16
 
 
-class ArraySource:
+class ArraySource(IndexedSource):
     """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
     Reads are thread-safe: they only copy out of arrays. Pickled, it carries paths and opens the
@@ -51,6 +53,8 @@ class ArraySource:
     def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
         self._given = list(shards)
         self._declared = declared or Declared()
+        leaves = jax.tree.leaves(self._given)
+        self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
         self._open()
 
     def _open(self) -> None:
@@ -122,7 +126,7 @@ def _as_trees(shard: Any, declared: Declared) -> list[Any]:
         if path.suffix in arrow.SUFFIXES:
             return arrow.mapped(path, declared)
         shard = declared.named(files.load(path, declared.dtype), str(path))
-    tree = jax.tree_util.tree_map_with_path(_as_array, shard)
+    tree = jax.tree_util.tree_map_with_path(_as_array, shard, is_leaf=is_list)
     length = declared.window
     if length is None:
         return [tree]
@@ -137,12 +141,20 @@ def _as_array(path: Any, leaf: Any) -> Array:
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
             )
-    elif isinstance(leaf, np.ndarray | jax.Array):
-        array = np.asarray(leaf)
+    elif is_in_memory(leaf):
+        array = as_array(name, leaf)
+    elif is_list(leaf):
+        raise TypeError(
+            f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
+            "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with __len__ "
+            "and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
+        )
     else:
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
-            "numpy.asarray turns a list of equal rows into an array"
+            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
+            "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
+            "with __len__ and __getitem__"
         )
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")

@@ -11,13 +11,26 @@ import grain
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.loaded import HostBatch
 from feedline.loader.recipe import Filled, Found, Part, Recipe
+from feedline.loader.segments import ReceivedSegment, Segment
 from feedline.schedule import ENDLESS, Cursor
 
 
 class Element(NamedTuple):
-    """What one element of `LocalBatches` gives: the batch, if it completed one and nobody took it before Grain."""
+    """What one element of `LocalBatches` gives: the batch, if it completed one and nobody took it before Grain.
+
+    Attributes:
+      batch: without its leaves if a worker made it.
+      segment: the leaves, if a worker made it: a `ReceivedSegment` once it has arrived.
+    """
 
     batch: HostBatch | None
+    segment: Segment | ReceivedSegment | None = None
+
+    def whole(self) -> HostBatch | None:
+        """The batch with its leaves, in the process that is to place it."""
+        if self.batch is None or not isinstance(self.segment, ReceivedSegment):
+            return self.batch
+        return self.batch._replace(leaves=self.segment.leaves)
 
 
 _NOTHING = Element(None)
@@ -65,6 +78,7 @@ class LocalBatches(grain.MapDataset[Element]):
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
         self._drafts: dict[int, _Draft] = {}  # by k; held by _lock
+        self._in_worker = False
 
     def __len__(self) -> int:
         return min(self._count * self.parts, ENDLESS)
@@ -89,6 +103,8 @@ class LocalBatches(grain.MapDataset[Element]):
         if not complete:
             return _NOTHING
         batch = self._recipe.batch(start, self.before(k), draft.buffers, draft.parts)
+        if self._in_worker:
+            return Element(batch._replace(leaves=[]), Segment(batch.leaves))
         return _NOTHING if self._offer is not None and self._offer(k, batch) else Element(batch)
 
     def before(self, k: int) -> Cursor:
@@ -101,3 +117,4 @@ class LocalBatches(grain.MapDataset[Element]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+        self._in_worker = True  # nobody else pickles it

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from feedline import order
 from feedline.loader.bad_rows import BadRow
 from feedline.loader.spec import Array, RowSpec, check_fits
+from feedline.loader.values import as_array
 from feedline.options import BadRows
 from feedline.placement.plan import LeafPlan
 from feedline.schedule import Places
@@ -149,7 +150,7 @@ class LocalForm:
                     f"a transform must map row i to row i, with one dtype and shape a leaf; {leaf.name} came back "
                     f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(index), *leaf.shape]}"
                 )
-        return leaves
+        return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
 
 
 def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> RowSpec:
@@ -169,4 +170,5 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
                 f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
                 f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
             )
+        as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
     return RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), values))

@@ -15,12 +15,32 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader.declared import Declared
+from feedline.loader.file_version import FileVersion
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
+_MOST_ROWS = 1 << 62  # sums of row counts stay below the largest int64
+
+
+class Group(NamedTuple):
+    """The rows of one group.
+
+    Attributes:
+      values: [k, *row shape], contiguous.
+      null: bool[k], True for rows that hold a null, whose values mean nothing; None if there are none.
+    """
+
+    values: Array
+    null: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
 
 
 class GroupedFile(NamedTuple):
@@ -29,42 +49,52 @@ class GroupedFile(NamedTuple):
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct`, of one row.
       lengths: for each leaf, the rows of each of its groups.
-      read: (leaf, group) → its rows. Called from many threads.
+      read: (leaf, group) → its rows. Called from many threads. What it returns is checked against spec and lengths.
       identity: what tells this data from other data, as JSON values, without a path.
     """
 
     spec: Any
     lengths: Sequence[Sequence[int]]
-    read: Callable[[int, int], Array]
+    read: Callable[[int, int], Group]
     identity: Callable[[], Any]
 
 
-class GroupSource:
+class GroupSource(IndexedSource):
     """A `RowSource` over files whose rows lie in groups.
 
     A group that is read is kept, with the others that were used last, in at most `cache_bytes`: rows
     that lie near each other should be asked for near each other, as a blocked order does. Reads are
     thread-safe; two threads that need one group read it once.
 
+    A file must not change while it is open: its version is taken before it is opened, checked whenever a group is
+    read, and travels with the source to worker processes.
+
     Args:
       open_file: (path, declared) → what that file holds.
       paths: of the files, whose rows follow each other.
       declared: columns and cache_bytes.
+      versions: of the files, None for a directory. Without them the files are taken as they are now.
 
     Raises:
       ValueError: no rows, or files that do not fit together.
+      FeedError: a file is not of the version given.
     """
 
     def __init__(
-        self, open_file: Callable[[Path, Declared], GroupedFile], paths: Sequence[str], declared: Declared
+        self,
+        open_file: Callable[[Path, Declared], GroupedFile],
+        paths: Sequence[str],
+        declared: Declared,
+        versions: Sequence[FileVersion | None] | None = None,
     ) -> None:
-        self._arguments = (open_file, paths, declared)
+        self._open_file = open_file
         self._paths = paths
         self._declared = declared
-        self._files = [open_file(Path(path), declared) for path in paths]
+        self._versions = [_version(path) for path in paths] if versions is None else versions
+        self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
-        for path, file in zip(paths, self._files, strict=True):
-            _check_fits(file, path, self._files[0], paths[0])
+        for path, held in zip(paths, self._files, strict=True):
+            _check_fits(held, path, self._files[0], paths[0])
         leaves = range(len(self._files[0].lengths))
         self._groups = [
             [(file, group) for file, held in enumerate(self._files) for group in range(len(held.lengths[leaf]))]
@@ -73,18 +103,28 @@ class GroupSource:
         self._shards = [Shards([n for file in self._files for n in file.lengths[leaf]] or [0]) for leaf in leaves]
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
-        self._kept = Kept(declared.cache_bytes)
+        self._kept: Kept[Group] = Kept(declared.cache_bytes)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        return {"kind": "groups", "files": [file.identity() for file in self._files]}
+        files = []
+        for i, held in enumerate(self._files):
+            self._check_unchanged(i)
+            files.append(held.identity())
+            self._check_unchanged(i)
+        return {"kind": "groups", "files": files}
 
     def __len__(self) -> int:
         return len(self._shards[0])
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`."""
+        """Write row rows[i] to index i of each leaf of `out`.
+
+        Raises:
+          RowError: a row holds a null, or its group cannot be read.
+          FeedError: a file has changed since it was opened.
+        """
         for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
             self.read_leaf(leaf, rows, (slice(None),) * (target.ndim - 1), target)
 
@@ -96,25 +136,29 @@ class GroupSource:
         room = self._held_at_once(leaf, touched)
         for start in range(0, len(touched), room):
             held = touched[start : start + room]
-            arrays = self._arrays(leaf, held.tolist())
+            groups = self._held(leaf, held.tolist())
             here: Any = slice(None) if len(held) == len(touched) else np.flatnonzero(np.isin(group, held))
             part = np.searchsorted(held, group[here])
             local = rows[here] - shards.firsts.take(group[here])
+            self._check_nulls(leaf, groups, part, local, rows[here])
             target = out[here]  # a copy where it is not all of it
-            Scattered(arrays).read(part, local, columns, target)
+            Scattered([group.values for group in groups]).read(part, local, columns, target)
             if len(held) < len(touched):
                 out[here] = target
 
     def _held_at_once(self, leaf: int, touched: Indices) -> int:
         """How many of these groups a read holds at a time: those that fit into cache_bytes, at least one."""
-        shards, row = self._shards[leaf], jax.tree_util.tree_leaves(self.spec)[leaf]
+        shards, row = self._shards[leaf], self._row(leaf)
         most = (
             (shards.ends - shards.firsts).take(touched).max(initial=1) * row.dtype.itemsize * math.prod(row.shape)
         )
         return max(1, self._declared.cache_bytes // max(1, int(most)))
 
-    def _arrays(self, leaf: int, groups: list[int]) -> list[Array]:
-        """The rows of these groups."""
+    def _row(self, leaf: int) -> Any:
+        return jax.tree_util.tree_leaves(self.spec)[leaf]
+
+    def _held(self, leaf: int, groups: list[int]) -> list[Group]:
+        """These groups, from the cache or the files."""
         # threads that read one batch need the same groups: each begins at another one, so as not to wait in line
         first = threading.get_native_id() % len(groups)
         rotated = [*groups[first:], *groups[:first]]
@@ -127,20 +171,76 @@ class GroupSource:
         """Let go of what is kept."""
         self._kept.clear()
 
-    def _group(self, leaf: int, group: int) -> Array:
+    def _group(self, leaf: int, group: int) -> Group:
+        """One group, read from its file and checked."""
         file, within = self._groups[leaf][group]
+        length = self._files[file].lengths[leaf][within]
+        self._check_unchanged(file)
         try:
-            return self._files[file].read(leaf, within)
+            read = self._files[file].read(leaf, within)
+            _check_group(read, length, self._row(leaf))
         except Exception as error:
+            self._check_unchanged(file)  # a change is not a bad row, and explains any other error
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
                 row=int(self._shards[leaf].firsts[group]),
                 file=str(self._paths[file]),
             ) from error
+        self._check_unchanged(file)
+        return read
+
+    def _check_nulls(
+        self, leaf: int, groups: Sequence[Group], part: Indices, local: Indices, rows: Indices
+    ) -> None:
+        """Refuse a read that asks for a row with a null; the error names the first one."""
+        first = len(rows)
+        for i, group in enumerate(groups):
+            if group.null is not None:
+                asked = np.flatnonzero(part == i)
+                first = min([first, *asked[group.null[local[asked]]][:1]])
+        if first == len(rows):
+            return
+        path, _ = jax.tree_util.tree_leaves_with_path(self.spec)[leaf]
+        file, _ = self._groups[leaf][int(self._shards[leaf].of(rows[first : first + 1])[0])]
+        raise RowError(
+            f"every column of a row must have a value, and source{jax.tree_util.keystr(path)} is null in this row; "
+            "fill nulls (pyarrow.compute.fill_null) and write the file again, leave the column out with "
+            "columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
+            stage="read",
+            row=int(rows[first]),
+            file=str(self._paths[file]),
+        )
+
+    def _opened(self, file: int) -> GroupedFile:
+        self._check_unchanged(file)
+        held = self._open_file(Path(self._paths[file]), self._declared)
+        self._check_unchanged(file)
+        return held
+
+    def _check_unchanged(self, file: int) -> None:
+        version = self._versions[file]
+        if version is not None:
+            version.check(self._paths[file])
 
     def __reduce__(self) -> Any:
-        return type(self), self._arguments
+        return type(self), (self._open_file, self._paths, self._declared, self._versions)
+
+
+def _version(path: str) -> FileVersion | None:
+    """The version of a file. None for a directory, and where there is nothing: opening it says so."""
+    return FileVersion.of(path) if Path(path).is_file() else None
+
+
+def _check_group(group: Group, length: int, row: Any) -> None:
+    """Refuse a group that does not hold the rows that the metadata of its file promised."""
+    found = (group.values.dtype, group.values.shape)
+    promised = (row.dtype, (length, *row.shape))
+    if found != promised or not group.values.flags.c_contiguous:
+        raise ValueError(
+            f"a group must hold the rows that the file's metadata promises, {promised[0]}{list(promised[1])}, and it "
+            f"holds {found[0]}{list(found[1])}; the file is damaged, write it again"
+        )
 
 
 def _check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str) -> None:
@@ -156,6 +256,8 @@ def _check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: st
             f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
             "choose columns=[...] that they share, or write them again"
         )
+    if any(n < 0 for groups in file.lengths for n in groups) or sum(map(sum, file.lengths)) > _MOST_ROWS:
+        raise ValueError(f"the metadata of {path} promises fewer than 0 or more than 2^62 rows; write it again")
     totals = {sum(groups) for groups in file.lengths}
     if len(totals) > 1:
         raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")

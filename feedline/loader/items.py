@@ -10,7 +10,7 @@ from feedline.errors import RowError
 from feedline.loader.bad_rows import BadRow, failing, raise_located
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
-from feedline.loader.records import write_record
+from feedline.loader.record_leaves import write_record
 from feedline.loader.spec import RowSpec
 from feedline.schedule import Places
 

@@ -1,24 +1,28 @@
-"""Arrays that were costly to read, kept for the next reads in bounded memory."""
+"""A cache of what was costly to read, in bounded memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Held = TypeVar("Held", bound=_Sized)
 
 
 @dataclasses.dataclass
-class _Entry:
+class _Entry(Generic[Held]):
     lock: threading.Lock
-    array: Array | None = None
+    held: Held | None = None
 
 
-class Kept:
+class Kept(Generic[Held]):
     """The arrays that were used last, of at most `limit_bytes` together, or one that is larger.
 
     For many threads: those that ask for one array read it once.
@@ -35,21 +39,21 @@ class Kept:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._entries: dict[Hashable, _Entry] = {}
-        """Oldest use first; those without an array are being read. Held by _lock."""
+        self._entries: dict[Hashable, _Entry[Held]] = {}
+        """Oldest use first; those that hold nothing are being read. Held by _lock."""
         self._bytes = 0
-        """Of the arrays in _entries. Held by _lock."""
+        """Of what _entries hold. Held by _lock."""
 
-    def get(self, key: Hashable, read: Callable[[], Array]) -> Array:
-        """The array of `key`, by `read` if it is not kept. What `read` raises is raised, and nothing kept."""
+    def get(self, key: Hashable, read: Callable[[], Held]) -> Held:
+        """What belongs to `key`, by `read` if it is not kept. What `read` raises is raised, and nothing kept."""
         with self._lock:
             entry = self._entries.pop(key, None) or _Entry(threading.Lock())
             self._entries[key] = entry
         with entry.lock:
-            if entry.array is None:
+            if entry.held is None:
                 self._keep(key, entry, read())
-            assert entry.array is not None
-            return entry.array
+            assert entry.held is not None
+            return entry.held
 
     def clear(self) -> None:
         """Let go of all."""
@@ -57,16 +61,16 @@ class Kept:
             self._entries.clear()
             self._bytes = 0
 
-    def _keep(self, key: Hashable, entry: _Entry, array: Array) -> None:
-        """Hold on to an array that has been read, and let go of those that were not used for longest."""
+    def _keep(self, key: Hashable, entry: _Entry[Held], held: Held) -> None:
+        """Hold on to what has been read, and let go of what was not used for longest."""
         with self._lock:
-            entry.array = array
+            entry.held = held
             if self._entries.get(key) is not entry:
                 return  # cleared meanwhile
-            self._bytes += array.nbytes
-            for old, held in list(self._entries.items()):
+            self._bytes += held.nbytes
+            for old, other in list(self._entries.items()):
                 if self._bytes <= self._limit_bytes:
                     return
-                if held.array is not None and held is not entry:
+                if other.held is not None and other is not entry:
                     del self._entries[old]
-                    self._bytes -= held.array.nbytes
+                    self._bytes -= other.held.nbytes

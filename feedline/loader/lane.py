@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from feedline.errors import FeedError
+from feedline.loader.lane_errors import is_a_mistake, lane_failed
 from feedline.loader.lanes import Lanes
-from feedline.loader.tuples import marked
+from feedline.loader.tuples import marked, unmarked
 from feedline.schedule import Cursor
+
+_UNCHANGED = "Pass a state unchanged, and to a feed over the dataset that it was saved from"
 
 
 class Item(NamedTuple):
@@ -43,12 +46,14 @@ class Lane:
         self._last_epoch = last_epoch
         self._state = state
         self._iterator: Any = None
+        self._must_have_ended = False  # by its state, which otherwise contradicts the place
 
     def take(self, count: int) -> list[Item]:
         """The next `count` items; fewer at the end.
 
         Raises:
           FeedError: reading failed; it names the lane and the item.
+          ValueError: it cannot go on from its state.
         """
         taken: list[Item] = []
         while len(taken) < count and not self.ended:
@@ -72,24 +77,65 @@ class Lane:
     def _next(self) -> Any:
         """The next record, perhaps of a later epoch; None at the end."""
         while True:
+            if self._iterator is None:
+                self._iterator = self._opened()
             try:
-                if self._iterator is None:
-                    self._iterator = self._lanes.open(self.index, self._state)
-                return next(self._iterator)
-            except StopIteration:
-                if self._last_epoch == self.epoch + 1:
-                    self.ended = True
-                    return None
+                record = next(self._iterator)
+            except StopIteration as stop:
+                if is_a_mistake(stop):
+                    raise self._failed(stop) from stop
             except Exception as error:
-                raise FeedError(
-                    f"lane {self.index} failed after {self.position} items of epoch {self.epoch} with "
-                    f"{type(error).__name__}: {error}",
-                    stage="read",
-                ) from error
+                raise self._failed(error) from error
+            else:
+                if self._must_have_ended:
+                    raise ValueError(
+                        f"lane {self.index} cannot go on from its state {self._state}: {self.position} items were "
+                        f"taken from it, which are more than its index, and it has not ended. {_UNCHANGED}"
+                    )
+                return record
+            if self._last_epoch == self.epoch + 1:
+                self.ended = True
+                return None
             if self.position == 0:
                 raise FeedError(
                     f"every epoch of a stream must have items, and epoch {self.epoch} has none", stage="read"
                 )
             self.close()
-            self._state = None
+            self._state, self._must_have_ended = None, False
             self.epoch, self.position = self.epoch + 1, 0
+
+    def _opened(self) -> Any:
+        """Its iterator, at `_state`."""
+        try:
+            iterator = self._lanes.open(self.index)
+        except Exception as error:
+            raise self._failed(error) from error
+        if self._state is None:
+            return iterator
+        try:
+            iterator.set_state(unmarked(self._state))
+        except OSError as error:  # packing reads again what it had read
+            iterator.close()
+            raise self._failed(error) from error
+        except Exception as error:
+            iterator.close()
+            raise ValueError(
+                f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
+                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. {_UNCHANGED}"
+            ) from error
+        self._must_have_ended = _counts(iterator, self._state) and self._state["next_index"] < self.position
+        return iterator
+
+    def _failed(self, error: Exception) -> FeedError:
+        return lane_failed(self.index, self.position, self.epoch, error)
+
+
+def _counts(iterator: Any, state: Any) -> bool:
+    """Whether a state is the index of the next element, of which each gives one item or none: Grain's own are."""
+    return isinstance(state, dict) and state.keys() == {"next_index"} and _is_grains(iterator)
+
+
+def _is_grains(iterator: Any) -> bool:
+    """Whether all of an iterator, down to the elements, is Grain's and none of it the user's."""
+    parents = getattr(iterator, "_parents", None)  # private: where it is gone, nothing is said
+    return type(iterator).__module__.startswith("grain.") and parents is not None and all(map(_is_grains, parents))

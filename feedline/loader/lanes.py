@@ -9,9 +9,9 @@ from typing import Any
 import grain
 import jax
 
-from feedline.loader.records import as_arrays, digest_of, write_record
+from feedline.loader.lane_errors import is_a_mistake, lane_failed
+from feedline.loader.record_leaves import as_arrays, digest_of, write_record
 from feedline.loader.spec import RowSpec
-from feedline.loader.tuples import unmarked
 from feedline.options import checked_integer
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
@@ -71,8 +71,8 @@ class Lanes:
                 f"lanes for batches of {batch_size}. Batches of {sizes} would work, and so would {most} lanes"
             )
 
-    def open(self, lane: int, state: Any) -> Any:
-        """An iterator of a lane's items after Grain's `state`, `marked`; None: all of them.
+    def open(self, lane: int) -> Any:
+        """An iterator of all of a lane's items.
 
         Raises:
           TypeError: `make_lane` gave something else than an `IterDataset`.
@@ -83,10 +83,7 @@ class Lanes:
             raise TypeError(
                 f"make_lane must return a grain.IterDataset, got {type(dataset).__name__} for lane {lane}{hint}"
             )
-        iterator: Any = iter(dataset)
-        if state is not None:
-            iterator.set_state(unmarked(state))
-        return iterator
+        return iter(dataset)
 
 
 class FirstItem:
@@ -97,16 +94,20 @@ class FirstItem:
 
     Raises:
       ValueError: no lane has an item.
+      FeedError: reading one failed.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         for lane in range(lanes.count):
-            iterator = lanes.open(lane, None)
+            iterator = lanes.open(lane)
             try:
                 self.item = next(iterator)
                 break
-            except StopIteration:
-                continue
+            except StopIteration as stop:
+                if is_a_mistake(stop):
+                    raise lane_failed(lane, 0, 0, stop) from stop
+            except Exception as error:
+                raise lane_failed(lane, 0, 0, error) from error
             finally:
                 iterator.close()
         else:

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from feedline.loader import arrow, digests, extras
+from feedline.loader import digests, extras
+from feedline.loader.arrow_columns import naming, rows_of, spec_of
 from feedline.loader.declared import Declared
-from feedline.loader.groups import GroupedFile
-
-Array = npt.NDArray[Any]
+from feedline.loader.groups import Group, GroupedFile
 
 
 def grouped(path: Path, declared: Declared) -> GroupedFile:
@@ -23,31 +21,31 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
       FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
     """
     parquet = extras.need("pyarrow.parquet", "parquet")
-    file = _opened(path)
-    metadata, schema = file.metadata, file.schema_arrow
-    file.close()
-    spec = arrow.spec_of(schema, declared, str(path))
+
+    def opened(**options: Any) -> Any:
+        # read, not mapped: a disk that fails is an error, and no SIGBUS
+        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **options)
+
+    with naming(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
+        metadata, schema = file.metadata, file.schema_arrow
+    spec = spec_of(schema, declared, path)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
-    def read(leaf: int, group: int) -> Array:
+    def read(leaf: int, group: int) -> Group:
         # a reader is not for many threads; with the footer parsed already a new one is cheap
-        with parquet.ParquetFile(path, metadata=metadata, memory_map=True, pre_buffer=False) as reader:
-            column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(0)
-        parts = [arrow.rows_of(chunk, names[leaf]) for chunk in column.chunks]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        with opened(metadata=metadata) as reader:
+            column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
+        return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
     return GroupedFile(spec, [lengths] * len(names), read, functools.partial(digests.of_file, path))
 
 
-def _opened(path: Path) -> Any:
-    pyarrow, parquet = extras.need("pyarrow", "parquet"), extras.need("pyarrow.parquet", "parquet")
-    try:
-        return parquet.ParquetFile(path, memory_map=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {path}; check the path") from None
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise ValueError(
-            f"{path} cannot be read as a Parquet file: {error}. It may be truncated or another format; write it "
-            "again with pyarrow.parquet.write_table"
-        ) from error
+def _joined(parts: list[Group]) -> Group:
+    """The chunks of a column as one group."""
+    if len(parts) == 1:
+        return parts[0]
+    null = None
+    if any(part.null is not None for part in parts):
+        null = np.concatenate([np.zeros(len(p.values), bool) if p.null is None else p.null for p in parts])
+    return Group(np.concatenate([part.values for part in parts]), null)

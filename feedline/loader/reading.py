@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import re
 from collections.abc import Callable
 from typing import Any
 
 import grain
 from absl import flags
 
-from feedline.errors import WorkerError
 from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.loaded import HostBatch
 from feedline.loader.recipe import Recipe
+from feedline.loader.segments import shared_memory_failed
+from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended
 from feedline.options import Reading
 from feedline.schedule import Cursor
 
@@ -54,7 +57,7 @@ class HostBatches:
         if reading.workers:
             per_worker = max(1, reading.buffer // reading.workers)
             options = grain.MultiprocessingOptions(reading.workers, per_worker)
-            dataset = dataset.mp_prefetch(options, worker_init_fn=_keep_off_the_accelerator)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=prepare_worker)
         self._schedule = recipe.schedule
         self._dataset = dataset
         self._workers = reading.workers
@@ -63,19 +66,26 @@ class HostBatches:
 
     def __next__(self) -> HostBatch | None:
         """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
-        if self._iterator is None:
-            self._iterator = self._start()
         try:
+            if self._iterator is None:
+                self._iterator = self._start()
             parts = [next(self._iterator) for _ in range(self._elements.parts)]
         except StopIteration:
             before = self._elements.before(self._next)
             raise StopIteration(self._schedule.dropped_rows(before, None)) from None
         except RuntimeError as error:
-            if self._workers and "terminated unexpectedly" in str(error):
-                raise self._worker_died(error) from error
+            code = re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
+            if self._workers and code:
+                raise worker_ended(int(code[1])) from error
             raise
+        except OSError as error:
+            if self._workers and error.errno == errno.ENOSPC:
+                raise shared_memory_failed(error) from error
+            raise
+        if self._workers:
+            a_worker_delivered.set()
         self._next += 1
-        return next((part.batch for part in parts if part.batch is not None), None)
+        return next((part.whole() for part in parts if part.batch is not None), None)
 
     def close(self) -> None:
         """End workers and threads. A thread that is stuck in a read stays until that read returns."""
@@ -84,19 +94,11 @@ class HostBatches:
             iterator.close()
 
     def _start(self) -> Any:
-        if self._workers and not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain hands absl's flags to its workers; we are no absl app
+        if self._workers:
+            see_every_end()
+            if not flags.FLAGS.is_parsed():
+                flags.FLAGS.mark_as_parsed()  # Grain hands absl's flags to its workers; we are no absl app
         return iter(self._dataset)
-
-    def _worker_died(self, error: Exception) -> WorkerError:
-        hint = (
-            ". It ended before its first batch: a script that uses workers must build and run its feed under "
-            '`if __name__ == "__main__":`, since every worker imports the script again'
-        )
-        told = (
-            f"a worker process must live as long as its feed: {str(error).rstrip('.')}{'' if self._next else hint}"
-        )
-        return WorkerError(told, stage="read")
 
 
 def check_workers(recipe: Recipe) -> None:
@@ -116,10 +118,3 @@ def check_workers(recipe: Recipe) -> None:
             "sources travel to worker processes as paths, and this one holds arrays in memory; "
             "use Reading(threads=...), or write a .npy and pass its path"
         )
-
-
-def _keep_off_the_accelerator(index: int, count: int) -> None:
-    """In a worker, before anything else: JAX must not take the memory of the trainer's accelerator."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,13 +12,15 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader.bad_rows import check_is_of_a_row
-from feedline.loader.spec import Leaf, RowSpec
+from feedline.loader.indexed import IndexedSource
+from feedline.loader.record_leaves import as_arrays, digest_of, share_memory, write_alike, write_record
+from feedline.loader.spec import RowSpec
 
 _GROUP = 64
 """Records that Grain is asked for at once, and so are held beside the batch, if each has memory of its own."""
 
 
-class RecordSource:
+class RecordSource(IndexedSource):
     """A `RowSource` over a Grain dataset: decoding and augmentation are Grain's, order is feedline's.
 
     It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs;
@@ -71,15 +70,9 @@ class RecordSource:
     def _may_be_written_over(self, first: Any) -> bool:
         """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
         try:
-            last = self._element(len(self._dataset) - 1)
-        except RowError:
+            return share_memory(first, self._element(len(self._dataset) - 1))
+        except (RowError, TypeError, ValueError):
             return True  # not known
-        pairs = itertools.product(jax.tree_util.tree_leaves(first), jax.tree_util.tree_leaves(last))
-        return any(
-            np.may_share_memory(one, other)
-            for one, other in pairs
-            if isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-        )
 
     def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
         n = len(self._dataset)
@@ -94,7 +87,7 @@ class RecordSource:
         indices = rows.tolist()
         for start in range(0, len(indices), self._group):
             records = tuple(self._elements(indices[start : start + self._group]))
-            if not _write_alike(records, self._spec, targets, start):
+            if not write_alike(records, self._spec, targets, start):
                 self._write_one_by_one(records, indices, targets, start)
 
     def close(self) -> None:
@@ -142,76 +135,6 @@ class RecordSource:
                 row=row,
             )
         return record
-
-
-def _write_alike(records: tuple[Any, ...], spec: RowSpec, targets: list[Any], start: int) -> bool:
-    """Write the records to the targets from index `start` on, if all are of the form of `spec`: whether so.
-
-    Flattened together they take less time than each for itself.
-    """
-    values, treedef = jax.tree_util.tree_flatten(records)
-    if treedef != _trees_of(spec.treedef, len(records)):
-        return False
-    try:
-        for j, (leaf, target) in enumerate(zip(spec.leaves, targets, strict=True)):
-            for i, value in enumerate(values[j :: len(targets)], start):
-                _write_value(value, leaf, target, i)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-@functools.lru_cache(maxsize=8)
-def _trees_of(treedef: jax.tree_util.PyTreeDef, count: int) -> jax.tree_util.PyTreeDef:
-    """The tree of a tuple of `count` such trees."""
-    return jax.tree_util.treedef_tuple([treedef] * count)
-
-
-def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None:
-    """Write each leaf of a record to index i of its target.
-
-    Raises:
-      ValueError: the record's tree, shapes or dtypes are not those of `spec`.
-    """
-    values, treedef = jax.tree_util.tree_flatten(record)
-    if treedef != spec.treedef:
-        raise ValueError(f"its tree is {treedef}, the first one's {spec.treedef}")
-    for value, target, leaf in zip(values, targets, spec.leaves, strict=True):
-        _write_value(value, leaf, target, i)
-
-
-def _write_value(value: Any, leaf: Leaf, target: Any, i: int) -> None:
-    if getattr(value, "shape", None) != leaf.shape or value.dtype != leaf.dtype:
-        _check_value(value, leaf)
-    target[i] = value
-
-
-def _check_value(value: Any, leaf: Leaf) -> None:
-    """Refuse a record's leaf that differs from the first record's; Python numbers are taken as they are.
-
-    Raises:
-      ValueError: another shape or dtype.
-    """
-    array = np.asarray(value)
-    plain = isinstance(value, int | float) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
-    if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
-        raise ValueError(
-            f"{leaf.name} is {array.dtype}{list(array.shape)}, the first record's {leaf.dtype}{list(leaf.shape)}; "
-            "crop, pad or convert in a map"
-        )
-
-
-def digest_of(record: Any) -> str:
-    """A digest of the bytes of a record's leaves."""
-    hashed = hashlib.sha256()
-    for value in jax.tree_util.tree_leaves(record):
-        hashed.update(np.ascontiguousarray(value).tobytes())
-    return hashed.hexdigest()[:32]
-
-
-def as_arrays(record: Any) -> Any:
-    """Python numbers have no dtype: give the first record's leaves one."""
-    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, int | float | complex) else x, record)
 
 
 def _filters(dataset: Any) -> Iterator[str]:

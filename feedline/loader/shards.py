@@ -67,21 +67,30 @@ class Shards:
         Places are a slice where they are adjacent, so that what is read may be written straight there.
         """
         shard = self.of(rows)
-        if len(rows) == 0:
-            return
-        if (shard == shard[0]).all():
-            yield int(shard[0]), rows - self.firsts[shard[0]], slice(0, len(rows))
-            return
-        narrow = shard.astype(np.uint16) if len(self.ends) < 1 << 16 else shard  # 16 bits: sorted in linear time
-        places = np.argsort(narrow, kind="stable")
-        ordered = shard.take(places)
-        local = rows.take(places) - self.firsts.take(ordered)
-        cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
-            here = places[start:stop]
-            adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
-            yield (
-                int(ordered[start]),
-                local[start:stop],
-                slice(int(here[0]), int(here[-1]) + 1) if adjacent else here,
-            )
+        for one, places in places_by(shard, len(self.ends)):
+            yield one, rows[places] - self.firsts[one], places
+
+
+def places_by(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
+    """For each label that occurs, ascending: its places, ascending; a slice where they are adjacent.
+
+    Args:
+      labels: int64[k], each 0 … count − 1.
+
+    Example:
+      >>> list(places_by(np.array([7, 2, 2, 7]), 8))
+      [(2, slice(1, 3, None)), (7, array([0, 3]))]
+    """
+    if len(labels) == 0:
+        return
+    if (labels == labels[0]).all():
+        yield int(labels[0]), slice(0, len(labels))
+        return
+    narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # 16 bits: sorted in linear time
+    places = np.argsort(narrow, kind="stable")
+    ordered = labels.take(places)
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
+        here = places[start:stop]
+        adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
+        yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here

@@ -1,4 +1,4 @@
-"""What rows can be read from: the `RowSource` contract, and which source a path or a user's object becomes."""
+"""Which source a path or a user's object becomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -19,44 +19,21 @@ from feedline.loader.array_record import ArrayRecordSource
 from feedline.loader.arrays import ArraySource
 from feedline.loader.declared import CACHE_BYTES, Declared, Decode
 from feedline.loader.groups import GroupSource
+from feedline.loader.indexed import IndexedSource
 from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
-
-
-@runtime_checkable
-class RowSource(Protocol):
-    """Rows with random access, read many at a time. Write one to read a format of your own.
-
-    `spec` is known before the first read. `read` is called from many threads at once. A source that
-    can be pickled (cheaply: it travels as a path) may be read by worker processes.
-    """
-
-    spec: Any
-    """Tree of `jax.ShapeDtypeStruct`, of one row."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the fingerprint is made of, as JSON values: names, sizes, sampled bytes; no absolute path."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
-        """Write row rows[i] to out[leaf][i], in the dtypes of `spec`.
-
-        Rows come in any order and with repeats; `rows` is read-only, `out` may be strided.
-        """
-
-    def close(self) -> None:
-        """Let go of files. Called once, by a feed that opened the source; a `read` ahead may still run."""
+from feedline.loader.row_source import RowSource as RowSource
+from feedline.loader.row_source import why_none
+from feedline.loader.values import is_in_memory, is_list, is_table
 
 
 class _Format(NamedTuple):
-    open: Callable[[list[str], Declared], RowSource]
+    open: Callable[[list[str], Declared], IndexedSource]
     takes: frozenset[str]
 
 
-def _open_arrow(paths: list[str], declared: Declared) -> RowSource:
-    if all(arrow.is_mapped(Path(path)) for path in paths):
+def _open_arrow(paths: list[str], declared: Declared) -> IndexedSource:
+    if all(arrow.is_mapped(Path(path), declared) for path in paths):
         return ArraySource(paths, declared)
     return GroupSource(arrow.grouped, paths, declared)
 
@@ -76,7 +53,7 @@ _FORMATS = {
 
 
 def open_source(
-    path_or_glob: str | os.PathLike[str],
+    path_or_glob: str | bytes | os.PathLike[str],
     *,
     dtype: npt.DTypeLike | None = None,
     window: int | None = None,
@@ -84,7 +61,7 @@ def open_source(
     columns: Sequence[str] | None = None,
     decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
-) -> RowSource:
+) -> IndexedSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
@@ -120,9 +97,11 @@ def open_source(
       >>> source = open_source(folder / "tokens-*.bin", dtype=np.uint16, window=5, stride=4)
       >>> len(source), source.spec
       (4, ShapeDtypeStruct(shape=(5,), dtype=uint16))
+      >>> source[-1]
+      array([4, 5, 6, 7, 8], dtype=uint16)
     """
     declared = Declared(dtype, window, stride, columns, decode, cache_bytes)
-    paths = _matches(os.fspath(path_or_glob))
+    paths = _matches(os.fsdecode(path_or_glob))
     suffixes = sorted({_suffix(path) for path in paths})
     if len(suffixes) > 1:
         raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
@@ -161,21 +140,42 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
         return source
     if isinstance(source, grain.MapDataset):
         return RecordSource(source)
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
-    if isinstance(source, np.ndarray | jax.Array | dict | list | tuple):
-        return ArraySource([source])
     if isinstance(source, RowSource):
         return source
-    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
-        return RecordSource(grain.MapDataset.source(source))
-    if jax.tree_util.all_leaves([source]):
+    if is_table(source):
         raise TypeError(
-            "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
-            f"an object with __len__ and __getitem__, got {type(source).__name__}; feed an iterator of "
-            "batches with feedline.prefetch_to_mesh"
+            f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
+            "{name: table[name].to_numpy() for name in names}"
         )
+    # of dict and tuple there are subclasses that are no trees for JAX, and may be data sets
+    is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
+    if is_tree or is_list(source) or is_in_memory(source):
+        return ArraySource([source])
+    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
+        return _of_records(source)
+    if jax.tree_util.all_leaves([source]):
+        raise TypeError(why_none(source))
     return ArraySource([source])
+
+
+def _of_records(source: Any) -> RecordSource:
+    """The rows of an object with `__len__` and `__getitem__`.
+
+    Raises:
+      TypeError: it has names in place of rows.
+    """
+    try:
+        return RecordSource(grain.MapDataset.source(source))
+    except RowError as error:
+        if not callable(getattr(source, "keys", None)):
+            raise
+        raise TypeError(
+            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass one, "
+            "source[name], or all in memory, {name: source[name][...] for name in source}, or the path of a .npz "
+            "or .zarr"
+        ) from error
 
 
 def read_first(source: RowSource, out: Any) -> None:

@@ -140,7 +140,7 @@ def _leaf(name: str, value: Any) -> Leaf:
     if shape is None or dtype is None:
         raise TypeError(
             f"{name}: each leaf of a row must be a NumPy array or scalar, got {type(value).__name__}; "
-            "tokenise or encode it as numbers first"
+            "tokenise or encode it as numbers first, as in grain.MapDataset.source(rows).map(encode)"
         )
     dtype = np.dtype(dtype)
     if not is_numeric(dtype):

@@ -19,7 +19,7 @@ from feedline.loader.loaded import HostBatch
 from feedline.loader.reading import HostBatches
 from feedline.loader.recipe import Recipe
 from feedline.loader.streams import StreamBatches
-from feedline.options import Reading
+from feedline.options import Order, Reading
 from feedline.schedule import ENDLESS, Cursor
 
 Offer = Callable[[int, HostBatch], bool]
@@ -43,6 +43,11 @@ class RandomAccess:
     writers: ClassVar[list[int]] = []
     streams = False
     agrees = False
+
+    @property
+    def order(self) -> Order:
+        """Of the rows."""
+        return self.recipe.order
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress, offer: Offer
@@ -93,6 +98,7 @@ class Sequential:
     buffers: BatchBuffers
     lanes: list[str]
     writers: list[int]
+    order: ClassVar[None] = None  # its own
     streams = True
 
     @property

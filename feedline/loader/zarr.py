@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from feedline.loader import digests, extras
 from feedline.loader.declared import Declared
-from feedline.loader.groups import GroupedFile
+from feedline.loader.groups import Group, GroupedFile
 from feedline.loader.spec import is_numeric
 
 Array = npt.NDArray[Any]
@@ -41,10 +41,10 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
         raise ValueError(f"a Zarr group must have at least one array, {path} has none")
     heights = [max(1, store.chunk_layout.read_chunk.shape[0]) for store in stores]
 
-    def read(leaf: int, group: int) -> Array:
+    def read(leaf: int, group: int) -> Group:
         start = group * heights[leaf]
         stop = min(start + heights[leaf], stores[leaf].shape[0])
-        return np.ascontiguousarray(stores[leaf][start:stop].read().result())
+        return Group(np.ascontiguousarray(stores[leaf][start:stop].read().result()))
 
     return GroupedFile(
         jax.tree.map(lambda store: jax.ShapeDtypeStruct(store.shape[1:], store.dtype.numpy_dtype), tree),

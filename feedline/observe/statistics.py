@@ -39,6 +39,31 @@ class Statistics:
     workers: int = 0
     slabs: int = 0
 
+    def __str__(self) -> str:
+        """For people: counts, mean times of a batch, and what is in use.
+
+        Example:
+          >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, threads=2, slabs=6))
+          120 batches, 7,680 rows, 0 dropped, 0 bad
+          per batch: waited 500 µs, read 2 ms, transform 0 s, place 0 s
+          now: 0 batches ready, 2 threads, 0 workers, 6 slabs
+        """
+        times = {"waited": self.wait_s, "read": self.read_s, "transform": self.transform_s, "place": self.place_s}
+        each = ", ".join(f"{name} {_time(seconds / max(1, self.batches))}" for name, seconds in times.items())
+        return (
+            f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad\n"
+            f"per batch: {each}\n"
+            f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, {self.slabs} slabs"
+        )
+
+
+def _time(seconds: float) -> str:
+    """With a unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return "0 s"
+
 
 class Counted(NamedTuple):
     """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""

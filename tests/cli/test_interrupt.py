@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from feedline.cli.interrupt import ends_noted, interrupts_get_through, interrupts_wait
+from feedline.cli.interrupt import interrupts_get_through, interrupts_wait
 
 LONG_S = 60
 
@@ -83,16 +83,3 @@ def test_ctrl_c_while_jax_is_imported_is_as_clean():
     assert training.returncode == 130
     assert "feedline: interrupted\n" in err
     assert "Traceback" not in err
-
-
-def test_a_signal_that_is_ignored_stays_ignored():
-    """As in a job that a script starts with `&`."""
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with ends_noted() as noted:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGTERM)
-        assert noted == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, usual)

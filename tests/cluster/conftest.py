@@ -1,34 +1,50 @@
 """What the tests on real launchers share: commands, and what their processes saw."""
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 MEMBER = [sys.executable, str(Path(__file__).with_name("member.py"))]
 TRAIN = [sys.executable, "-m", "feedline.cli.main"]
-TRAIN += ["train", "--steps", "5", "--batch-size", "64", "--json"]
+TRAIN += ["train", "--batch-size", "64", "--json"]
 SLURM_CONF = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
+
+
+def await_line(log, pattern, deadline_s=120):
+    """Until a line of a file matches, which a launcher of its own writes: nothing here could wake us."""
+    end = time.monotonic() + deadline_s
+    while not (found := re.search(pattern, log.read_text() if log.exists() else "")):
+        assert time.monotonic() < end, log.read_text() if log.exists() else f"no {log}"
+        time.sleep(0.2)
+    return found
 
 
 class Launcher:
     """Runs commands where the launchers of the machine see them, with two CPU devices a process."""
 
     member = MEMBER
-    train = TRAIN
+    train = (*TRAIN, "--steps", "5")
+    small = (*TRAIN, "--layers", "1", "--width", "16")
+    await_line = staticmethod(await_line)
+
+    variables: ClassVar = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "SLURM_CONF": SLURM_CONF,
+    }
 
     def run(self, *command, **environ):
-        variables = {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-            "SLURM_CONF": SLURM_CONF,
-        }
         done = subprocess.run(
             [str(word) for word in command],
-            env={**os.environ, **variables, **environ},
+            env={**os.environ, **self.variables, **environ},
             capture_output=True,
             text=True,
             timeout=120,
@@ -36,6 +52,25 @@ class Launcher:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done
+
+    @contextlib.contextmanager
+    def endless(self, *command, log, folder, ready="step 1 of", **environ):
+        """While the block runs, a training without end that saves only when it is ended; its log is at `ready`."""
+        options = ["--checkpoint-dir", str(folder), "--steps", "1000000000", "--save-every", "1000000000"]
+        with (
+            log.open("ab") as out,
+            subprocess.Popen(
+                [*map(str, command), *options],
+                env={**os.environ, **self.variables, **environ},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            ) as started,
+        ):
+            try:
+                await_line(log, ready)
+                yield started
+            finally:
+                started.kill()
 
     @staticmethod
     def printed(done):

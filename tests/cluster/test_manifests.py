@@ -44,7 +44,15 @@ def test_the_sbatch_script_trains(launcher, tmp_path):
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
-    launcher.run("sbatch", "--wait", *options, tmp_path / "dgx.sbatch", *FEW, FEEDLINE=FEEDLINE)
+    launcher.run(
+        "sbatch",
+        "--wait",
+        *options,
+        tmp_path / "dgx.sbatch",
+        *FEW,
+        FEEDLINE=FEEDLINE,
+        CHECKPOINTS=str(tmp_path / "runs"),
+    )
     log = (tmp_path / "log").read_text()
     (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
     assert (result["processes"], result["devices"]) == (2, 4)

@@ -1,7 +1,9 @@
 """`initialize` and `feedline train` under a real Open MPI."""
 
+import os
 import re
 import shutil
+import signal
 
 import pytest
 
@@ -47,3 +49,28 @@ def test_training(launcher):
     (result,) = launcher.printed(done)
     assert (result["processes"], result["devices"]) == (2, 4)
     assert isinstance(result["final_loss"], float)
+
+
+def saved(folder):
+    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+
+def test_sigterm_to_one_process_saves_the_same_step_on_all(launcher, tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "runs"
+    tell = ["sh", "-c", 'echo "pid of $OMPI_COMM_WORLD_RANK: $$"; exec "$@"', "-"]
+    with launcher.endless(*MPIRUN, "-n", 2, *tell, *launcher.small, log=log, folder=folder) as mpirun:
+        os.kill(int(launcher.await_line(log, r"pid of 1: (\d+)")[1]), signal.SIGTERM)
+        assert mpirun.wait(60) == 143
+    (step,) = saved(folder)
+    assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()
+
+
+def test_sigterm_to_mpirun_saves_where_it_gives_time(launcher, tmp_path):
+    """It sends SIGTERM after so many seconds, and SIGKILL after as many more; by default after one."""
+    log, folder = tmp_path / "log", tmp_path / "runs"
+    patience = ["--mca", "odls_base_sigkill_timeout", 8]
+    with launcher.endless(*MPIRUN, *patience, "-n", 2, *launcher.small, log=log, folder=folder) as mpirun:
+        mpirun.terminate()
+        mpirun.wait(60)
+    (step,) = saved(folder)
+    assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()

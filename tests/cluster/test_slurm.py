@@ -3,11 +3,15 @@
 import os
 import re
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.cluster
 
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
 SBATCH = ["sbatch", "--wait", "--nodes=2", "--output=/dev/null"]
 
 
@@ -108,3 +112,53 @@ def test_training(launcher):
     (result,) = launcher.printed(done)
     assert (result["processes"], result["devices"]) == (2, 4)
     assert isinstance(result["final_loss"], float)
+
+
+def saved(folder):
+    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+
+def test_scancel_saves_the_same_step_on_both_nodes(launcher, tmp_path):
+    log, folder = tmp_path / "log", tmp_path / "runs"
+    with launcher.endless(
+        "srun", "-N2", "-n2", "--job-name=to-cancel", *launcher.small, log=log, folder=folder
+    ) as step:
+        launcher.run("scancel", "--name=to-cancel")
+        step.wait(60)
+    (step,) = saved(folder)
+    assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()
+    assert log.read_text().count("Exited with exit code 143") == 2
+
+
+def test_the_sbatch_script_saves_before_the_time_limit_and_goes_on_when_requeued(launcher, tmp_path):
+    """Slurm's shortest limit is a minute; `--signal` comes once less than 50 s of it are left."""
+    log, folder = tmp_path / "log", tmp_path / "runs"
+    script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
+    (tmp_path / "dgx.sbatch").write_text(script)
+    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={log}", "--parsable"]
+    feedline = str(Path(sys.executable).with_name("feedline"))
+    endless = ["--batch-size", "64", "--layers", "1", "--width", "16", "--steps", "1000000000"]
+    done = launcher.run(
+        *("sbatch", "--time=1", "--signal=TERM@20", *options, tmp_path / "dgx.sbatch", *endless),
+        FEEDLINE=feedline,
+        CHECKPOINTS=str(folder),
+    )
+    job = done.stdout.strip()
+    try:
+        found = launcher.await_line(log, r"terminated after step ([\d,]+), which is saved")
+        launcher.await_line(log, "task [01]: Exited with exit code 143")
+        step = int(found[1].replace(",", ""))
+        assert step in saved(folder)
+        requeued(launcher, job)
+        launcher.await_line(log, f"step {step:,} is saved, training goes on from there")
+    finally:
+        launcher.run("scancel", job)
+
+
+def requeued(launcher, job):
+    """Slurm holds a requeued job back for two minutes; an operator may say now."""
+    end = time.monotonic() + 60
+    while "Reason=BeginTime" not in launcher.run("scontrol", "show", "job", job).stdout:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    launcher.run("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -58,6 +58,11 @@ def is_source_of():
             for strided in (False, True):
                 same(asked(source, rows, strided), jax.tree.map(lambda a, rows=rows: a[rows], whole))
         same(asked(pickle.loads(pickle.dumps(source)), orders[2]), jax.tree.map(lambda a: a[orders[2]], whole))
+        for row in (0, count - 1, -1, -count):
+            same(source[row], jax.tree.map(lambda a, row=row: a[row], whole))
+        for row in (count, -count - 1):
+            with pytest.raises(IndexError, match=f"rows are 0 to {count - 1}, got {row}"):
+                source[row]
         for rows in ([count], [-1]):
             with pytest.raises(IndexError, match=f"rows are 0 to {count - 1}, got"):
                 asked(source, rows)

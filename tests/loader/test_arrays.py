@@ -169,7 +169,7 @@ def test_objects_in_files_are_refused(tmp_path):
         ({}, ValueError, "at least one array"),
         ({"x": np.float32(1)}, TypeError, "a leaf must be an array or the path"),
         ({"x": np.array(1.0)}, ValueError, "needs a first axis that counts rows"),
-        ({"x": [1, 2, 3]}, TypeError, "a leaf must be an array or the path of a .npy file, got int"),
+        ({"x": [1, 2, 3]}, TypeError, r"source\['x'\]: a list may mean rows or columns, .* got one of 3 elements"),
         ({"x": np.array(["a", "b"])}, TypeError, "holds numbers and booleans, got dtype <U1"),
         ({"x": np.array([[1], [1, 2]], object)}, TypeError, "dtype object; .* pad them"),
     ],

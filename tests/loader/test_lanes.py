@@ -217,6 +217,91 @@ def test_a_state_before_the_first_batch_names_every_lane(sharding):
         assert seen_of(next(feed))[0][0] == 0
 
 
+WRONG = [
+    (None, "at position 8 every lane has begun, and lane 1 has no state; pass what"),
+    (
+        {},
+        r"lane 1 cannot go on from its state \{\}: set_state of its iterator raised KeyError: 'next_index'\. Pass",
+    ),
+    ([3], r"lane 1 cannot go on from its state \[3\]: set_state of its iterator raised TypeError: "),
+    ({"next_index": 99}, "lane 1 cannot go on from .* IndexError: .* 99 is out of range for dataset of length 20"),
+    ({"next_index": 3}, "lane 1 cannot go on from .*: 4 items were taken from it, which are more than its index"),
+]
+
+
+def go_on_from(feed, state):
+    """What is wrong with a state is seen by `set_state` if it can, and else by `next`."""
+    feed.set_state(state)
+    return next(feed)
+
+
+@pytest.mark.parametrize(("lane", "told"), WRONG)
+def test_a_lane_with_a_state_that_is_not_its_own_is_named_and_the_right_one_goes_on(sharding, lane, told):
+    with Feed(lanes_of([20, 20]), 8, sharding, epochs=1) as feed:
+        next(feed)
+        state = json.loads(json.dumps(feed.get_state()))
+        for _ in range(2):
+            with pytest.raises(ValueError, match=told):
+                go_on_from(feed, {**state, "lanes": {**state["lanes"], "1": lane}})
+        feed.set_state(state)
+        assert [seen_of(batch)[0][0] for batch in feed] == [4, 8, 12, 16]
+
+
+def test_a_lane_that_ended_has_an_index_below_the_position(sharding):
+    """With "pad": lane 1 has five items, and the state after the third batch counts twelve of each lane."""
+    with Feed(lanes_of([20, 5]), 8, sharding, epochs=1, remainder="pad") as feed:
+        [next(feed) for _ in range(3)]
+        state = feed.get_state()
+        assert (state["position"], state["lanes"]["1"]) == (24, {"next_index": 5})
+        feed.set_state(state)
+        assert [seen_of(batch)[0][0] for batch in feed] == [12, 16]
+
+
+class Twice(grain.DatasetIterator):
+    """A user's iterator: each element two times, whose state is the next element."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.index, self.again = elements, 0, False
+
+    def __next__(self):
+        if self.index == len(self.elements):
+            raise StopIteration
+        item = self.elements[self.index]
+        self.index, self.again = self.index + self.again, not self.again
+        return {"x": np.int32(item)}
+
+    def get_state(self):
+        return {"next_index": self.index}
+
+    def set_state(self, state):
+        self.index = state["next_index"]
+
+
+class Elements(grain.IterDataset):
+    """Of `Twice`, or of another iterator."""
+
+    def __init__(self, elements, iterator=Twice):
+        super().__init__()
+        self.elements, self.iterator = elements, iterator
+
+    def __iter__(self):
+        return self.iterator(self.elements)
+
+
+def test_an_index_of_a_users_own_iterator_may_mean_anything(sharding):
+    def make_lane(lane, count):
+        return Elements(range(lane, 40, count)).map(lambda row: row)
+
+    with Feed(Lanes(make_lane, 2), 8, sharding, epochs=1) as feed:
+        next(feed)
+        state = feed.get_state()
+        assert state["lanes"]["1"] == {"next_index": 2}
+        second = seen_of(next(feed))
+        feed.set_state(state)
+        assert seen_of(next(feed)) == second
+
+
 def test_a_leaf_that_every_device_holds_whole(sharding):
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     with Feed(lanes_of([9, 20]), 8, everywhere, epochs=1, remainder="pad") as feed:
@@ -278,3 +363,29 @@ def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind)
             rest = [jax.tree.map(np.asarray, batch) for batch in one]
         assert len(rest) == len(whole) - cut
         jax.tree.map(np.testing.assert_array_equal, rest, whole[cut:])
+
+
+@pytest.mark.parametrize("long_from", [0, 101])
+@pytest.mark.parametrize("packing", ["FirstFitPackIterDataset", "BestFitPackIterDataset"])
+def test_a_document_longer_than_a_packed_row_is_an_error_with_the_way_out(sharding, packing, long_from):
+    def documents(lane, count, most):
+        def document(i):
+            return {"x": np.full(40 if i >= long_from else 1 + i % 5, i, np.int32)[:most]}
+
+        return grain.MapDataset.range(lane, 400, count).map(document).to_iter_dataset(grain.ReadOptions(0, 0))
+
+    def packed(most):
+        def make_lane(lane, count):
+            pack = getattr(grain.experimental, packing)
+            lane = pack(documents(lane, count, most), length_struct={"x": 8}, num_packing_bins=4)
+            return lane.map(lambda row: {"x": row["x"]})
+
+        return Lanes(make_lane, 2)
+
+    told = (
+        r"lane [01] failed after \d+ items .* 40, 8.* A document must fit into one packed row: cut or drop longer"
+    )
+    with pytest.raises(FeedError, match=told), Feed(packed(None), 8, sharding, epochs=1) as feed:
+        list(feed)
+    with Feed(packed(8), 8, sharding, epochs=1) as feed:  # the way out
+        assert len(list(feed)) > 1

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.loader import arrow, groups
+from feedline.loader import groups
 from feedline.loader.arrays import ArraySource
+from feedline.loader.arrow_columns import rows_of
 from feedline.loader.groups import GroupSource
 
 KINDS = {
@@ -211,7 +212,7 @@ def test_identity_follows_the_data_and_not_the_path(tmp_path, kind):
 def test_a_part_of_a_column_is_viewed_from_where_it_starts(name):
     whole = _rows(50)
     column = _table(whole).column(name).combine_chunks().slice(7, 20)
-    np.testing.assert_array_equal(arrow.rows_of(column, name), whole[name][7:27])
+    np.testing.assert_array_equal(rows_of(column, name).values, whole[name][7:27])
 
 
 def test_names_that_occur_twice_are_refused(tmp_path):

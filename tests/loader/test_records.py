@@ -1,6 +1,7 @@
 """Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
 
 import grain
+import jax
 import numpy as np
 import pytest
 
@@ -133,6 +134,139 @@ def test_a_float_where_the_first_record_has_an_integer_is_refused():
     source = RecordSource(grain.MapDataset.source([{"x": 1}, {"x": 2.5}]))
     with pytest.raises(RowError, match=r"batch\['x'\] is float64\[\], the first record's int64\[\]"):
         source.read(np.array([1]), {"x": np.empty(1, np.int64)})
+
+
+@pytest.mark.parametrize(("first", "later"), [(np.float32(0), 1e300), (np.int8(0), 300)])
+def test_a_python_number_that_does_not_fit_the_first_records_dtype_is_refused(first, later):
+    source = RecordSource(grain.MapDataset.source([{"x": first}, {"x": later}]))
+    with pytest.raises(RowError, match=r"1e\+300 does not fit float32|300 out of bounds for int8"):
+        source.read(np.array([1]), {"x": np.empty(1, first.dtype)})
+
+
+class Tensor:
+    """Stands for a tensor of PyTorch: its dtype is not NumPy's, and NumPy makes an array of it, or fails to."""
+
+    def __init__(self, values, error=None):
+        self.values, self.error = values, error
+        self.shape, self.dtype = values.shape, "torch.float32"
+
+    def __array__(self, dtype=None, copy=None):
+        if self.error is not None:
+            raise self.error
+        return self.values
+
+
+class Image:
+    """Stands for an image of Pillow, which has the older protocol."""
+
+    def __init__(self, values):
+        self.values = values
+        self.__array_interface__ = values.__array_interface__
+
+
+def _ids(i):
+    return [i, i + 1, i + 2]
+
+
+WITH_LEAVES = {
+    "a list": (lambda i: {"x": _ids(i), "y": i}, np.int64),
+    "a list of floats": (lambda i: {"x": [float(x) for x in _ids(i)], "y": i}, np.float64),
+    "a list of NumPy numbers": (lambda i: {"x": [np.int16(x) for x in _ids(i)], "y": i}, np.int16),
+    "a tensor": (lambda i: {"x": Tensor(np.array(_ids(i), np.float32)), "y": i}, np.float32),
+    "an image": (lambda i: {"x": Image(np.array(_ids(i), np.uint8)), "y": i}, np.uint8),
+    "a jax.Array": (lambda i: {"x": jax.numpy.array(_ids(i), np.float32), "y": i}, np.float32),
+    "nothing masked": (lambda i: {"x": np.ma.masked_array(_ids(i), mask=[False] * 3), "y": i}, np.int64),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_LEAVES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_whatever_numpy_makes_an_array_of_is_a_leaf(sharding, delivered, kind, stream):
+    record, dtype = WITH_LEAVES[kind]
+    dataset = grain.MapDataset.range(100).map(record)
+    if not stream:
+        assert RecordSource(dataset).spec["x"] == jax.ShapeDtypeStruct((3,), dtype)
+    (batch,) = delivered(Feed(dataset.to_iter_dataset() if stream else dataset, 96, sharding, epochs=1))
+    np.testing.assert_array_equal(batch["x"], np.arange(96)[:, None] + np.arange(3))
+    np.testing.assert_array_equal(batch["y"], np.arange(96))
+
+
+def test_nested_lists_are_one_array_and_a_record_may_be_a_list():
+    source = RecordSource(grain.MapDataset.source([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 1, 2]]]))
+    out = np.empty((2, 2, 3), np.int64)
+    source.read(np.array([1, 0]), out)
+    assert source.spec == jax.ShapeDtypeStruct((2, 3), np.int64)
+    assert out.tolist() == [[[7, 8, 9], [0, 1, 2]], [[1, 2, 3], [4, 5, 6]]]
+
+
+def test_a_list_where_the_first_record_has_an_array_takes_its_dtype():
+    source = RecordSource(
+        grain.MapDataset.source([{"x": np.zeros(2, np.float32)}, {"x": [1, 2]}, {"x": [1e300, 0.0]}])
+    )
+    out = {"x": np.empty((1, 2), np.float32)}
+    source.read(np.array([1]), out)
+    assert out["x"].tolist() == [[1, 2]]
+    with pytest.raises(RowError, match=r"\[1e\+300, 0.0\] does not fit float32.*row 2"):
+        source.read(np.array([2]), out)
+
+
+LOST = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+UNFIT = [
+    (
+        LOST,
+        ValueError,
+        r"batch\['x'\]: a batch has no mask, and 1 of these 3 values are masked; .*array\.filled\(0\)",
+    ),
+    (np.ma.masked, ValueError, r"1 of these 1 values are masked"),
+    ([[1], [2, 3]], ValueError, r"batch\['x'\]: a list in a record .* got lists of different lengths; pad to one"),
+    (["a", "b"], ValueError, "must be an array of numbers, got a list of str"),
+    ([np.zeros(3), np.zeros(3)], ValueError, "got a list of ndarray; .*numpy.stack arrays, or use a tuple"),
+    (
+        Tensor(np.zeros(3), RuntimeError("it requires grad")),
+        TypeError,
+        "failed on this Tensor with RuntimeError: it req",
+    ),
+]
+
+
+@pytest.mark.parametrize(("leaf", "error", "match"), UNFIT)
+def test_a_leaf_that_is_no_array_is_refused_in_the_first_record_and_in_later_ones(sharding, leaf, error, match):
+    with pytest.raises(error, match=match):
+        Feed(Records(at={0: {"x": leaf}}), 8, sharding)
+    for stream in (False, True):
+        dataset = grain.MapDataset.source(Records(at={13: {"x": leaf}}))
+        with Feed(dataset.to_iter_dataset() if stream else dataset, 8, sharding) as feed:
+            next(feed)
+            with pytest.raises(RowError, match=match) as caught:
+                next(feed)
+        assert (caught.value.epoch, caught.value.position) == (0, 13)
+
+
+def test_a_masked_record_is_a_bad_row(sharding, delivered):
+    reading = Reading(bad_rows="substitute", bad_rows_budget=1)
+    records = Records(at={13: {"x": LOST.astype(np.float32)}})
+    feed = Feed(records, 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+    rows = np.concatenate([batch["x"] for batch in delivered(feed)])
+    assert feed.statistics().bad_rows == 1
+    assert np.flatnonzero((rows != np.arange(40)[:, None]).any(1)).tolist() == [13]
+    assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
+
+
+class OneList(Records):
+    """A decoder that writes every record into the same list."""
+
+    def __init__(self, n=200):
+        super().__init__(n)
+        self.ids = [0, 0, 0]
+
+    def __getitem__(self, i):
+        self.ids[:] = [i, i, i]
+        return {"x": self.ids, "y": i}
+
+
+def test_records_that_share_one_list_are_written_before_the_next_is_read(sharding, delivered):
+    for batch in delivered(Feed(OneList(), 64, sharding, epochs=1, reading=Reading(threads=1))):
+        np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
 
 
 @pytest.mark.parametrize("first", [{"x": "text"}, {"x": b"bytes"}, {"x": np.array(["a"])}, {}])

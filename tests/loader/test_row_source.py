@@ -1,10 +1,13 @@
 """A `RowSource` of the user's own: a format that feedline does not know, and more rows than any disk holds."""
 
+import grain
 import jax
 import numpy as np
 import pytest
 
-from feedline import Feed, Order, Reading, RowError, RowSource
+from feedline import Feed, Order, Reading, RowError, RowSource, open_source
+from feedline.loader.arrays import ArraySource
+from feedline.loader.records import RecordSource
 from feedline.order import rows_at
 
 
@@ -98,6 +101,19 @@ def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
         assert feed.position == 32
 
 
+def test_workers_take_whatever_pickles(sharding, delivered):
+    offset = np.arange(64)  # in memory: each worker gets a copy of it
+
+    class Shifted(Squares):
+        def read(self, rows, out):
+            super().read(offset[rows], out)
+
+    dataset = grain.MapDataset.range(64).map(lambda i: {"row": np.array([0, offset[i]], np.uint32)})
+    for source in (Shifted(64), dataset):
+        feed = Feed(source, 16, sharding, order=Order(shuffle=False), epochs=1, reading=Reading(workers=1))
+        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in delivered(feed)]), offset)
+
+
 def test_columns_and_rows_of_a_source_without_read_leaf_are_cut(sharding):
     mesh = sharding.mesh
     shardings = {
@@ -120,3 +136,58 @@ def test_an_object_dtype_in_a_spec_is_refused(sharding):
 def test_an_empty_source_is_refused(sharding):
     with pytest.raises(ValueError, match="a source must have at least one row, Squares has 0"):
         Feed(Squares(0), 16, sharding)
+
+
+# --- what the sources of feedline offer besides ---
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for i in range(3):
+        np.savez(tmp_path / f"{i}.npz", x=np.arange(8).reshape(4, 2) + 8 * i, label=np.arange(4) + 4 * i)
+    return open_source(tmp_path / "*.npz")
+
+
+def test_one_row_of_a_source_is_a_tree_in_memory_of_its_own(shards):
+    row = shards[-1]
+    assert row["label"] == 11
+    assert type(row["label"]) is np.int64
+    row["x"][:] = 0
+    assert shards[11]["x"].tolist() == [22, 23]
+    assert shards[np.int32(5)]["label"] == 5
+    assert [int(row["label"]) for row in shards] == list(range(12))  # ends with the IndexError
+    assert isinstance(shards, RowSource)
+
+
+@pytest.mark.parametrize("index", [slice(3), "x", 1.0, [0, 1], None])
+def test_what_is_no_row_index_is_a_type_error(shards, index):
+    with pytest.raises(TypeError, match=r"source\[i\] is one row, got .*grain\.MapDataset\.source\(source\)\["):
+        shards[index]
+
+
+def test_grain_maps_mixes_and_slices_a_source(shards, sharding, delivered):
+    dataset = grain.MapDataset.source(shards)
+    assert [row["label"] for row in dataset[2:9:3]] == [2, 5, 8]
+    mixed = grain.MapDataset.mix([dataset, dataset.map(lambda row: {**row, "label": row["label"] + 100})])
+    (batch,) = delivered(Feed(mixed, 24, sharding, epochs=1))
+    assert sorted(batch["label"].tolist()) == [*range(12), *range(100, 112)]
+
+
+def test_a_source_describes_itself(shards, tmp_path):
+    first, last = tmp_path / "0.npz", tmp_path / "2.npz"
+    told = f"<ArraySource: rows 12, label int64[], x int64[2], from {first} … {last}, 3 files>"
+    assert repr(shards) == told
+    assert repr(open_source(first)).endswith(f"x int64[2], from {first}>")
+    assert (
+        repr(ArraySource([np.zeros((60_000, 28, 28), np.uint8)]))
+        == "<ArraySource: rows 60,000, row uint8[28, 28]>"
+    )
+    nested = RecordSource(grain.MapDataset.range(5).map(lambda i: {"image": {"left": np.float32(i)}}))
+    assert repr(nested) == "<RecordSource: rows 5, image.left float32[]>"
+    wide = ArraySource([{f"c{i:02}": np.zeros(2, np.int8) for i in range(30)}])
+    assert repr(wide).endswith("c07 int8[], … 22 more leaves>")
+
+
+def test_the_description_in_a_notebook_is_a_table():
+    table = ArraySource([{"<b>": np.zeros((5, 2), np.int8)}])._repr_html_()
+    assert "<tr><th>rows</th><td>5</td></tr><tr><th>&lt;b&gt;</th><td>int8[2]</td></tr></table>" in table

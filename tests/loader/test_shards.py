@@ -1,5 +1,8 @@
 """Rows among shards, and their gather from memory, against NumPy's concatenation."""
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -127,3 +130,88 @@ def test_a_part_of_one_row_may_have_any_stride():
     out = np.empty((3, 6), x.dtype)
     Scattered(parts).read(np.array([1, 0, 2]), np.array([2, 0, 0]), (slice(None),), out)
     np.testing.assert_array_equal(out, x[[3, 0, 2]])
+
+
+_FAR = 1 << 44  # bytes: where Linux never puts a mapping by itself, some 100 TiB below those that it does
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+_SHARED = np.random.default_rng(2).integers(0, 255, 1 << 20, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def far():
+    """uint8[4 MiB] that lies terabytes away from all other arrays."""
+    size, fixed_noreplace = 1 << 22, 0x100000
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_noreplace
+    address = _LIBC.mmap(_FAR, size, protection, flags, -1, 0)
+    assert address == _FAR, ctypes.get_errno()
+    array = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    assert abs(np.empty(1 << 22, np.uint8).ctypes.data - address) > 1 << 40
+    array[:] = np.random.default_rng(0).integers(0, 255, size, np.uint8)
+    yield array
+    del array
+    _LIBC.munmap(address, size)
+
+
+def test_allocations_that_lie_far_apart_are_gathered(far):
+    """One view over all of them would have more bytes than there are addresses: "array is too big"."""
+    shape = (256, 512)  # of a row, in float32: 512 KiB
+    distant = far.view(np.float32).reshape(8, *shape)
+    distant[:] = np.random.default_rng(0).random(distant.shape)
+    parts = [np.random.default_rng(1).random((4, *shape), np.float32), distant, np.zeros((2, *shape), np.float32)]
+    part, rows = np.array([1, 0, 1, 2, 0]), np.array([7, 3, 0, 1, 0])
+    out = np.empty((5, *shape), np.float32)
+    Scattered(parts).read(part, rows, (slice(None), slice(None)), out)
+    for got, i, j in zip(out, part, rows, strict=True):
+        np.testing.assert_array_equal(got, parts[i][j])
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from(["heap", "far", "shared"])), min_size=1, max_size=9
+    ).filter(lambda parts: any(length for length, _ in parts)),
+    st.sampled_from([1, 3, 8, 256, 3072]),
+    st.integers(0, 2**32 - 1),
+)
+def test_segments_are_gathered_as_numpy_does(far, parts, size, seed):
+    random = np.random.default_rng(seed)
+    memory = {"far": far, "shared": _SHARED}
+    arrays, used = [], {"far": 0, "shared": 0}
+    for length, where in parts:
+        if where == "heap":
+            arrays.append(random.integers(0, 255, (length, size), np.uint8))
+        else:
+            start = used[where] + int(random.integers(0, 9))
+            used[where] = start + length * size
+            arrays.append(memory[where][start : used[where]].reshape(length, size))
+    whole, lengths = np.concatenate(arrays), [length for length, _ in parts]
+    asked = random.integers(0, len(whole), 40)
+    shards = Shards(lengths)
+    part = shards.of(asked)
+    local = asked - shards.firsts[part]
+    for columns in (slice(None), slice(size // 3, size), np.arange(size)[::2]):
+        out = np.zeros((40, *whole[0, columns].shape), np.uint8)
+        Scattered(arrays).read(part, local, (columns,), out)
+        np.testing.assert_array_equal(out, whole[asked][:, columns])
+
+
+def test_record_batches_of_one_allocation_are_one_segment():
+    memory = np.arange(6000, dtype=np.uint8)
+    parts = [memory[start : start + 300].reshape(100, 3) for start in range(0, 6000, 1000)]
+    assert len(Scattered(parts)._segments) == 1
+    assert len(Scattered([part.copy() for part in parts])._segments) == 6
+
+
+@pytest.mark.parametrize(("part", "row"), [(0, 2), (1, 3), (1, -1), (0, 2**40), (0, -(2**63))])
+def test_a_row_outside_of_its_part_is_refused_whatever_lies_there(part, row):
+    memory = np.arange(50, dtype=np.uint8)
+    parts = [memory[:20].reshape(2, 10), memory[20:].reshape(3, 10)]
+    with pytest.raises(IndexError, match=f"rows of this array are 0 to {len(parts[part]) - 1}, got {row}"):
+        Scattered(parts).read(np.array([0, part]), np.array([1, row]), (slice(None),), np.empty((2, 10), np.uint8))
+    with pytest.raises(IndexError, match="rows of this array are 0 to 1, got 2"):
+        Scattered(parts[:1]).read(None, np.array([2]), (slice(None),), np.empty((1, 10), np.uint8))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline import Feed, FeedError, Order, Reading
+from feedline import Feed, FeedError, Lanes, Order, Reading
 
 
 def _stream(n, keep=lambda record: True):
@@ -149,6 +149,125 @@ def test_an_item_of_another_shape_names_where_it_stands(sharding):
         next(feed)
         with pytest.raises(FeedError, match=r"is float64\[3\], the first record's float64\[2\].*row 11"):
             next(feed)
+
+
+ONE = grain.ReadOptions(0, 0)
+
+
+def _stopping(at):
+    def stopping(x):
+        return {"x": np.int32(next(iter(() if x >= at else (x,))))}
+
+    return stopping
+
+
+class Own(grain.DatasetIterator):
+    """A user's iterator. Its `__next__` has a helper, which is what ends it, and a decorator."""
+
+    def __next__(self):
+        return self._read()
+
+    def _read(self):
+        return next(self._parent)
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+def _decorated(function):
+    def wrapper(*given):
+        return function(*given)
+
+    return wrapper
+
+
+class Ending(Own):
+    """As `Own`, and it ends by itself."""
+
+    def __init__(self, parent):
+        super().__init__(parent)
+        self.left = iter(range(19))
+
+    @_decorated
+    def __next__(self):
+        return self._read()
+
+    def _read(self):
+        next(self.left)
+        return next(self._parent)
+
+
+class OwnDataset(grain.IterDataset):
+    def __init__(self, parent, iterator):
+        super().__init__(parent)
+        self.iterator = iterator
+
+    def __iter__(self):
+        return self.iterator(self._parent.__iter__())
+
+
+MISTAKES = {
+    "map": lambda at: grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)),
+    "map of a MapDataset": lambda at: grain.MapDataset.range(40).map(_stopping(at)).to_iter_dataset(ONE),
+    "on Grain's threads": lambda at: grain.MapDataset.range(40).map(_stopping(at)).to_iter_dataset(),
+    "filter": lambda at: _stream(40).filter(lambda row: _stopping(at)(row["x"]) is not None),
+    "random map": lambda at: (
+        grain.MapDataset.range(40).to_iter_dataset(ONE).seed(1).random_map(lambda x, random: _stopping(at)(x))
+    ),
+    "prefetched": lambda at: grain.experimental.ThreadPrefetchIterDataset(
+        grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), prefetch_buffer_size=3
+    ),
+    "repeated": lambda at: grain.experimental.RepeatIterDataset(
+        grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), 1
+    ),
+    "under a user's iterator": lambda at: OwnDataset(
+        grain.MapDataset.range(40).to_iter_dataset(ONE).map(_stopping(at)), Own
+    ),
+    "over a user's iterator": lambda at: OwnDataset(grain.MapDataset.range(40).to_iter_dataset(ONE), Own).map(
+        _stopping(at)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_stopiteration_of_a_function_is_no_end(sharding, kind):
+    told = "lane 0 failed after {} items of epoch 0 with StopIteration, raised by a function .*; give next"
+    with Feed(MISTAKES[kind](19), 8, sharding, epochs=1) as feed:
+        for _ in range(2):
+            next(feed)
+        for _ in range(2):
+            with pytest.raises(FeedError, match=told.format(19)):
+                next(feed)
+    with pytest.raises(FeedError, match=told.format(0)):
+        Feed(MISTAKES[kind](0), 8, sharding, epochs=1)
+
+
+@pytest.mark.parametrize(
+    "over", [lambda stream: stream, lambda stream: stream.map(dict), lambda s: s.filter(bool)]
+)
+@pytest.mark.parametrize("iterator", [Own, Ending])
+def test_the_end_of_a_users_own_iterator_is_an_end(sharding, iterator, over):
+    stream = over(OwnDataset(_stream(19 if iterator is Own else 40), iterator))
+    with Feed(stream, 8, sharding, epochs=2) as feed:
+        assert [int(batch["x"][0]) for batch in feed] == [0, 8] * 2
+        assert feed.statistics().dropped_rows == 6
+
+
+def test_a_function_that_makes_a_lane_must_not_raise_stopiteration(sharding):
+    calls = iter(range(1))
+
+    def make_lane(lane, count):
+        next(calls)
+        return _stream(40)
+
+    with (
+        Feed(Lanes(make_lane, 1), 8, sharding) as feed,
+        pytest.raises(FeedError, match="lane 0 failed after 0 items of epoch 0 with StopIteration, raised by"),
+    ):
+        next(feed)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 7])

@@ -1,0 +1,78 @@
+"""The contract of a source that is read many rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+_MEMBERS = ("__len__", "spec", "identity", "read", "close")
+"""What a `RowSource` has."""
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows with random access, read many at a time. Write one to read a format of your own.
+
+    A class needs these five members, and no base class. A feed never closes a source that it was given. To be read
+    by worker processes, `Reading(workers=...)`, a source must pickle: let `__reduce__` give the path, and each
+    worker opens the file for itself.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> class Squares:
+      ...     spec = {"square": jax.ShapeDtypeStruct((), np.int32)}
+      ...     identity = {"kind": "squares", "count": 100}
+      ...     def __len__(self):
+      ...         return 100
+      ...     def read(self, rows, out):
+      ...         out["square"][:] = rows**2
+      ...     def close(self):
+      ...         pass
+      >>> isinstance(Squares(), RowSource)
+      True
+    """
+
+    spec: Any
+    """Tree of `jax.ShapeDtypeStruct`, of one row: fixed before the first read, the same for all rows."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells this data from other data, as JSON values: names, sizes, sampled bytes; no absolute path.
+
+        It is asked for when a feed is built, and becomes the field "data" of the fingerprint. So a state that was
+        saved over other data is refused, and so are processes of one run that do not read the same.
+        """
+
+    def __len__(self) -> int:
+        """The number of rows. It must not change while a feed uses the source."""
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        """Write row rows[i] to out[leaf][i] for each leaf, in the dtypes of `spec`.
+
+        Rows come in any order and with repeats, and several threads read at once. `rows` is read-only; each leaf
+        of `out` has the shape (len(rows), *shape of the leaf) and may be strided. An error becomes a `RowError`
+        that names the row; raise one yourself, with `row=`, to name it without further reads.
+        """
+
+    def close(self) -> None:
+        """Let go of files. A feed calls it once for a source that it opened; a `read` may still run then."""
+
+
+def why_none(source: Any) -> str:
+    """Why rows cannot be read from this object, which is no source of any kind."""
+    kind, has = type(source).__name__, set(dir(source))
+    if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
+        lacks = ", ".join(name for name in _MEMBERS if name not in has)
+        return (
+            f"a RowSource needs {', '.join(_MEMBERS)}, and {kind} lacks {lacks}; help(feedline.RowSource) says "
+            "what each is, and docs/sources.md has an example"
+        )
+    change = "feed an iterator of batches with prefetch_to_mesh"
+    if "__getitem__" in has:
+        change = f"give it __len__, or, if it is a stream, {change}"
+    return (
+        "a source is a tree of arrays and .npy paths, a path or glob, a grain dataset, a RowSource, or "
+        f"an object with __len__ and __getitem__, got {kind}; {change}"
+    )

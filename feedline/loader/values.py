@@ -1,0 +1,94 @@
+"""A value that a user gave, as a NumPy array. What the conversion would lose without a word is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def as_array(name: str, value: Any) -> Array:
+    """The value as an array.
+
+    Raises:
+      ValueError: it is a masked array in which something is masked: `np.asarray` would drop the mask.
+      TypeError: NumPy cannot make an array of it.
+
+    Example:
+      >>> as_array("x", np.ma.masked_array([1, 2], mask=[False, False])).tolist()
+      [1, 2]
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        count = np.count_nonzero(np.ma.getmaskarray(value))
+        raise ValueError(
+            f"{name}: a batch has no mask, and {count} of these {value.size} values are masked; choose what stands"
+            " there, array.filled(0) for example, and pass the mask as a leaf of its own where a model needs it"
+        )
+    try:
+        return np.asarray(value)
+    except Exception as error:  # of any type: a tensor on a GPU, or one that needs its gradient
+        raise TypeError(
+            f"{name}: numpy.asarray failed on this {type(value).__name__} with {type(error).__name__}: {error}; "
+            "make it a NumPy array before feedline gets it"
+        ) from error
+
+
+def of_record(name: str, value: Any) -> Any:
+    """A leaf of a record as an array: numbers, lists of numbers, and every object that NumPy can make an array of.
+
+    Anything else, as text, comes back as it is: it is for the spec of the record to refuse it.
+
+    Raises:
+      ValueError: something is masked, or a list is ragged or has other elements than numbers.
+      TypeError: NumPy cannot make an array of it.
+
+    Example:
+      >>> of_record("ids", [[1, 2], [3, 4]]).shape
+      (2, 2)
+    """
+    if isinstance(value, np.generic):
+        return value
+    if is_list(value):
+        return _of_list(name, value)
+    if isinstance(value, int | float | complex) or hasattr(value, "__array__"):
+        return as_array(name, value)
+    return as_array(name, value) if hasattr(value, "__array_interface__") else value  # an image of Pillow
+
+
+def is_list(value: Any) -> bool:
+    """Whether it is a list. JAX takes each element of one as a leaf, where a record means an array."""
+    return isinstance(value, list)
+
+
+def is_in_memory(value: Any) -> bool:
+    """Whether it is an array, or a column of a table, that becomes a NumPy array without reading a file.
+
+    `__array__` alone does not tell: arrays of HDF5, Zarr and netCDF read all of their file in it.
+    """
+    return isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or hasattr(value, "to_numpy")
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is a table in memory, of pandas, Polars or Arrow: by a number they give columns, or nothing."""
+    return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))
+
+
+def _of_list(name: str, value: list[Any]) -> Array:
+    first: Any = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        found = "lists of different lengths"
+    else:
+        if array.dtype.kind in "biufc" and np.ndim(first) == 0:
+            return array
+        found = f"a list of {type(first).__name__}"
+    raise ValueError(
+        f"{name}: a list in a record must be an array of numbers, got {found}; pad to one length, numpy.stack "
+        "arrays, or use a tuple where each element is a leaf of its own"
+    )

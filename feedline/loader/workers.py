@@ -1,0 +1,78 @@
+"""Grain's worker processes: how each is set up, that it ends with its parent, and why it ended before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from typing import Any
+
+from feedline.errors import WorkerError
+
+a_worker_delivered = threading.Event()
+"""Set once any worker of this process has delivered a batch: so the script has its `__main__` guard."""
+
+_ENDS = {
+    0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
+    "example in a transform",
+    -7: "the kernel sends signal 7 (SIGBUS) where a mapped file has no memory or data any more: the file became "
+    "shorter, its disk failed, or /dev/shm is full (Docker gives it 64 MB; --shm-size=8g gives more)",
+    -9: "the kernel sends signal 9 (SIGKILL) when memory runs out, and `dmesg` then says so: use fewer workers, a "
+    "smaller Reading.buffer or batch_size, or give the job more memory",
+}
+"""What the exit code of a worker means, where that is known."""
+_NO_GUARD = (
+    "it ended before its first batch: a script that uses workers must build and run its feed under "
+    '`if __name__ == "__main__":`, since every worker imports the script again'
+)
+
+
+def prepare_worker(index: int, count: int) -> None:
+    """Run in each worker process before anything else there: the one place that sets a worker up."""
+    threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
+
+
+def _end_with_parent() -> None:
+    """End this worker once its parent has ended, also if that was killed or left by `os._exit`.
+
+    Python itself ends workers at a normal exit only. The parent holds one end of a pipe, which closes with it; the
+    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The resource tracker ends
+    after the last worker, and removes the shared memory that is left.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def worker_ended(code: int) -> WorkerError:
+    """What to raise when a worker ended before its feed did."""
+    told = _ENDS.get(code, "look at what it printed")
+    if code > 0 and not a_worker_delivered.is_set():
+        told = _NO_GUARD
+    return WorkerError(
+        f"a worker process must live as long as its feed, and one ended with exit code {code}: {told}",
+        stage="read",
+    )
+
+
+def see_every_end() -> None:
+    """Have Grain notice a worker that ended with exit code 0, which its iterator would wait for without end.
+
+    A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty, too. These
+    names are private; without them such a worker is reported as a stall, and tests/test_exit.py fails.
+    """
+    try:
+        from grain._src.python.dataset.transformations import process_prefetch
+    except ImportError:
+        return
+
+    def process_failed(iterator: Any) -> bool:
+        process = iterator._prefetch_process
+        code = None if process is None else process.exitcode
+        return code is not None and (code != 0 or iterator._buffer.empty())
+
+    process_prefetch.ProcessPrefetchDatasetIterator._process_failed = process_failed  # type: ignore[assignment, method-assign]

@@ -1,0 +1,69 @@
+"""Batches in shared memory: they arrive equal, and their names are gone whatever becomes of them."""
+
+import os
+import pickle
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from feedline import WorkerError
+from feedline.loader import segments
+from feedline.loader.segments import ReceivedSegment, Segment
+
+LEAVES = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.zeros((0, 5), np.int64),
+    np.arange(5000).astype(ml_dtypes.bfloat16),
+    np.array([True, False]),
+    np.array(7, np.int16),
+]
+
+
+def names():
+    return list(Path("/dev/shm").glob(f"feedline-{os.getppid()}-*"))
+
+
+def test_leaves_arrive_as_they_were_and_lie_on_page_borders():
+    received = pickle.loads(pickle.dumps(Segment(LEAVES)))
+    assert isinstance(received, ReceivedSegment)
+    assert not names()  # though its memory is still there
+    leaves = received.leaves
+    del received
+    for leaf, expected in zip(leaves, LEAVES, strict=True):
+        assert leaf.dtype == expected.dtype
+        np.testing.assert_array_equal(leaf, expected)
+        leaf[...] = 1  # ours
+        assert leaf.ctypes.data % 4096 == 0
+
+
+def test_leaves_of_no_bytes_arrive_too():
+    assert pickle.loads(pickle.dumps(Segment([LEAVES[1]]))).leaves[0].shape == (0, 5)
+    assert pickle.loads(pickle.dumps(Segment([]))).leaves == []
+
+
+def test_one_that_is_dropped_before_it_was_sent_is_removed():
+    segment = Segment(LEAVES)
+    assert len(names()) == 1
+    del segment
+    assert not names()
+
+
+def test_one_that_is_on_its_way_belongs_to_the_receiver():
+    segment = Segment(LEAVES)
+    sent = pickle.dumps(segment)
+    del segment
+    assert len(names()) == 1
+    pickle.loads(sent)
+    assert not names()
+
+
+def test_one_that_could_not_be_written_leaves_nothing(monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments, "open", full, raising=False)
+    with pytest.raises(WorkerError, match=r"in /dev/shm, which must have room .* and a batch takes 24,576 bytes"):
+        Segment(LEAVES)
+    assert not names()

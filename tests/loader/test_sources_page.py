@@ -1,0 +1,21 @@
+"""The Python of docs/sources.md runs as it stands."""
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+
+
+def test_its_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "<sources.md>", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "[116 111  32  98 101  32  32  32]",
+        "<ArraySource: rows 100, image uint8[8, 8], label int64[], from digits.npz>",
+        "9",
+        "10",
+        "(8, 16)",
+    ]

@@ -1,0 +1,117 @@
+"""SIGTERM and Ctrl-C with several processes: all save the same step, end with 143 or 130, and resume exactly."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launched import FEEDLINE, PATIENCE_S
+
+pytestmark = pytest.mark.multiprocess
+
+ENDLESS = 1_000_000_000
+LAUNCH = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
+TRAIN = [*FEEDLINE, "train", "--layers", "1", "--width", "16"]
+EXAMPLE = [sys.executable, str(Path(__file__).parents[2] / "examples" / "preemption.py")]
+ENDS = [(signal.SIGTERM, 143, "SIGTERM", "terminated"), (signal.SIGINT, 130, "Ctrl-C", "interrupted")]
+PIDS = r"\[(\d)\] pid (\d+)\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        environ.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
+
+
+def trained(folder, steps):
+    options = ["--checkpoint-dir", folder, "--steps", steps, "--save-every", ENDLESS, "--json"]
+    return [*TRAIN, *map(str, options)]
+
+
+def run(*command):
+    done = subprocess.run([*LAUNCH, *command], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def ended_by(number, command, ready):
+    """Launches it, signals the launcher once a line of it matches `ready`: its code and what it wrote."""
+    with subprocess.Popen(
+        [*LAUNCH, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as launcher:
+        assert any(re.search(ready, line) for line in launcher.stdout)
+        launcher.send_signal(number)
+        out, _ = launcher.communicate(timeout=PATIENCE_S)
+    return launcher.returncode, out
+
+
+@pytest.mark.parametrize(("number", "code", "name", "ended"), ENDS)
+def test_training_saves_the_step_on_which_all_agree(tmp_path, number, code, name, ended):
+    found, out = ended_by(number, trained(tmp_path / "a", ENDLESS), "step 1 of")
+    assert found == code, out
+    assert f"[0] feedline: ends after this step; {name} again ends it at once\n" in out
+    (said,) = re.findall(rf"feedline: {ended} after step ([\d,]+), which is saved", out)
+    step = int(said.replace(",", ""))
+    assert [path.name for path in (tmp_path / "a").iterdir() if path.name.isdecimal()] == [str(step)]
+    resumed, whole = (run(*trained(tmp_path / folder, step + 5)) for folder in ("a", "b"))
+    results = [
+        json.loads(line.removeprefix("[0] "))
+        for done in (resumed, whole)
+        for line in done.stdout.splitlines()
+        if line.startswith("[0] {")
+    ]
+    assert results[0]["steps"] == 5
+    assert results[0]["state"] == results[1]["state"]
+    assert results[0]["final_loss"] == results[1]["final_loss"]
+
+
+def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
+    """In a loop of one's own, and a process that is not the first."""
+    tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
+    with subprocess.Popen([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        pids = {}
+        for line in launcher.stdout:
+            pids |= {int(process): int(pid) for process, pid in re.findall(PIDS, line)}
+            if "training" in line:
+                break
+        os.kill(pids[1], signal.SIGTERM)
+        out, err = launcher.communicate(timeout=PATIENCE_S)
+    assert launcher.returncode == 143, err
+    (step,) = re.findall(r"\[0\] stopped after step (\d+)", out)
+    results = [run(*EXAMPLE, str(tmp_path / name), str(int(step) + 5)).stdout for name in ("a", "b")]
+    ends = [re.findall(r"\[0\] (ended after .*)", result) for result in results]
+    assert ends[0] == ends[1]
+    assert ends[0][0].startswith(f"ended after step {int(step) + 5}, ")
+
+
+def test_without_checkpoints_sigterm_ends_all_at_once():
+    code, out = ended_by(signal.SIGTERM, [*TRAIN, "--steps", str(ENDLESS)], "step 1 of")
+    assert code == 143
+    assert "was killed by signal 15 (Terminated), after SIGTERM had been passed on" in out
+
+
+LOOP_THAT_NEVER_ASKS = (
+    "import feedline, threading\n"
+    "feedline.cluster.initialize()\n"
+    "print('ready', flush=True)\n"
+    "threading.Event().wait()\n"
+)
+
+
+def test_a_second_sigterm_kills_a_program_that_does_not_ask():
+    """jax notes SIGTERM, and the program runs on."""
+    command = [*LAUNCH, sys.executable, "-c", LOOP_THAT_NEVER_ASKS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert sum("ready" in line for line in (launcher.stdout.readline() for _ in range(2))) == 2
+        launcher.send_signal(signal.SIGTERM)
+        assert any("SIGTERM caught" in line for line in launcher.stderr)
+        launcher.send_signal(signal.SIGTERM)
+        _, err = launcher.communicate(timeout=PATIENCE_S)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert "after SIGTERM, SIGTERM had been passed on" in err
