@@ -101,17 +101,23 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
         """Buffers as views of one array, the file, so that no view can leave it."""
         return whole[buffer.address - start :][: buffer.size]
 
-    groups = []
+    groups: list[dict[str, Group]] | None = []
     with naming(path, "an Arrow file", _REWRITE):
         for batch in batches:
-            batch.validate()
+            batch.validate()  # pyarrow ends the process over lengths that cannot be
             columns = {name: batch.column(name) for name in spec}
             buffers = [b for column in columns.values() for b in column.buffers() if b is not None and b.size]
             if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers):
-                if not _is_file(whole):
-                    raise ValueError("it is a compressed stream, which has no index of its record batches")
-                return spec, None
-            groups.append({name: rows_of(column, f"column {name!r}", bytes_of) for name, column in columns.items()})
+                groups = None  # pyarrow has decompressed it
+                break
+            groups.append(
+                {name: rows_of(column, f"column {name!r}", bytes_of) for name, column in columns.items()}
+            )
+    if groups is None and not _is_file(whole):
+        raise ValueError(
+            f"{path} is a compressed stream, which has no index of its record batches; write it as a file: "
+            "table = pyarrow.ipc.open_stream(path).read_all(); pyarrow.feather.write_feather(table, 'x.arrow')"
+        )
     return spec, groups
 
 

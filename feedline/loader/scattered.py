@@ -93,7 +93,9 @@ class Scattered:
     def _check(self, part: Indices | None, rows: Indices) -> None:
         """Every row lies in its part; so what is addressed lies in an array that was given."""
         lengths = self._lengths[:1] if part is None else self._lengths.take(part)
-        wrong = rows.astype(np.int64, copy=False).view(np.uint64) >= lengths.view(np.uint64)  # as unsigned words negative ones are the greatest
+        wrong = rows.astype(np.int64, copy=False).view(np.uint64) >= lengths.view(
+            np.uint64
+        )  # as unsigned words negative ones are the greatest
         if wrong.any():
             i = int(wrong.argmax())
             raise IndexError(f"rows of this array are 0 to {lengths[i % len(lengths)] - 1}, got {rows[i]}")

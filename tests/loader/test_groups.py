@@ -16,7 +16,9 @@ from feedline.loader.groups import Group, GroupedFile, GroupSource
 
 KINDS = {
     "parquet": lambda table, path, rows: pq.write_table(table, path, row_group_size=rows),
-    "feather": lambda table, path, rows: feather.write_feather(table, str(path), compression="lz4", chunksize=rows),
+    "feather": lambda table, path, rows: feather.write_feather(
+        table, str(path), compression="lz4", chunksize=rows
+    ),
 }
 
 
@@ -82,7 +84,9 @@ def test_a_file_that_changed_is_an_error_of_the_feed_and_of_no_row(tmp_path, kin
         lambda: source.identity,
         lambda: pickle.loads(travelled),
     ):
-        with pytest.raises(feedline.FeedError, match=f"a file must not change while a feed reads it.*{found}") as e:
+        with pytest.raises(
+            feedline.FeedError, match=f"a file must not change while a feed reads it.*{found}"
+        ) as e:
             ask()
         assert type(e.value) is feedline.FeedError  # a RowError could be replaced by another row
         assert e.value.file == str(path)

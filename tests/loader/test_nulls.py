@@ -45,7 +45,8 @@ def test_only_reads_that_ask_for_a_null_fail_and_name_the_first_one(tmp_path, ki
     np.testing.assert_array_equal(out["pair"][:, 1], 2 * good + 1)
     asked = np.array([7, 130, 64, 3, 130])
     with pytest.raises(
-        feedline.RowError, match=r"source\['label'\] is null in this row; fill nulls .*columns=.*bad_rows='substitute'"
+        feedline.RowError,
+        match=r"source\['label'\] is null in this row; fill nulls .*columns=.*bad_rows='substitute'",
     ) as error:
         source.read(asked, _room(source, 5))
     assert (error.value.row, error.value.file) == (130, str(tmp_path / f"x.{kind}"))
@@ -62,7 +63,9 @@ def test_each_null_is_replaced_by_itself(tmp_path, sharding, delivered, kind, ca
     order = feedline.Order(shuffle=False)
     feed = feedline.Feed(source, 16, sharding, order=order, epochs=1, reading=reading, remainder="pad")
     batches = delivered(feed)
-    fine, label, valid = (np.concatenate([batch[name] for batch in batches])[:300] for name in ("fine", "label", "valid"))
+    fine, label, valid = (
+        np.concatenate([batch[name] for batch in batches])[:300] for name in ("fine", "label", "valid")
+    )
     assert np.flatnonzero(~valid).tolist() == NULL
     np.testing.assert_array_equal(fine, label)
     np.testing.assert_array_equal(fine[valid], np.flatnonzero(valid))

@@ -172,9 +172,9 @@ def test_allocations_that_lie_far_apart_are_gathered(far):
 
 @settings(max_examples=100)
 @given(
-    st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["heap", "far", "shared"])), min_size=1, max_size=9).filter(
-        lambda parts: any(length for length, _ in parts)
-    ),
+    st.lists(
+        st.tuples(st.integers(0, 12), st.sampled_from(["heap", "far", "shared"])), min_size=1, max_size=9
+    ).filter(lambda parts: any(length for length, _ in parts)),
     st.sampled_from([1, 3, 8, 256, 3072]),
     st.integers(0, 2**32 - 1),
 )
