@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.errors import RowError
+from feedline.errors import FeedError, RowError
 from feedline.loader.declared import Declared
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
-from feedline.loader.shards import Indices, Shards
+from feedline.loader.shards import Indices, Lengths, Shards, count_of, joined, rows_in
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
@@ -29,12 +29,12 @@ class GroupedFile(NamedTuple):
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct`, of one row.
       lengths: for each leaf, the rows of each of its groups.
-      read: (leaf, group) → its rows. Called from many threads.
+      read: (leaf, group) → its rows. Called from many threads. FeedError if the file is not what it was.
       identity: what tells this data from other data, as JSON values, without a path.
     """
 
     spec: Any
-    lengths: Sequence[Sequence[int]]
+    lengths: Sequence[Lengths]
     read: Callable[[int, int], Array]
     identity: Callable[[], Any]
 
@@ -66,11 +66,10 @@ class GroupSource:
         for path, file in zip(paths, self._files, strict=True):
             _check_fits(file, path, self._files[0], paths[0])
         leaves = range(len(self._files[0].lengths))
-        self._groups = [
-            [(file, group) for file, held in enumerate(self._files) for group in range(len(held.lengths[leaf]))]
-            for leaf in leaves
-        ]
-        self._shards = [Shards([n for file in self._files for n in file.lengths[leaf]] or [0]) for leaf in leaves]
+        self._groups = [Shards([count_of(file.lengths[leaf]) for file in self._files]) for leaf in leaves]
+        """For each leaf, which groups are of which file."""
+        self._shards = [joined([file.lengths[leaf] for file in self._files]) for leaf in leaves]
+        """For each leaf, which rows are of which group."""
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
         self._kept = Kept(declared.cache_bytes)
@@ -99,7 +98,7 @@ class GroupSource:
             arrays = self._arrays(leaf, held.tolist())
             here: Any = slice(None) if len(held) == len(touched) else np.flatnonzero(np.isin(group, held))
             part = np.searchsorted(held, group[here])
-            local = rows[here] - shards.firsts.take(group[here])
+            local = rows[here] - shards.firsts_of(group[here])
             target = out[here]  # a copy where it is not all of it
             Scattered(arrays).read(part, local, columns, target)
             if len(held) < len(touched):
@@ -108,10 +107,9 @@ class GroupSource:
     def _held_at_once(self, leaf: int, touched: Indices) -> int:
         """How many of these groups a read holds at a time: those that fit into cache_bytes, at least one."""
         shards, row = self._shards[leaf], jax.tree_util.tree_leaves(self.spec)[leaf]
-        most = (
-            (shards.ends - shards.firsts).take(touched).max(initial=1) * row.dtype.itemsize * math.prod(row.shape)
-        )
-        return max(1, self._declared.cache_bytes // max(1, int(most)))
+        most = int(shards.lengths_of(touched).max(initial=1))
+        row_bytes = row.dtype.itemsize * math.prod(row.shape)
+        return max(1, self._declared.cache_bytes // max(1, most * int(row_bytes)))
 
     def _arrays(self, leaf: int, groups: list[int]) -> list[Array]:
         """The rows of these groups."""
@@ -128,14 +126,16 @@ class GroupSource:
         self._kept.clear()
 
     def _group(self, leaf: int, group: int) -> Array:
-        file, within = self._groups[leaf][group]
+        ((file, within, _),) = self._groups[leaf].split(np.array([group]))
         try:
-            return self._files[file].read(leaf, within)
+            return self._files[file].read(leaf, int(within[0]))
+        except FeedError:
+            raise
         except Exception as error:
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
-                row=int(self._shards[leaf].firsts[group]),
+                row=int(self._shards[leaf].firsts_of(np.array([group]))[0]),
                 file=str(self._paths[file]),
             ) from error
 
@@ -156,6 +156,6 @@ def _check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: st
             f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
             "choose columns=[...] that they share, or write them again"
         )
-    totals = {sum(groups) for groups in file.lengths}
+    totals = {rows_in(groups) for groups in file.lengths}
     if len(totals) > 1:
         raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
