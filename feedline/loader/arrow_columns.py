@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from feedline.loader import extras
 from feedline.loader.declared import Declared
-from feedline.loader.groups import Group
+from feedline.loader.grouped_file import Group
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -43,7 +43,9 @@ def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
         start, stop = (place * kind.list_size for place in (column.offset, column.offset + count))
         inner = rows_of(column.values, label, bytes_of)
         values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
-        within = None if inner.null is None else inner.null[start:stop].reshape(count, kind.list_size).any(1)
+        within = None
+        if inner.null is not None:
+            within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
         return Group(values, _any_null(null, within))
     row = row_of(kind, label)
     found = _bytes(data, bytes_of)

@@ -12,7 +12,8 @@ import pytest
 
 import feedline
 from feedline.loader.declared import Declared
-from feedline.loader.groups import Group, GroupedFile, GroupSource
+from feedline.loader.grouped_file import Group, GroupedFile
+from feedline.loader.groups import GroupSource
 
 KINDS = {
     "parquet": lambda table, path, rows: pq.write_table(table, path, row_group_size=rows),
@@ -47,9 +48,9 @@ def test_a_group_that_is_not_what_was_promised_is_refused(values, found):
     assert (error.value.row, error.value.file) == (4, "made.up")
 
 
-@pytest.mark.parametrize("lengths", [[4, -1], [1 << 62, 1 << 62]])
+@pytest.mark.parametrize("lengths", [[4, -1], [1 << 48, 1]])
 def test_numbers_of_rows_that_cannot_be_are_refused(lengths):
-    with pytest.raises(ValueError, match=r"metadata of made\.up promises fewer than 0 or more than 2\^62 rows"):
+    with pytest.raises(ValueError, match=r"and the metadata of made\.up promises"):
         _source(None, [lengths])
 
 
