@@ -147,6 +147,8 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
         names = schema.names
     except UnicodeDecodeError as error:
         raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    if not names:
+        raise ValueError(f"a file of rows must have columns, and {path} has none; write it again")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
