@@ -177,6 +177,9 @@ def naming(path: Path, form: str, way_out: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
+        if path.is_dir():
+            files = f"{path}/*{path.suffix}"
+            raise ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})") from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
         raise ValueError(

@@ -168,6 +168,9 @@ def test_broken_files_are_named(tmp_path, kind):
             feedline.open_source(tmp_path / f"{name}.{kind}")
     with pytest.raises(FileNotFoundError, match=rf"there is no file .*gone\.{kind}; check the path"):
         feedline.open_source(tmp_path / f"gone.{kind}")
+    (tmp_path / f"folder.{kind}").mkdir()
+    with pytest.raises(ValueError, match=rf"is a folder; pass a glob .*folder\.{kind}/\*\.{kind}"):
+        feedline.open_source(tmp_path / f"folder.{kind}")
     KINDS[kind](pa.table({"x": pa.array([], pa.int64())}), tmp_path / f"none.{kind}")
     with pytest.raises(ValueError, match="at least one row"):
         feedline.open_source(tmp_path / f"none.{kind}")
