@@ -19,10 +19,14 @@ def _stream(table, path):
         stream.write_table(table, max_chunksize=10)
 
 
+def _file(compression):
+    return lambda table, path: feather.write_feather(table, path, compression=compression, chunksize=10)
+
+
 KINDS = {
     "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=10, store_schema=False),
-    "x.arrow": lambda table, path: feather.write_feather(table, str(path), compression="uncompressed", chunksize=10),
-    "x.feather": lambda table, path: feather.write_feather(table, str(path), compression="lz4", chunksize=10),
+    "x.arrow": _file("uncompressed"),
+    "x.feather": _file("lz4"),
     "stream.arrow": _stream,
 }
 
