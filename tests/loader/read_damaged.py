@@ -1,7 +1,7 @@
 """Reads damaged copies of a file, and prints what became of each: run by test_damage.py, since a copy may end it.
 
-Arguments: the file, and how many random copies. It prints a line for each copy: its number, then "read" and the number
-of rows, or the error's type and message.
+Arguments: the file, and how many random copies. It prints a line for each copy: its number, then "read" and the
+number of rows, or the error's type and message.
 """
 
 import sys
