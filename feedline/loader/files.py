@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from feedline.loader import npz
 from feedline.loader.file_version import FileVersion
 from feedline.loader.mapped_file import MappedFile
 from feedline.loader.npy import read_header
+from feedline.loader.opening import opening
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".bin")
@@ -47,7 +47,7 @@ def load(path: Path, dtype: Any = None) -> Loaded:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a file of arrays ends in {', '.join(SUFFIXES)}, got {path}; convert it with numpy.save")
     try:
-        with path.open("rb") as opened:
+        with opening(path) as opened:
             file = MappedFile(opened)
             if path.suffix == ".npz":
                 arrays: Any = npz.read_members(file, opened)
@@ -55,17 +55,6 @@ def load(path: Path, dtype: Any = None) -> Loaded:
                 arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
             else:
                 arrays = _raw(file, dtype)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no file {path}; check the path") from None
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        raise OSError(
-            errno.EMFILE,
-            "a mapped file keeps a descriptor open, and this process may open no more (ulimit -n); raise that "
-            "limit, or merge shards",
-            str(path),
-        ) from error
     except ValueError as error:
         raise ValueError(
             f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,13 @@ class ZarrArray:
             "one of its chunks": math.prod(chunk) * item,
             "the index of one of its shards": math.prod(shard) // max(1, math.prod(chunk)) * _SHARD_ENTRY_BYTES,
         }
-        has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        has = _memory_bytes()
         for what, needed in needs.items():
             if needed > has:
                 raise ValueError(
-                    f"{self._path}: {what} must fit into memory, and takes {needed} bytes where this machine has "
-                    f"{has} (shape {self.shape}, chunks {tuple(chunk)}, {self.dtype}); write it again in smaller "
-                    f"chunks, if {self.metadata.name} is not damaged"
+                    f"{self._path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are "
+                    f"(shape {self.shape}, chunks {tuple(chunk)}, {self.dtype}). Write it again in smaller chunks "
+                    f"if {self.metadata.name} is not damaged"
                 )
 
     def chunks(self, group: int) -> Array:
@@ -109,6 +110,13 @@ class ZarrArray:
             ) from error
         self.version.check(self.metadata)
         return found
+
+
+def _memory_bytes() -> int:
+    """The most that this process can have: of the machine, or what a limit leaves of it (ulimit -v)."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return machine if limit == resource.RLIM_INFINITY else min(machine, limit)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

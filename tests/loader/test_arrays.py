@@ -194,7 +194,7 @@ def test_too_many_open_files_is_said(tmp_path):
     taken = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 20, hard))
     try:
-        with pytest.raises(OSError, match=r"a mapped file keeps a descriptor open, .* merge shards: .*\.npy"):
+        with pytest.raises(OSError, match=r"each file of a source stays open, .* merge shards: .*\.npy"):
             open_source(tmp_path / "*.npy")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
