@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from feedline.loader import arrow, digests, files
 from feedline.loader.declared import Declared
+from feedline.loader.file_version import FileVersion
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
@@ -24,6 +27,7 @@ from feedline.placement.plan import Columns
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
 _MOST_OF_A_SHARD = 16
+_CHECKED_A_READ = 4  # files, at 2 µs each: a read of many files must not take as long to check as to copy
 
 
 class ArraySource(IndexedSource):
@@ -55,10 +59,13 @@ class ArraySource(IndexedSource):
         self._declared = declared or Declared()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
+        self._versions: dict[str, FileVersion] = {}
+        """Of the files that are open, by path."""
         self._open()
 
     def _open(self) -> None:
-        trees = [tree for shard in self._given for tree in _as_trees(shard, self._declared)]
+        trees = [tree for shard in self._given for tree in _as_trees(shard, self._declared, self._versions)]
+        self._turns = itertools.cycle(self._versions.items())
         parts = [_checked_leaves(tree, trees[0], i) for i, tree in enumerate(trees)]
         self._leaves = list(zip(*parts, strict=True))
         self._shards = Shards([len(part[0]) for part in parts])
@@ -70,6 +77,7 @@ class ArraySource(IndexedSource):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
+        self._check_files()
         samples = min(_MOST_OF_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         sampled = [
             [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
@@ -85,17 +93,28 @@ class ArraySource(IndexedSource):
         return len(self._shards)
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`."""
+        """Write row rows[i] to index i of each leaf of `out`.
+
+        Raises:
+          FeedError: a file was written to or truncated.
+        """
+        self._check_files()
         part = self._part_of(rows)
         for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
             self._read_leaf(leaf, part, rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype."""
+        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
+        self._check_files()
         self._read_leaf(leaf, self._part_of(rows), rows, columns, out)
 
     def close(self) -> None:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
+
+    def _check_files(self) -> None:
+        """Refuse files that were written to: of many files some are looked at in turn, so it stays cheap."""
+        for path, version in itertools.islice(self._turns, min(_CHECKED_A_READ, len(self._versions))):
+            version.check_held(path)
 
     def _part_of(self, rows: Indices) -> Indices | None:
         if len(self._shards.ends) == 1:
@@ -112,31 +131,46 @@ class ArraySource(IndexedSource):
             out[places] = _picked(self._leaves[leaf][shard], local, columns)
         return None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"shards": self._given, "declared": self._declared}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return _opened_again, (self._given, self._declared, self._versions)
 
 
-def _as_trees(shard: Any, declared: Declared) -> list[Any]:
+def _opened_again(given: list[Any], declared: Declared, versions: dict[str, FileVersion]) -> ArraySource:
+    """A source as another process has it open. FeedError if a file has changed since."""
+    try:
+        return ArraySource(given, declared)
+    finally:  # also where it cannot be opened: that it changed is the better reason
+        for path, version in versions.items():
+            version.check(path)
+
+
+def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) -> list[Any]:
     """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path = Path(shard)
         if path.suffix in arrow.SUFFIXES:
+            if path.is_file():
+                versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
             return arrow.mapped(path, declared)
-        shard = declared.named(files.load(path, declared.dtype), str(path))
-    tree = jax.tree_util.tree_map_with_path(_as_array, shard, is_leaf=is_list)
+        arrays = _loaded(path, versions, declared.dtype)
+        shard = declared.named(arrays, str(path))
+    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
     length = declared.window
     if length is None:
         return [tree]
     return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
 
 
-def _as_array(path: Any, leaf: Any) -> Array:
+def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
+    """The arrays of a file, whose version is added to `versions`."""
+    arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
+    return arrays
+
+
+def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
     name = f"source{jax.tree_util.keystr(path)}"
     if isinstance(leaf, str | os.PathLike):
-        array: Any = files.load(Path(leaf))
+        array: Any = _loaded(Path(leaf), versions)
         if not isinstance(array, np.ndarray):
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
