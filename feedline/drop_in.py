@@ -15,7 +15,7 @@ import numpy as np
 from feedline.exit import close_at_exit
 from feedline.loader.spec import Array, RowSpec, cast_into
 from feedline.loader.staging import Staging
-from feedline.options import Reading, checked_integer
+from feedline.options import MOST_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import Prefetcher
@@ -57,7 +57,9 @@ def prefetch_to_mesh(
       [0, 1, 2]
     """
     check_shardings(sharding)
-    return MeshIterator(iterable, sharding, checked_integer("prefetch", prefetch, at_least=0), copy)
+    return MeshIterator(
+        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MOST_AHEAD), copy
+    )
 
 
 class _Given(NamedTuple):
