@@ -89,7 +89,7 @@ class Quarantine:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"the file of Reading.quarantine must take a line for each bad row ({os.strerror(error.errno or 0)})"
+                f"the file of Reading.quarantine must take a line for a bad row ({os.strerror(error.errno or 0)})"
                 "; make room, and next(feed) reads this batch again",
                 str(self.reading.quarantine),
             ) from error
