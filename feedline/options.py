@@ -10,6 +10,12 @@ from typing import Literal, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
 _SEED_BITS = 64
+MOST_AHEAD = 1 << 16
+"""Batches that are read ahead, or wait placed: more would only meet the end of memory."""
+MOST_THREADS = 1 << 12
+"""Reading threads, or worker processes."""
+MOST = (1 << 31) - 1
+"""Rows in a batch, and epochs of a pass."""
 _LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
 
 
@@ -107,9 +113,12 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            object.__setattr__(self, "threads", checked_integer("Reading.threads", self.threads, at_least=0))
-        object.__setattr__(self, "workers", checked_integer("Reading.workers", self.workers, at_least=0))
-        object.__setattr__(self, "buffer", checked_integer("Reading.buffer", self.buffer, at_least=1))
+            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MOST_THREADS)
+            object.__setattr__(self, "threads", threads)
+        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MOST_THREADS)
+        object.__setattr__(self, "workers", workers)
+        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MOST_AHEAD)
+        object.__setattr__(self, "buffer", buffer)
         if self.bad_rows not in get_args(BadRows):
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
         object.__setattr__(self, "bad_rows_budget", _checked_budget(self.bad_rows_budget))
@@ -126,8 +135,8 @@ class Reading:
             object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
 
 
-def checked_integer(name: str, value: object, *, at_least: int) -> int:
-    """An exact integer (NumPy's count, bools and floats do not) that is large enough."""
+def checked_integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
+    """An exact integer (NumPy's count, bools and floats do not) within bounds."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -136,6 +145,8 @@ def checked_integer(name: str, value: object, *, at_least: int) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
+    if at_most is not None and number > at_most:
+        raise ValueError(f"{name} must be at most {at_most}, got {number}")
     return number
 
 

@@ -432,7 +432,8 @@ def test_a_repr_says_what_a_feed_is_and_where_it_stands():
     source = {"x": np.zeros((1437, 4, 2), np.uint8), "<y>": {"z": np.zeros(1437, np.float32)}}
     told = (
         r"<feedline.Feed: rows 1,437, batch_size 16, remainder drop, epochs 2, "
-        r"order Order\(seed=0, shuffle=True\), epoch {}, position {}, spec <y>.z: float32\[16\], x: uint8\[16, 4, 2\]>"
+        r"order Order\(seed=0, shuffle=True\), epoch {}, position {}, "
+        r"spec <y>.z: float32\[16\], x: uint8\[16, 4, 2\]>"
     )
     with Feed(source, 16, WHOLE, epochs=2) as feed:
         assert re.fullmatch(told.format(0, 0), repr(feed))
