@@ -88,6 +88,36 @@ assert any(t.name.startswith("grain") for t in threading.enumerate())  # busy wi
     assert (done.returncode, done.stdout, done.stderr) == (0, "left []\n", "")
 
 
+def test_a_long_read_of_many_chunks_ends_before_the_interpreter_does(tmp_path):
+    """Else the interpreter ends its thread inside TensorStore, which aborts the process once in a while."""
+    done, delay_s = run(
+        tmp_path,
+        """
+import atexit, tensorstore
+from feedline.loader.kept import Kept
+inside = threading.Event()
+def slowly(kept, key, read, get=Kept.get):
+    inside.set()
+    time.sleep(0.05)
+    return get(kept, key, read)
+metadata = {"shape": [256, 4], "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
+store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x.zarr/"}, "metadata": metadata}
+tensorstore.open(store, create=True).result()[...] = np.ones((256, 4), np.float32)
+feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
+next(feed)
+Kept.get = slowly
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
+next(feed), next(feed), next(feed)  # the next read takes six seconds
+assert inside.wait(30)
+print("end", time.time(), flush=True)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "left []"
+    assert delay_s < 2
+
+
 def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):
     done, _ = run(
         tmp_path,

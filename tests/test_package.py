@@ -207,7 +207,7 @@ OF_FEEDLINE = {
     "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
              "state", "observe", "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "placement", "prefetch", "exit", "errors", "options"],
-    "exit": ["loader.reading"],  # Grain's threads, which it must not wait for
+    "exit": ["loader.ending"],  # reads, which it stops
     # beside them
     "cluster": ["cluster", "errors", "options"],
     "data": ["data", "loader", "errors", "options"],

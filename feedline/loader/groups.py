@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader.declared import Declared
+from feedline.loader.ending import check_may_read
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
@@ -128,6 +129,7 @@ class GroupSource:
         self._kept.clear()
 
     def _group(self, leaf: int, group: int) -> Array:
+        check_may_read()
         file, within = self._groups[leaf][group]
         try:
             return self._files[file].read(leaf, within)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
     def read(leaf: int, group: int) -> Array:
         start = group * heights[leaf]
         stop = min(start + heights[leaf], stores[leaf].shape[0])
-        return np.ascontiguousarray(stores[leaf][start:stop].read().result())
+        return np.ascontiguousarray(_result(stores[leaf][start:stop].read()))
 
     return GroupedFile(
         jax.tree.map(lambda store: jax.ShapeDtypeStruct(store.shape[1:], store.dtype.numpy_dtype), tree),
@@ -101,4 +102,16 @@ def _identity(stores: list[Any]) -> list[Any]:
 
 
 def _row(store: Any, row: int) -> Any:
-    return store[row].read().result()
+    return _result(store[row].read())
+
+
+def _result(future: Any) -> Any:
+    """What a TensorStore future gives, waited for in Python.
+
+    A wait inside TensorStore aborts the process when the interpreter ends meanwhile ("terminate called without an
+    active exception"): CPython then ends the waiting thread in C++ code that does not let it.
+    """
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    done.wait()
+    return future.result()
