@@ -275,13 +275,18 @@ class Feed:
         """Stop reading and let go of everything. Idempotent, from any thread.
 
         Args:
-          timeout_s: how long to wait for the threads. One that is stuck in a read is named in a
-            warning, and ends with the process at the latest.
+          timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
+            in a read is named in a warning, and ends with the process at the latest; its source stays open.
         """
         self._closed = True
-        stuck = self._stop(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        stuck = self._stop(timeout_s) or self._pipeline.end_reads(max(0.0, deadline - time.monotonic()))
         if stuck:
-            _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
+            _log.warning(
+                "%s is still busy with a read or a transfer %g s after close, so the source stays open",
+                stuck,
+                timeout_s,
+            )
         elif not self._released:
             self._released = True
             self._pipeline.close()

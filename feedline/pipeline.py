@@ -67,8 +67,12 @@ class Pipeline:
         """Host buffers mapped so far."""
         return self.way.buffers.staging.mapped
 
+    def end_reads(self, timeout_s: float) -> str | None:
+        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        return self.way.end_reads(timeout_s)
+
     def close(self) -> None:
-        """Close the source, if it is ours, and let go of idle memory."""
+        """Close the source, if it is ours, and let go of idle memory. No read may be under way."""
         self.way.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()

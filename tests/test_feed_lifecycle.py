@@ -393,7 +393,7 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     with pytest.raises(ValueError, match=CLOSED):
         waiting.result(PATIENCE_S)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     feed.close(timeout_s=0.01)
     assert closed == []  # never while it is read
@@ -413,7 +413,7 @@ def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
     caplog.clear()
     feed.close(timeout_s=0.01)
     assert [record.getMessage() for record in caplog.records] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     source.gate.set()
 
