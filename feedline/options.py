@@ -89,8 +89,9 @@ class Reading:
       quarantine: a file to which each row that was replaced is appended when its batch is delivered, as a line of
         JSON; None: none is written.
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
-        while no stage advanced.
-      stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
+        while no stage advanced, or once the feed has been under construction for so long.
+      stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
+        it is the one that hangs. Both at most 1e9, which is never.
       check_replicas_every: with several processes, compare checksums of every so-manieth batch between
         those that own the same rows. 0: never. They are computed before the batch is placed, at about 1 GB/s.
     """

@@ -60,7 +60,9 @@ class Pipeline:
         watch = Watch(self.reading)
         source = functools.partial(self.way.open, after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
-        return Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
+        if self.prefetch:
+            return Prefetcher(source, place, self.prefetch, watch)
+        return Synchronous(source, place, watch)
 
     @property
     def slabs(self) -> int:

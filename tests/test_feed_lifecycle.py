@@ -1,9 +1,11 @@
 """The life of a feed: threads, errors, interrupts, close. Nothing is lost, and no thread is left."""
 
+import copy
 import functools
 import gc
 import itertools
 import logging
+import pickle
 import signal
 import sys
 import threading
@@ -323,6 +325,17 @@ def test_a_closed_feed_refuses_everything_but_a_look():
     with feed_of(Rows()) as another:
         another.set_state(state)
         assert [first] + [rows_in(batch) for batch in another] == ORDER
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_feed_is_neither_copied_nor_pickled(way):
+    with feed_of(Rows()) as feed:
+        first = rows_in(next(feed))
+        with pytest.raises(
+            TypeError, match=r"neither pickled nor copied, .* set_state of this one's get_state\(\)"
+        ):
+            way(feed)
+        assert [first] + [rows_in(batch) for batch in feed] == ORDER
 
 
 def test_close_before_the_first_batch_starts_nothing():

@@ -200,8 +200,8 @@ OF_FEEDLINE = {
     "description": ["", "options", "schedule", "state"],  # "": its version
     "request": ["options", "schedule", "cluster.cores", "loader.form"],  # a type
     "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "replicas"],
-    "build": ["request", "pipeline", "loader", "placement", "options", "schedule", "state", "cluster",
-              "description", "replicas"],
+    "build": ["request", "pipeline", "prefetch.watch", "loader", "placement", "options", "schedule", "state",
+              "cluster", "description", "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
     "turn": [],
     "feed": ["request", "build", "pipeline", "turn", "exit", "cluster.monitor", "errors", "options", "schedule",
