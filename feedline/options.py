@@ -75,7 +75,9 @@ class Reading:
       threads: Grain threads that read, and place what is placed at once. None: the cores this process may use,
         divided by the processes that share them, at most 16. 0: the placement thread reads.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
-        needs seconds to start; sources then travel as paths.
+        needs seconds to start; sources then travel as paths. Batches come through /dev/shm, which must have room
+        for workers · (2 · max(1, buffer // workers) + 3) process-local batches at the most (Docker gives it 64 MB
+        unless told otherwise by --shm-size).
       buffer: host batches that are read ahead, at the most.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds an
