@@ -85,7 +85,8 @@ class MeshIterator:
         place = _Place(sharding, settings)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
         give = lambda offer: source  # noqa: E731  the user's iterator has no threads of its own to place on
-        self._run = Prefetcher(give, place, prefetch, Watch(Reading())) if prefetch else Synchronous(give, place)
+        watch = Watch(Reading())
+        self._run = Prefetcher(give, place, prefetch, watch) if prefetch else Synchronous(give, place, watch)
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False

@@ -81,7 +81,9 @@ class Reading:
       threads: Grain threads that read, and place what is placed at once. None: the cores this process may use,
         divided by the processes that share them, at most 16. 0: the placement thread reads.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
-        needs seconds to start; sources then travel as paths.
+        needs seconds to start; sources then travel as paths. Batches come through /dev/shm, which must have room
+        for workers · (2 · max(1, buffer // workers) + 3) process-local batches at the most (Docker gives it 64 MB
+        unless told otherwise by --shm-size).
       buffer: host batches that are read ahead, at the most.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds a
@@ -95,8 +97,9 @@ class Reading:
       quarantine: a file to which each row that was replaced is appended when its batch is delivered, as a line of
         JSON; None: none is written.
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
-        while no stage advanced.
-      stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
+        while no stage advanced, or once the feed has been under construction for so long.
+      stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
+        it is the one that hangs. Both at most 1e9, which is never.
       check_replicas_every: with several processes, compare checksums of every so-manieth batch between
         those that own the same rows. 0: never. They are computed before the batch is placed, at about 1 GB/s.
     """

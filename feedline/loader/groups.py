@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.loader.declared import Declared
+from feedline.loader.ending import check_may_read
 from feedline.loader.file_version import FileVersion
 from feedline.loader.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.loader.indexed import IndexedSource
@@ -138,6 +139,7 @@ class GroupSource(IndexedSource):
 
     def _group(self, leaf: int, group: int) -> Group:
         """One group, read from its file and checked."""
+        check_may_read()
         one = np.array([group])
         ((file, within, _),) = self._groups[leaf].split(one)
         self._check_unchanged(file)

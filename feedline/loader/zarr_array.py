@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class ZarrArray:
 
     def _read(self, rows: slice) -> Array:
         try:
-            found: Array = np.ascontiguousarray(self._store[rows].read().result())
+            found: Array = np.ascontiguousarray(_result(self._store[rows].read()))
         except ValueError as error:
             self.version.check(self.metadata)  # that the folder is gone, or another one, is the better reason
             if "NOT_FOUND" not in str(error):
@@ -128,3 +129,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as the metadata of Zarr: {error}; write it again") from error
     return found
+
+
+def _result(future: Any) -> Any:
+    """What a TensorStore future gives, waited for in Python.
+
+    A wait inside TensorStore aborts the process when the interpreter ends meanwhile ("terminate called without an
+    active exception"): CPython then ends the waiting thread in C++ code that does not let it.
+    """
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    done.wait()
+    return future.result()
