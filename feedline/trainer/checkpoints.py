@@ -7,9 +7,9 @@ what the feed's `get_state` gave after the batch of that step, as JSON.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.errors import FeedError
+from feedline.trainer.folder import Lock, prepare
 from feedline.trainer.learner import State
 
-_HALF = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax still writes, or was killed in
 _KEPT = 3  # checkpoints: the newest, and two to fall back on; a fourth drops the oldest
 
 
@@ -56,21 +56,24 @@ class Checkpoints:
 
     Raises:
       ValueError: it holds something else, and no checkpoint.
+      FeedError: another run uses it.
       OSError: it cannot be made, or not be written to.
     """
 
     def __init__(self, directory: Path, feed: Resumable, mesh: Mesh, every: int) -> None:
-        _prepare(directory)
+        prepare(directory)
+        # process 0 alone deletes and renames; while it is refused, the others wait and are ended with its message
+        self._lock = Lock(directory) if jax.process_index() == 0 else None
         self.directory = directory
         self._feed = feed
         self._everywhere = NamedSharding(mesh, P())
         self._every = every
         self._step = 0  # of the last state that was seen
-        self._manager = ocp.CheckpointManager(
-            directory.absolute(),
-            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
-        )
+        try:
+            self._manager = _manager(directory)
+        except BaseException:
+            self._let_go()
+            raise
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -79,14 +82,21 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for what is being written. Not after an error with several processes: the others may be gone."""
-        if error is None:
-            self._written()
-            self._manager.close()
-        elif jax.process_count() == 1:
-            try:
+        try:
+            if error is None:
+                self._written()
                 self._manager.close()
-            except (ValueError, OSError) as unwritten:  # must not take the place of the error
-                error.add_note(str(self._failed(unwritten)))
+            elif jax.process_count() == 1:
+                try:
+                    self._manager.close()
+                except (ValueError, OSError) as unwritten:  # must not take the place of the error
+                    error.add_note(str(self._failed(unwritten)))
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def restore(self, state: State) -> State:
         """The newest checkpoint's state, and the feed set to go on from there. `state` if there is none.
@@ -121,10 +131,13 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
         return restored
 
-    def after_step(self, state: State) -> None:
-        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for."""
+    def after_step(self, state: State, loss: jax.Array) -> None:
+        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for.
+
+        Nothing is saved once the loss is no finite number: it would push out the last good checkpoint.
+        """
         self._step += 1
-        if self._step % self._every == 0:
+        if self._step % self._every == 0 and math.isfinite(jax.device_get(loss)):
             self.save(state)
 
     def save(self, state: State) -> None:
@@ -172,27 +185,12 @@ class Checkpoints:
         )
 
 
-def _prepare(directory: Path) -> None:
-    """Make the directory, and find out before training whether checkpoints can go there."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory, prefix=".").close()
-        held = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-        held = [name for name in held if name != "lost+found"]  # every ext4 volume has one
-    except OSError as error:
-        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
-        found = (
-            f"{file} is a file" if not file.is_dir() else f"{directory} cannot be written to ({error.strerror})"
-        )
-        raise OSError(
-            f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
-        ) from error
-    if held and not any(name.isdecimal() or _HALF in name for name in held):
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise ValueError(
-            f"checkpoints go into a directory of their own, and {directory} holds {held[0]}{more} but no "
-            "checkpoint; choose a new or empty directory"
-        )
+def _manager(directory: Path) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        directory.absolute(),
+        item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
+    )
 
 
 def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:

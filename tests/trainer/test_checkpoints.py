@@ -72,12 +72,12 @@ def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=OR
     losses = []
     with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
         if folder is None:
-            return advance(program, program.init(), feed, steps, losses, lambda state: None), losses
+            return advance(program, program.init(), feed, steps, losses, lambda state, loss: None), losses
         with Checkpoints(folder, feed, program.sharding.mesh, every) as checkpoints:
             state = checkpoints.restore(program.init())
 
-            def after_step(state):
-                checkpoints.after_step(state)
+            def after_step(state, loss):
+                checkpoints.after_step(state, loss)
                 if seen is not None:
                     seen.append(values(state))
 
@@ -88,7 +88,7 @@ def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=OR
 def advance(program, state, feed, steps, losses, after_step):
     for _, batch in zip(range(steps), feed, strict=False):
         state, loss = program.step(state, batch)
-        after_step(state)
+        after_step(state, loss)
         losses.append(float(loss))
     return state
 
@@ -149,7 +149,7 @@ def test_the_newest_three_are_kept_and_what_a_killed_run_left_goes(tmp_path):
     half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
     run(program_of("jit_multi"), 5, tmp_path, every=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["3", "4", "5"]
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -159,9 +159,9 @@ def test_a_step_is_saved_once(tmp_path):
         Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
     ):
         state, _ = program.step(program.init(), next(feed))
-        checkpoints.after_step(state)
+        checkpoints.after_step(state, np.float32(0))
         checkpoints.save(state)
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["1"]
 
 
 def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
@@ -304,3 +304,16 @@ def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
         restore(folder)
     shutil.rmtree(folder / "3")
     assert restore(folder)[1]["step"] == 2
+
+
+def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):
+    program = program_of("jit_multi")
+    with (
+        feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+    ):
+        state = program.init()
+        for loss in (1.0, 2.0, float("nan")):
+            state, _ = program.step(state, next(feed))
+            checkpoints.after_step(state, np.float32(loss))
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]
