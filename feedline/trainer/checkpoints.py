@@ -6,11 +6,10 @@ what the feed's `get_state` gave after the batch of that step, as JSON.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.errors import FeedError
+from feedline.trainer.checked import check_same_arrays, check_same_data, check_same_step, damage_is_told, vanished
 from feedline.trainer.folder import Lock, prepare
 from feedline.trainer.learner import State
 
@@ -114,15 +114,15 @@ class Checkpoints:
         if step is None:
             return state
         folder = self.directory / str(step)
-        with _damage_is_told(folder):
+        with damage_is_told(folder):
             saved = dict(self._manager.item_metadata(step).items())
-        _check_same_arrays(folder, saved, state)
+        check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), state)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        with _damage_is_told(folder):
+        with damage_is_told(folder):
             found: Any = self._manager.restore(step, args=items)
-        _check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
-        _check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
+        check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
+        check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
         try:
             self._feed.set_state(found.feed)
         except ValueError as error:
@@ -174,6 +174,8 @@ class Checkpoints:
     def _failed(self, error: Exception) -> FeedError:
         code = re.search(r"os_error_code='(\d+)'", str(error))
         cause = os.strerror(int(code[1])) if code else str(error)
+        if not self.directory.exists():
+            cause = "the directory was removed meanwhile"
         newest = self._manager.latest_step()
         return FeedError(
             f"a checkpoint could not be written: {cause}. The newest whole one is "
@@ -186,11 +188,14 @@ class Checkpoints:
 
 
 def _manager(directory: Path) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-        directory.absolute(),
-        item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
-    )
+    try:
+        return ocp.CheckpointManager(
+            directory.absolute(),
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
+            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
+        )
+    except FileNotFoundError as error:
+        raise vanished(Path(error.filename or directory), "it was listed") from error
 
 
 def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -201,60 +206,3 @@ def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     """
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
-
-
-@contextlib.contextmanager
-def _damage_is_told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise FeedError(
-            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
-            stage="checkpoint",
-            process=jax.process_index(),
-            file=str(folder),
-        ) from error
-
-
-def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
-    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
-    if saved.keys() != {"state", "feed"} or saved["state"] is None:
-        raise ValueError(
-            f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
-            f"{', '.join(sorted(saved)) or 'nothing'}, which something else wrote; choose another directory"
-        )
-    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
-    ours = {
-        jax.tree_util.keystr(path, simple=True, separator="."): _described(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
-    for name in {**ours, **theirs}:
-        if theirs.get(name) != ours.get(name):
-            raise ValueError(
-                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
-                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
-                "it was trained with, or another directory"
-            )
-
-
-def _check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for field in ours:
-        if saved.get(field) != ours[field]:
-            raise ValueError(
-                f"the checkpoint {folder} is of other data: its {field} is {saved.get(field)}, this run's is "
-                f"{ours[field]}. Give the data and the seed that it was trained with, or another directory"
-            )
-
-
-def _check_same_step(folder: Path, trained: int, delivered: int) -> None:
-    if not int(folder.name) == trained == delivered:
-        raise ValueError(
-            f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
-            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
-            "from the checkpoint before it"
-        )
-
-
-def _described(array: Any) -> str:
-    """Example: float32[64, 128]."""
-    return f"{array.dtype}{list(array.shape)}"

@@ -61,9 +61,7 @@ class Lock:
             if error.errno not in _NO_LOCKS:
                 self.close()
                 raise _held(directory, holder) from error
-            _log.warning(
-                "%s has no file locks (%s): take care that no other run uses it", directory, error.strerror
-            )
+            _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 

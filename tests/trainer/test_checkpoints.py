@@ -230,7 +230,8 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(7, args=ocp.args.Composite(**{name: ocp.args.JsonSave({"step": 7}) for name in items}))
     with pytest.raises(
-        ValueError, match=f"/7 holds {', '.join(items)}, which something else wrote; choose another"
+        ValueError,
+        match=f"/7 holds {', '.join(items)}: a part was removed, or something else wrote it; choose another",
     ):
         restore(tmp_path)
 
@@ -272,10 +273,72 @@ def test_a_directory_that_holds_something_else_is_refused(tmp_path):
     assert restore(tmp_path)[1]["step"] == 0
 
 
+@pytest.mark.parametrize("part", ["state", "feed"])
+def test_a_checkpoint_of_which_a_part_is_missing_is_told(part, three, tmp_path, quiet):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    shutil.rmtree(folder / "3" / part)
+    left = {"state": "feed", "feed": "state"}[part]
+    with pytest.raises(ValueError, match=rf"/3 holds {left}: a part was removed, .* remove the folder to go on"):
+        restore(folder)
+    shutil.rmtree(folder / "3")
+    assert restore(folder)[1]["step"] == 2
+
+
 def test_a_folder_that_holds_nothing_is_refused(tmp_path, quiet):
     (tmp_path / "7").mkdir()
-    with pytest.raises(ValueError, match="/7 holds nothing, which something else wrote"):
+    with pytest.raises(ValueError, match="/7 holds nothing: a part was removed, or something else wrote it"):
         restore(tmp_path)
+
+
+@pytest.mark.parametrize("between", ["item_metadata", "restore"])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_told(between, three, tmp_path, quiet, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    usual = getattr(ocp.CheckpointManager, between)
+
+    def removed_before(*arguments, **named):
+        shutil.rmtree(folder / "3", ignore_errors=True)
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(ocp.CheckpointManager, between, removed_before)
+    told = rf"the checkpoint of step 3 was removed while it was read: another program deletes in {folder}; .*/3\]$"
+    with pytest.raises(feedline.FeedError, match=told):
+        restore(folder)
+    assert restore(folder)[1]["step"] == 2
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_listed_is_told(three, tmp_path, quiet, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+
+    def listed(manager, *arguments, **named):
+        shutil.rmtree(folder / "3")
+        (folder / "3").stat()  # as Orbax does for each folder that it has listed
+
+    monkeypatch.setattr(ocp.CheckpointManager, "__init__", listed)
+    with pytest.raises(feedline.FeedError, match=r"of step 3 was removed while it was listed: .*/3\]$"):
+        restore(folder)
+    monkeypatch.undo()
+    assert restore(folder)[1]["step"] == 2
+
+
+def test_a_directory_that_is_removed_while_training_is_told(tmp_path, quiet):
+    folder = tmp_path / "run"
+    program = program_of("jit_multi")
+    told = "could not be written: the directory was removed meanwhile"
+    with (
+        feedline.Feed(ROWS, 64, program.sharding) as feed,
+        pytest.raises(feedline.FeedError, match=told),
+        Checkpoints(folder, feed, program.sharding.mesh, 1) as checkpoints,
+    ):
+        removed_before_the_save(program, feed, checkpoints)
+
+
+def removed_before_the_save(program, feed, checkpoints):
+    state, _ = program.step(program.init(), next(feed))
+    shutil.rmtree(checkpoints.directory)
+    checkpoints.save(state)
 
 
 def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, monkeypatch):
