@@ -174,8 +174,6 @@ class Checkpoints:
     def _failed(self, error: Exception) -> FeedError:
         code = re.search(r"os_error_code='(\d+)'", str(error))
         cause = os.strerror(int(code[1])) if code else str(error)
-        if not self.directory.exists():
-            cause = "the directory was removed meanwhile"
         newest = self._manager.latest_step()
         return FeedError(
             f"a checkpoint could not be written: {cause}. The newest whole one is "

@@ -323,24 +323,6 @@ def test_a_checkpoint_that_is_removed_while_it_is_listed_is_told(three, tmp_path
     assert restore(folder)[1]["step"] == 2
 
 
-def test_a_directory_that_is_removed_while_training_is_told(tmp_path, quiet):
-    folder = tmp_path / "run"
-    program = program_of("jit_multi")
-    told = "could not be written: the directory was removed meanwhile"
-    with (
-        feedline.Feed(ROWS, 64, program.sharding) as feed,
-        pytest.raises(feedline.FeedError, match=told),
-        Checkpoints(folder, feed, program.sharding.mesh, 1) as checkpoints,
-    ):
-        removed_before_the_save(program, feed, checkpoints)
-
-
-def removed_before_the_save(program, feed, checkpoints):
-    state, _ = program.step(program.init(), next(feed))
-    shutil.rmtree(checkpoints.directory)
-    checkpoints.save(state)
-
-
 def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, monkeypatch):
     def close(manager):
         raise ValueError("Failed to write 19991 bytes to file 8 [os_error_code='28']")
