@@ -16,6 +16,7 @@ from feedline.loader import digests, extras
 from feedline.loader.arrow_columns import naming, rows_of, spec_of
 from feedline.loader.declared import Declared
 from feedline.loader.grouped_file import Group, GroupedFile
+from feedline.loader.opening import opening
 
 Array = npt.NDArray[Any]
 Spec = dict[str, jax.ShapeDtypeStruct]
@@ -91,8 +92,8 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
 
     None in place of these if the file is compressed.
     """
-    with naming(path, "an Arrow file", _REWRITE):
-        whole: Array = np.asarray(np.memmap(path, np.uint8, "r"))
+    with naming(path, "an Arrow file", _REWRITE), opening(path) as file:
+        whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
         schema, batches = _batches(whole)
     spec = spec_of(schema, declared, path)
     start = whole.ctypes.data
