@@ -25,7 +25,7 @@ from feedline.placement.plan import Columns
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
 _MOST_OF_A_SHARD = 16
-_CHECKED_A_READ = 4  # files, at 2 µs each: a read of many files must not take as long to check as to copy
+_CHECKED_A_READ = 4  # files, at some 5 µs each: to check must not take as long as to copy
 
 
 class ArraySource:
