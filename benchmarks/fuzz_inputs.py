@@ -181,7 +181,8 @@ def _numbered(data: bytes, chance: random.Random) -> bytes:
         start -= 1
     while end < len(data) and 48 <= data[end] < 58:
         end += 1
-    return data[:start] + chance.choice(NUMBERS) + data[end:]
+    alike = "".join(chance.choices("123456789", k=end - start)).encode()  # the header keeps its length
+    return data[:start] + chance.choice((alike, chance.choice(NUMBERS))) + data[end:]
 
 
 def _worded(data: bytes, chance: random.Random) -> bytes:

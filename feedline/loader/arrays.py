@@ -27,7 +27,7 @@ from feedline.placement.plan import Columns
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
 _MOST_OF_A_SHARD = 16
-_CHECKED_A_READ = 4  # files, at 2 µs each: a read of many files must not take as long to check as to copy
+_CHECKED_A_READ = 4  # files, at some 5 µs each: to check must not take as long as to copy
 
 
 class ArraySource(IndexedSource):
@@ -64,13 +64,17 @@ class ArraySource(IndexedSource):
         self._open()
 
     def _open(self) -> None:
-        trees = [tree for shard in self._given for tree in _as_trees(shard, self._declared, self._versions)]
+        trees, names = [], []
+        for i, shard in enumerate(self._given):
+            opened = _as_trees(shard, self._declared, self._versions)
+            trees += opened
+            names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
         self._turns = itertools.cycle(self._versions.items())
-        parts = [_checked_leaves(tree, trees[0], i) for i, tree in enumerate(trees)]
+        parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
         self._shards = Shards([len(part[0]) for part in parts])
         if len(self._shards) == 0:
-            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared)}")
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
         self._scattered = [Scattered(leaf) if Scattered.fits(leaf) else None for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
@@ -153,7 +157,9 @@ def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) 
                 versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
             return arrow.mapped(path, declared)
         arrays = _loaded(path, versions, declared.dtype)
-        shard = declared.named(arrays, str(path))
+        shard = jax.tree_util.tree_map_with_path(
+            functools.partial(_checked, path), declared.named(arrays, str(path))
+        )
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
     length = declared.window
     if length is None:
@@ -169,7 +175,9 @@ def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> 
 
 def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
     name = f"source{jax.tree_util.keystr(path)}"
+    file = None
     if isinstance(leaf, str | os.PathLike):
+        file = Path(leaf)
         array: Any = _loaded(Path(leaf), versions)
         if not isinstance(array, np.ndarray):
             raise ValueError(
@@ -190,6 +198,12 @@ def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
             "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
             "with __len__ and __getitem__"
         )
+    return _checked(file, path, array)
+
+
+def _checked(file: Path | None, path: Any, array: Array) -> Array:
+    """A leaf that can be rows of numbers. It lies in `file`, or in memory."""
+    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
     if not is_numeric(array.dtype):
@@ -200,23 +214,25 @@ def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
     return np.asarray(array)
 
 
-def _checked_leaves(tree: Any, first: Any, shard: int) -> list[Array]:
+def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
     """The leaves of a shard, which agree in length with each other and in form with the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
     form: Any = jax.tree_util.tree_structure(tree)
     if form != jax.tree_util.tree_structure(first):
-        raise ValueError(f"shards must have the same leaves; shard {shard} has other ones than shard 0")
+        raise ValueError(f"shards must have the same leaves; {name} has other ones than {first_name}")
     lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ValueError(f"all leaves must have the same number of rows, but {told}; cut them to one length")
+        told = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
+        raise ValueError(
+            f"all leaves must have the same number of rows, but {told} in {name}; cut them to one length"
+        )
     for (path, leaf), reference in zip(leaves, jax.tree_util.tree_leaves(first), strict=True):
         if (leaf.dtype, leaf.shape[1:]) != (reference.dtype, reference.shape[1:]):
             raise ValueError(
-                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; shard {shard} "
-                f"has {leaf.dtype}{list(leaf.shape[1:])}, shard 0 {reference.dtype}{list(reference.shape[1:])}"
+                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; {name} has "
+                f"{leaf.dtype}{list(leaf.shape[1:])}, {first_name} {reference.dtype}{list(reference.shape[1:])}"
             )
     return [leaf for _, leaf in leaves]
 
@@ -231,7 +247,7 @@ def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
     return part
 
 
-def _why_empty(declared: Declared) -> str:
+def _why_empty(declared: Declared, first: str) -> str:
     if declared.window is None:
-        return "arrays of length 0"
-    return f"no shard with {declared.window} elements, the length of a window; choose a shorter one"
+        return f"arrays of length 0 in {first}"
+    return f"{first}, and no shard with {declared.window} elements, the length of a window; choose a shorter one"

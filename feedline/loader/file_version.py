@@ -64,11 +64,11 @@ class FileVersion(NamedTuple):
           FeedError: it was written to or truncated.
         """
         try:
-            now = FileVersion.of(path)
+            now = os.stat(path)
         except OSError:
             return
-        if (now.device, now.inode) == (self.device, self.inode):
-            self._compare(now, path)
+        if (now.st_dev, now.st_ino) == (self.device, self.inode):
+            self._compare(FileVersion._from(now), path)
 
     def _compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
         if now == self:

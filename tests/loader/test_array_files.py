@@ -1,6 +1,5 @@
 """`.npy`, `.npz` and `.bin` files with headers that cannot be true, that are damaged, or change while in use."""
 
-import io
 import os
 import pickle
 import struct
@@ -307,12 +306,29 @@ def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
     assert "it has 4096 bytes and had 8000128 since the source was opened" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arrays", "error", "match"),
+    [
+        ({"x": ROWS, "y": ROWS[1:]}, ValueError, r"source\['x'\] has 200, source\['y'\] has 199 in .*x\.npz"),
+        ({"x": ROWS, "y": np.array(1)}, ValueError, r"source\['y'\] of .*x\.npz: an array needs a first axis"),
+        ({"x": ROWS, "y": np.array(["a"] * 200)}, TypeError, r"source\['y'\] of .*x\.npz: .* got dtype <U1"),
+        ({"x": ROWS[:0]}, ValueError, r"at least one row, got arrays of length 0 in .*x\.npz"),
+    ],
+)
+def test_arrays_of_a_file_that_are_no_rows_are_refused_by_its_name(tmp_path, arrays, error, match):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(error, match=match):
+        feedline.open_source(tmp_path / "x.npz")
+
+
 def test_an_empty_file_is_named(tmp_path):
     (tmp_path / "x.bin").touch()
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match=r"at least one row, got arrays of length 0 in .*x\.bin"):
         feedline.open_source(tmp_path / "x.bin", dtype=np.int32)
-    file = io.BytesIO()
-    np.save(file, ROWS[:0])
-    (tmp_path / "x.npy").write_bytes(file.getvalue())
-    with pytest.raises(ValueError, match="at least one row"):
-        feedline.open_source(tmp_path / "x.npy")
+
+
+def test_files_that_do_not_fit_together_are_named(tmp_path):
+    np.save(tmp_path / "0.npy", ROWS)
+    np.save(tmp_path / "1.npy", ROWS.astype(np.float32))
+    with pytest.raises(ValueError, match=r"1\.npy has float32\[3\], .*0\.npy int32\[3\]"):
+        feedline.open_source(tmp_path / "?.npy")
