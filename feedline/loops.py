@@ -44,7 +44,7 @@ class Loops:
             )
 
     def ended(self, step: int, cursor: Cursor, following: Cursor) -> None:
-        """The pass is over, and the next one begins at `following`: warn if a loop after `set_state` got nothing."""
+        """The pass is over, and the next one begins at `following`: warn if a loop since `set_state` got none."""
         empty = self._began is not None and self._restored == (step, cursor)
         if empty and not self._warned_of_an_empty_pass:
             self._warned_of_an_empty_pass = True
