@@ -48,8 +48,9 @@ class Feed(Shown):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
-    next `epochs` epochs, so an evaluation feed can be looped like a list. Bound a loop by
-    ``zip(range(n), feed)``, never by ``zip(feed, range(n))``, which takes a batch and drops it.
+    next `epochs` epochs, so each loop over an evaluation feed is a pass. A loop that begins in the middle of
+    a pass finishes that pass; `seek(0)` begins it again. Bound a loop by ``zip(range(n), feed)``, never by
+    ``zip(feed, range(n))``, which takes a batch and drops it.
 
     After an exception nothing is lost: `next` reads again from the last batch delivered.
 
