@@ -155,9 +155,10 @@ class Run:
         elif silent := silent_ones(self._last[index]):
             index = silent[0]
             who = ", ".join(map(str, silent))
+            first = self._failed[0]
             told = (
                 f"feedline launch: process {who} of {processes} was silent: it did not end, but sent no "
-                f"heartbeats, for which jax ended process {self._failed[0]}; the others were stopped. Its last lines:"
+                f"heartbeats, for which jax ended process {first}; the others were stopped. Its last lines:"
             ) + self._lines(index)
         elif processes > 1:
             told += f"; the others were stopped. Its last lines:{self._lines(index)}"
