@@ -17,7 +17,7 @@ from feedline.jax_settings import JaxSettings
 from feedline.loader.spec import Array, RowSpec, cast_into
 from feedline.loader.staging import Staging
 from feedline.loader.values import as_array
-from feedline.options import Reading, checked_integer
+from feedline.options import MOST_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
@@ -62,7 +62,9 @@ def prefetch_to_mesh(
     """
     sharding = as_shardings(sharding)
     check_shardings(sharding)
-    return MeshIterator(iterable, sharding, checked_integer("prefetch", prefetch, at_least=0), copy)
+    return MeshIterator(
+        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MOST_AHEAD), copy
+    )
 
 
 class _Given(NamedTuple):
@@ -83,7 +85,8 @@ class MeshIterator:
         place = _Place(sharding, settings)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
         give = lambda offer: source  # noqa: E731  the user's iterator has no threads of its own to place on
-        self._run = Prefetcher(give, place, prefetch, Watch(Reading())) if prefetch else Synchronous(give, place)
+        watch = Watch(Reading())
+        self._run = Prefetcher(give, place, prefetch, watch) if prefetch else Synchronous(give, place, watch)
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False

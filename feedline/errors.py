@@ -16,7 +16,7 @@ class FeedError(RuntimeError):
     """Something outside the caller's control failed: a row, a worker, a process, a disk.
 
     Attributes, each None where it does not apply:
-      stage: "read", "transform", "place", "agree", "abort", "launch" or "checkpoint".
+      stage: "read", "transform", "place", "agree", "abort", "launch", "train" or "checkpoint".
       process: index of the JAX process that failed.
       row: row index in the source; of a stream, the item's place in it.
       epoch, position: where that row stands in the run.

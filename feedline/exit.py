@@ -9,6 +9,8 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from feedline.loader.ending import stop_reads
+
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer: their end is waited for by our thread, and Grain's own hooks must not meet it at that."""
@@ -37,6 +39,7 @@ def _register() -> None:
 
 
 def _close_all() -> None:
+    stop_reads()
     runs = dict(_runs)
     for run in runs:
         run.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,9 @@ class Feed(Shown):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
-    next `epochs` epochs, so an evaluation feed can be looped like a list. Bound a loop by
-    ``zip(range(n), feed)``, never by ``zip(feed, range(n))``, which takes a batch and drops it.
+    next `epochs` epochs, so each loop over an evaluation feed is a pass. A loop that begins in the middle of
+    a pass finishes that pass; `seek(0)` begins it again. Bound a loop by ``zip(range(n), feed)``, never by
+    ``zip(feed, range(n))``, which takes a batch and drops it.
 
     After an exception nothing is lost: `next` reads again from the last batch delivered.
 
@@ -69,8 +71,9 @@ class Feed(Shown):
       reading: threads, workers and buffers of the host, and what becomes of bad rows.
       transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
         on row i of the batch. `rows` is a `feedline.Rows`.
-      prefetch: placed batches that wait, at the most. 0: synchronous, without any thread, for
-        debugging. At least 2 are needed to overlap transfer and compute on a GPU.
+      prefetch: placed batches that wait, at the most. 0: synchronous, all on the caller's thread, for
+        debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
+        transfer and compute on a GPU.
 
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard.
 
@@ -104,6 +107,7 @@ class Feed(Shown):
         transform: Transform | None = None,
         prefetch: int = 2,
     ) -> None:
+        self._process = os.getpid()
         request = Request(
             source, batch_size, as_shardings(sharding), order, epochs, remainder, reading, transform, prefetch
         )
@@ -284,16 +288,29 @@ class Feed(Shown):
         """Stop reading and let go of everything. Idempotent, from any thread.
 
         Args:
-          timeout_s: how long to wait for the threads. One that is stuck in a read is named in a
-            warning, and ends with the process at the latest.
+          timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
+            in a read is named in a warning, and ends with the process at the latest; its source stays open.
         """
+        if self._is_forked():
+            return  # all that could be closed is the parent's
         self._closed = True
-        stuck = self._stop(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        stuck = self._stop(timeout_s) or self._pipeline.end_reads(max(0.0, deadline - time.monotonic()))
         if stuck:
-            _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
+            _log.warning(
+                "%s is still busy with a read or a transfer %g s after close, so the source stays open",
+                stuck,
+                timeout_s,
+            )
         elif not self._released:
             self._released = True
             self._pipeline.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a feed can be neither pickled nor copied, since it holds threads and open files; build another one "
+            "and set_state of this one's get_state() there"
+        )
 
     def __enter__(self) -> Feed:
         return self
@@ -355,6 +372,15 @@ class Feed(Shown):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(_CLOSED)
+        if self._is_forked():
+            raise ValueError(
+                f"a feed works in the process that built it, {self._process}, and this is {os.getpid()}, a fork "
+                "of it: threads, JAX's too, do not survive a fork. Start the process by "
+                'multiprocessing.get_context("spawn"), build a feed there, and pass it get_state()'
+            )
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
 
 
 def _close_runs(runs: list[Run]) -> None:

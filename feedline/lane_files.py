@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Raises:
       ValueError: the state is none of a stream.
+      OSError: a file cannot be written. It names the file, of which nothing is left.
 
     Example:
       >>> import tempfile
@@ -83,11 +85,21 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _write(path: Path, text: str) -> None:
     """Whole or not at all, also if the machine stops."""
     part = path.with_suffix(".part")
-    with part.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        if not isinstance(error, OSError):
+            raise
+        why = (
+            f"save_lanes could not write a lane ({os.strerror(error.errno or 0)}), and the folder is not a whole "
+        )
+        raise OSError(error.errno, f"{why}checkpoint; make room, or save to another folder", str(path)) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class Loops:
             )
 
     def ended(self, step: int, cursor: Cursor, following: Cursor) -> None:
-        """The pass is over, and the next one begins at `following`: warn if it was empty since `set_state`."""
-        if self._restored == (step, cursor) and not self._warned_of_an_empty_pass:
+        """The pass is over, and the next one begins at `following`: warn if a loop since `set_state` got none."""
+        empty = self._began is not None and self._restored == (step, cursor)
+        if empty and not self._warned_of_an_empty_pass:
             self._warned_of_an_empty_pass = True
             warnings.warn(
                 f"this loop gets no batch: the state was saved at the end of a pass, in epoch {cursor.epoch}, and "

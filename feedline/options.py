@@ -10,6 +10,12 @@ from typing import Literal, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
 _SEED_BITS = 64
+MOST_AHEAD = 1 << 16
+"""Batches that are read ahead, or wait placed: more would only meet the end of memory."""
+MOST_THREADS = 1 << 12
+"""Reading threads, or worker processes."""
+MOST = (1 << 31) - 1
+"""Rows in a batch, and epochs of a pass."""
 _LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
 
 
@@ -75,7 +81,9 @@ class Reading:
       threads: Grain threads that read, and place what is placed at once. None: the cores this process may use,
         divided by the processes that share them, at most 16. 0: the placement thread reads.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
-        needs seconds to start; sources then travel as paths.
+        needs seconds to start; sources then travel as paths. Batches come through /dev/shm, which must have room
+        for workers · (2 · max(1, buffer // workers) + 3) process-local batches at the most (Docker gives it 64 MB
+        unless told otherwise by --shm-size).
       buffer: host batches that are read ahead, at the most.
         Host bytes = (buffer + 1) × process-local batch.
       bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds a
@@ -89,8 +97,9 @@ class Reading:
       quarantine: a file to which each row that was replaced is appended when its batch is delivered, as a line of
         JSON; None: none is written.
       stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
-        while no stage advanced.
-      stall_error_s: raise a `StallError` after this long. Both at most 1e9, which is never.
+        while no stage advanced, or once the feed has been under construction for so long.
+      stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
+        it is the one that hangs. Both at most 1e9, which is never.
       check_replicas_every: with several processes, compare checksums of every so-manieth batch between
         those that own the same rows. 0: never. They are computed before the batch is placed, at about 1 GB/s.
     """
@@ -107,9 +116,12 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            object.__setattr__(self, "threads", checked_integer("Reading.threads", self.threads, at_least=0))
-        object.__setattr__(self, "workers", checked_integer("Reading.workers", self.workers, at_least=0))
-        object.__setattr__(self, "buffer", checked_integer("Reading.buffer", self.buffer, at_least=1))
+            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MOST_THREADS)
+            object.__setattr__(self, "threads", threads)
+        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MOST_THREADS)
+        object.__setattr__(self, "workers", workers)
+        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MOST_AHEAD)
+        object.__setattr__(self, "buffer", buffer)
         if self.bad_rows not in get_args(BadRows):
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
         object.__setattr__(self, "bad_rows_budget", _checked_budget(self.bad_rows_budget))
@@ -126,8 +138,8 @@ class Reading:
             object.__setattr__(self, name, _checked_seconds(f"Reading.{name}", getattr(self, name)))
 
 
-def checked_integer(name: str, value: object, *, at_least: int) -> int:
-    """An exact integer (NumPy's count, bools and floats do not) that is large enough."""
+def checked_integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
+    """An exact integer (NumPy's count, bools and floats do not) within bounds."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -136,6 +148,8 @@ def checked_integer(name: str, value: object, *, at_least: int) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {number}")
+    if at_most is not None and number > at_most:
+        raise ValueError(f"{name} must be at most {at_most}, got {number}")
     return number
 
 

@@ -60,15 +60,21 @@ class Pipeline:
         watch = Watch(self.reading)
         source = functools.partial(self.way.open, after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
-        return Prefetcher(source, place, self.prefetch, watch) if self.prefetch else Synchronous(source, place)
+        if self.prefetch:
+            return Prefetcher(source, place, self.prefetch, watch)
+        return Synchronous(source, place, watch)
 
     @property
     def slabs(self) -> int:
         """Host buffers mapped so far."""
         return self.way.buffers.staging.mapped
 
+    def end_reads(self, timeout_s: float) -> str | None:
+        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        return self.way.end_reads(timeout_s)
+
     def close(self) -> None:
-        """Close the source, if it is ours, and let go of idle memory."""
+        """Close the source, if it is ours, and let go of idle memory. No read may be under way."""
         self.way.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 from feedline.cluster.cores import own_cores
 from feedline.loader.form import Transform
-from feedline.options import Order, Reading, checked_integer
+from feedline.options import MOST, MOST_AHEAD, Order, Reading, checked_integer
 from feedline.schedule import REMAINDERS, Remainder
 
 _MOST_THREADS = 16
@@ -43,9 +43,11 @@ class Request:
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
         return dataclasses.replace(
             self,
-            batch_size=checked_integer("batch_size", self.batch_size, at_least=1),
-            epochs=None if self.epochs is None else checked_integer("epochs", self.epochs, at_least=1),
-            prefetch=checked_integer("prefetch", self.prefetch, at_least=0),
+            batch_size=checked_integer("batch_size", self.batch_size, at_least=1, at_most=MOST),
+            epochs=None
+            if self.epochs is None
+            else checked_integer("epochs", self.epochs, at_least=1, at_most=MOST),
+            prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MOST_AHEAD),
         )
 
     def resolved(self) -> Reading:

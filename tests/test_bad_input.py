@@ -233,6 +233,31 @@ def test_use_after_close():
             use(feed)
 
 
+@pytest.mark.parametrize("value", [10**30, 2**62])
+@pytest.mark.parametrize(("name", "most"), [("batch_size", 2**31 - 1), ("epochs", 2**31 - 1), ("prefetch", 2**16)])
+def test_numbers_beyond_any_use_are_refused_with_the_bound(name, most, value):
+    with pytest.raises(ValueError, match=f"^{name} must be at most {most}, got {value}$"):
+        Feed(X, **{"batch_size": 8, "sharding": SHARDING, name: value})
+
+
+@pytest.mark.parametrize(("name", "most"), [("threads", 2**12), ("workers", 2**12), ("buffer", 2**16)])
+def test_reading_options_beyond_any_use_are_refused_with_the_bound(name, most):
+    with pytest.raises(ValueError, match=rf"^Reading\.{name} must be at most {most}, got {10**30}$"):
+        Reading(**{name: 10**30})
+
+
+def test_prefetch_to_mesh_has_the_bound_of_a_feed():
+    with pytest.raises(ValueError, match=f"^prefetch must be at most {2**16}, got {10**30}$"):
+        prefetch_to_mesh(iter([]), SHARDING, prefetch=10**30)
+
+
+def test_a_transform_that_raises_stopiteration_while_the_feed_is_built():
+    with pytest.raises(
+        RuntimeError, match=r"^a transform must not raise StopIteration, .*; give next\(\) a default"
+    ):
+        Feed(X, 8, SHARDING, transform=lambda batch, rows: next(iter(())))
+
+
 @pytest.mark.parametrize("epoch_position", [(-1, 0), (0, -1)])
 def test_negative_places(epoch_position):
     with Feed(X, 8, SHARDING) as feed, pytest.raises(ValueError, match="must be at least 0, got -1"):

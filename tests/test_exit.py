@@ -77,15 +77,47 @@ def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(
     done, _ = run(
         tmp_path,
         """
-import atexit, grain
+import atexit, grain, logging
+logging.getLogger("feedline").setLevel("ERROR")
 atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
 rows = grain.MapDataset.range(100).map(lambda i: time.sleep(0.02) or {"x": np.float32(i)})
-with feedline.Feed(rows, 8, sharding) as feed:
-    next(feed)
+feed = feedline.Feed(rows, 8, sharding)
+next(feed)
+feed.close(timeout_s=0)
 assert any(t.name.startswith("grain") for t in threading.enumerate())  # busy with a batch that nobody takes
 """,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left []\n", "")
+
+
+def test_a_long_read_of_many_chunks_ends_before_the_interpreter_does(tmp_path):
+    """Else the interpreter ends its thread inside TensorStore, which aborts the process once in a while."""
+    done, delay_s = run(
+        tmp_path,
+        """
+import atexit, tensorstore
+from feedline.loader.kept import Kept
+inside = threading.Event()
+def slowly(kept, key, read, get=Kept.get):
+    inside.set()
+    time.sleep(0.05)
+    return get(kept, key, read)
+metadata = {"shape": [256, 4], "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
+store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x.zarr/"}, "metadata": metadata}
+tensorstore.open(store, create=True).result()[...] = np.ones((256, 4), np.float32)
+feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
+next(feed)
+Kept.get = slowly
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
+next(feed), next(feed), next(feed)  # the next read takes six seconds
+assert inside.wait(30)
+print("end", time.time(), flush=True)
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "left []"
+    assert delay_s < 2
 
 
 def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):
@@ -266,3 +298,33 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("feedline.errors.WorkerError: a worker process must live")
     assert 'must build and run its feed under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
     assert "was built while a worker process imports your script" in done.stderr
+
+
+def test_a_feed_in_a_forked_process_says_so_and_the_parents_goes_on(tmp_path):
+    done, _ = run(
+        tmp_path,
+        """
+feed = feedline.Feed(np.arange(800), 8, sharding)
+next(feed)
+sys.stdout.flush()
+if os.fork() == 0:
+    for call in (lambda: next(feed), lambda: iter(feed), lambda: feed.seek(0)):
+        try:
+            call()
+        except ValueError as error:
+            print(error)
+    feed.close()
+    print("state", feed.get_state()["step"])
+    sys.exit()
+os.wait()
+next(feed)
+print("went on", feed.get_state()["step"])
+feed.close()
+""",
+        flags=("-W", "ignore"),  # Python and JAX warn of a fork beside threads
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *told, state, parent = done.stdout.splitlines()
+    assert [line.startswith("a feed works in the process that built it, ") for line in told] == [True] * 3
+    assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in told[0]
+    assert (state, parent) == ("state 1", "went on 2")

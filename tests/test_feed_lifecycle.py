@@ -1,9 +1,11 @@
 """The life of a feed: threads, errors, interrupts, close. Nothing is lost, and no thread is left."""
 
+import copy
 import functools
 import gc
 import itertools
 import logging
+import pickle
 import signal
 import sys
 import threading
@@ -325,6 +327,17 @@ def test_a_closed_feed_refuses_everything_but_a_look():
         assert [first] + [rows_in(batch) for batch in another] == ORDER
 
 
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_feed_is_neither_copied_nor_pickled(way):
+    with feed_of(Rows()) as feed:
+        first = rows_in(next(feed))
+        with pytest.raises(
+            TypeError, match=r"neither pickled nor copied, .* set_state of this one's get_state\(\)"
+        ):
+            way(feed)
+        assert [first] + [rows_in(batch) for batch in feed] == ORDER
+
+
 def test_close_before_the_first_batch_starts_nothing():
     before = threading.enumerate()
     feed = feed_of(Rows())
@@ -393,7 +406,7 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     with pytest.raises(ValueError, match=CLOSED):
         waiting.result(PATIENCE_S)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     feed.close(timeout_s=0.01)
     assert closed == []  # never while it is read
@@ -413,7 +426,7 @@ def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
     caplog.clear()
     feed.close(timeout_s=0.01)
     assert [record.getMessage() for record in caplog.records] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close"
+        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     source.gate.set()
 

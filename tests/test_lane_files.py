@@ -1,6 +1,7 @@
 """`save_lanes` and `load_lanes`: a checkpoint of lanes, whole or refused."""
 
 import json
+import resource
 
 import jax
 import pytest
@@ -72,6 +73,23 @@ def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         save_lanes(state(step=8), tmp_path)
     assert load_lanes(tmp_path) == state()
+    assert len(list(tmp_path.iterdir())) == 3  # and no part of a file
+
+
+@pytest.fixture
+def small_files():
+    """Files may have 64 bytes: a write beyond fails as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path, small_files):
+    with pytest.raises(OSError, match=r"could not write a lane \(File too large\).* save to another") as caught:
+        save_lanes(state(), tmp_path / "new")
+    assert caught.value.filename == str(tmp_path / "new" / "lane-00000-of-00003.json")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_what_was_loaded_is_saved_by_process_0(tmp_path, monkeypatch):

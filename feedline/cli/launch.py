@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import tyro
 
@@ -31,7 +32,7 @@ class Launch:
     """Seconds that the others get to end by themselves after the first failure."""
     stop_s: float = 60.0
     """Seconds that the processes get to save and end after Ctrl-C or SIGTERM, before they are killed."""
-    command: tyro.conf.Positional[tuple[str, ...]] = ()
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- COMMAND ...")] = ()
     """The command, after --."""
 
     def run(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn, Protocol
+from typing import Annotated, Any, NoReturn, Protocol
 
 import feedline
 from feedline.cli.interrupt import Ended, interrupts_get_through
@@ -73,15 +73,21 @@ def _parsed(arguments: list[str]) -> Command:
 
     from feedline.cli.audit import Audit
     from feedline.cli.bench import Bench
+    from feedline.cli.described import described
     from feedline.cli.launch import Launch
     from feedline.cli.train import Train
 
     border = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
+
+    def subcommand(name: str, command: type) -> Any:
+        text = described(command, alone=arguments[:1] == [name])
+        return Annotated[command, tyro.conf.subcommand(name, description=text)]
+
     parsed: Train | Launch | Audit | Bench = tyro.cli(
-        Annotated[Train, tyro.conf.subcommand("train")]
-        | Annotated[Launch, tyro.conf.subcommand("launch")]
-        | Annotated[Audit, tyro.conf.subcommand("audit")]
-        | Annotated[Bench, tyro.conf.subcommand("bench")],
+        subcommand("train", Train)
+        | subcommand("launch", Launch)
+        | subcommand("audit", Audit)
+        | subcommand("bench", Bench),
         prog="feedline",
         description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:border],

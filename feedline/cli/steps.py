@@ -7,19 +7,22 @@ import itertools
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 
 from feedline.cli.interrupt import Ended, interrupts_wait
 from feedline.cli.train import DEFAULT_SAVE_EVERY, Train
 from feedline.cluster.stop import should_stop, stopping
+from feedline.errors import FeedError
 from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.live import LiveLine
-from feedline.trainer.loop import Progress, train
+from feedline.trainer.loop import NotFinite, Progress, train
 from feedline.trainer.modes import Compiled, mesh_for
 
+_ROWS_SHOWN = 8
 _NOTHING = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
 
 
@@ -31,10 +34,12 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
 
     Raises:
       KeyboardInterrupt: Ctrl-C.
+      FeedError: the loss is no finite number.
       Ended: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
     """
     if options.checkpoint_dir is None:
-        return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
+        with _rows_are_told(options, feed, rows):
+            return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
     with interrupts_wait():  # imported here, for it takes a while and few ask for it
         from feedline.trainer.checkpoints import Checkpoints
     mesh, every = mesh_for(options.mode), options.save_every or DEFAULT_SAVE_EVERY
@@ -42,7 +47,7 @@ def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple
         state = checkpoints.restore(program.init())
         done, left = feed.get_state()["step"], steps_left(options, feed, rows)
         _tell(f"checkpoints in {options.checkpoint_dir}: {_found(done, left)}")
-        with stopping() as stop:
+        with stopping() as stop, _rows_are_told(options, feed, rows):
             batches = _until_stop(feed, done)
             state, progress = _run(program, state, batches, done, left, checkpoints.after_step)
         checkpoints.save(state)
@@ -59,13 +64,43 @@ def _run(
     batches: Iterable[Batch],
     done: int,
     left: int,
-    after_step: Callable[[State], None] | None = None,
+    after_step: Callable[[State, jax.Array], None] | None = None,
 ) -> tuple[State, Progress]:
     """`left` steps after the `done` ones."""
     if not left:
         return state, _NOTHING
     with LiveLine(done + left, done=done) if _first() else contextlib.nullcontext() as live:
         return train(program.step, state, itertools.islice(batches, left), report=live, after_step=after_step)
+
+
+@contextlib.contextmanager
+def _rows_are_told(options: Train, feed: Feed, rows: int) -> Iterator[None]:
+    """A loss that is no finite number is told with the rows of its step."""
+    began = feed.get_state()
+    try:
+        yield
+    except NotFinite as error:
+        state = _later(began, error.step - 1, options.batch_size, rows)
+        of_batch = feed.rows_of(state)
+        shown = ", ".join(map(str, of_batch[:_ROWS_SHOWN])) + (", …" if len(of_batch) > _ROWS_SHOWN else "")
+        raise FeedError(
+            f"training ends: the loss is {error.loss} at step {began['step'] + error.step:,}, the first at which "
+            "it is no finite number, and later steps cannot mend the parameters. The batch of that step holds the "
+            f"training rows {shown}; look whether they, or those of the step before, hold extreme values, or give "
+            "a lower --learning-rate",
+            stage="train",
+            epoch=state["epoch"],
+            position=state["position"],
+        ) from error
+
+
+def _later(state: Mapping[str, Any], batches: int, batch_size: int, rows: int) -> dict[str, Any]:
+    """The feed's state so many batches after `state`, where the last rows of each epoch are dropped."""
+    in_this_epoch = max(0, rows - state["position"]) // batch_size
+    if batches < in_this_epoch:
+        return {**state, "position": state["position"] + batches * batch_size}
+    epochs, batches = divmod(batches - in_this_epoch, rows // batch_size)
+    return {**state, "epoch": state["epoch"] + 1 + epochs, "position": batches * batch_size}
 
 
 def steps_left(options: Train, feed: Feed, rows: int) -> int:

@@ -100,7 +100,7 @@ def _test_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.
 def _result(
     options: Train, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
 ) -> dict[str, Any]:
-    """What --json prints. A loss that is no finite number is null, for JSON has none."""
+    """What --json prints. The loss is null if no step was left to do."""
     return {
         "mode": options.mode,
         "devices": program.sharding.mesh.size,
@@ -108,7 +108,7 @@ def _result(
         "steps": progress.step,
         "rows": progress.rows,
         "epochs": progress.step / feed.steps_per_epoch,
-        "final_loss": progress.loss if math.isfinite(progress.loss) else None,
+        "final_loss": progress.loss if progress.step else None,
         "test_accuracy": tested.accuracy,
         "rows_per_s": progress.rows_per_s,
         "wait_share": progress.wait_share,
@@ -118,7 +118,6 @@ def _result(
 
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
     """The result for a person, in three lines, or in one if there was no step left to do."""
-    loss = "no finite number" if result["final_loss"] is None else f"{result['final_loss']:.4f}"
     where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
     quality = (
         f"test accuracy {tested.accuracy:.2%} ({tested.correct:,} of {_counted(tested.rows, 'rows')}), "
@@ -129,7 +128,7 @@ def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
     return (
         f"{quality}\n"
         f"trained {_counted(result['steps'], 'steps')}, {result['epochs']:.4g} epochs of {rows:,} rows, "
-        f"last loss {loss}\n"
+        f"last loss {result['final_loss']:.4f}\n"
         f"{result['rows_per_s']:,.0f} rows/s, {result['wait_share']:.1%} of the time waiting for input "
         f"({result['mode']}, {where})"
     )

@@ -8,6 +8,7 @@ A map::
       open_mpi     mpirun
       slurm        srun
       found        what each of them finds
+      rendezvous all processes come before jax starts, or are told who did not
     coordination what they tell each other           knows jax's private names
     agree        all build the same feed, or none
       differences  which process differs in what    pure

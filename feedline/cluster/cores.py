@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from feedline.cluster.found import is_number
 from feedline.cluster.slurm import in_step, tasks_on
 
 
@@ -38,8 +39,8 @@ def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
 def processes_here(environ: Mapping[str, str]) -> int:
     """Processes of this run on this host, as their launcher counts them; 1 where none does."""
     for name in ("FEEDLINE_LOCAL_PROCESSES", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        if environ.get(name, "").isdecimal():
+        if is_number(environ.get(name, "")):
             return max(1, int(environ[name]))
-    if in_step(environ) and environ.get("SLURM_NODEID", "").isdecimal():
+    if in_step(environ) and is_number(environ.get("SLURM_NODEID", "")):
         return tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), int(environ["SLURM_NODEID"]))
     return 1

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # Above the range from which Linux takes ports for outgoing connections, as jax does.
 _FIRST_PORT, _PORTS = 61440, 4096
+_DIGITS = 18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Found:
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not host or not is_number(port) or not 0 < int(port) < 1 << 16:
             raise ValueError(
                 f"{self.launcher}: the coordinator is host:port, with a port below 65536, found "
                 f"{self.coordinator!r}; set FEEDLINE_COORDINATOR, for example to node1:61500"
@@ -82,9 +83,14 @@ def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: i
             "process (a container needs it named), or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES "
             "and FEEDLINE_PROCESS"
         )
-    if not (value.isascii() and value.isdecimal() and int(value) >= at_least):
+    if not (is_number(value) and int(value) >= at_least):
         raise ValueError(f"{name} is an integer of at least {at_least}, found {value!r}; correct it")
     return int(value)
+
+
+def is_number(value: str) -> bool:
+    """Whether it is an index or a count: digits, and no more than any has, as Python refuses thousands of them."""
+    return value.isascii() and value.isdecimal() and len(value) <= _DIGITS
 
 
 def agreed_port(environ: Mapping[str, str], job: str) -> int:

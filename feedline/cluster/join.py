@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import socket
 import sys
 import time
 
@@ -13,9 +12,8 @@ from feedline.cluster.coordination import backends_are_initialized
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.found import Found
 from feedline.cluster.monitor import watch
-from feedline.errors import FeedError
+from feedline.cluster.rendezvous import is_loopback, meet
 
-_RETRY_S = 0.2
 _HEARTBEAT_S = 100  # jax's own
 _HEARTBEAT_LATER_S = 5.0
 """So much later is a lost process missed than one that failed: one that is merely held up must not be."""
@@ -49,7 +47,8 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
 
     Raises:
       ValueError: the environment says only in part which process this is; names what to set.
-      FeedError: the coordinator cannot be reached, or cannot listen on its port.
+      FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
+      ProcessError: a process did not come in time; names it.
       RuntimeError: jax has already computed something, so that it is too late.
 
     Example:
@@ -85,11 +84,7 @@ def _join(found: Found, deadline: float, abort_after_s: float | None) -> None:
             "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
             "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
         )
-    # jaxlib itself ends the process by a signal, without an exception, in both cases.
-    if found.process == 0:
-        _check_port(found)
-    else:
-        _await_coordinator(found, deadline)
+    meet(found, deadline)
     jax.distributed.initialize(
         coordinator_address=found.coordinator,
         num_processes=found.processes,
@@ -99,55 +94,9 @@ def _join(found: Found, deadline: float, abort_after_s: float | None) -> None:
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(deadline - time.monotonic())),
         # By default it listens on every address of the host.
-        coordinator_bind_address=found.coordinator if _is_loopback(found.host) else None,
+        coordinator_bind_address=found.coordinator if is_loopback(found.host) else None,
         # jax ends every process once one sends none; a killed process can say nothing itself.
         heartbeat_timeout_seconds=(
             _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + _HEARTBEAT_LATER_S)
         ),
     )
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "127.0.0.1", "::1")
-
-
-def _check_port(found: Found) -> None:
-    """Asks whether the coordinator can listen; shares the port as gRPC does, and lets go of it."""
-    host = found.host if _is_loopback(found.host) else ""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as port:
-        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            port.bind((host, found.port))
-        except OSError as error:
-            raise FeedError(
-                f"Process 0 listens as the coordinator, but port {found.port} cannot be had here "
-                f"({error.strerror}); end the program that holds it, or set FEEDLINE_COORDINATOR to "
-                f"{found.host} and another port, in every process",
-                stage="launch",
-                process=0,
-            ) from error
-
-
-def _await_coordinator(found: Found, deadline: float) -> None:
-    """Returns once the coordinator listens.
-
-    Tries again and again: nothing here could wake us. A name that does not resolve yet is as good as
-    nobody listening, since a pod gets its name only when it starts.
-    """
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            socket.create_connection((found.host, found.port), timeout=max(left, _RETRY_S)).close()
-        except OSError as error:
-            if left < _RETRY_S:
-                raise FeedError(
-                    f"Process 0 listens as the coordinator at {found.coordinator}, but it was not reached "
-                    f"in time ({error}); look whether process 0 runs, on that host, and whether a "
-                    "firewall closes the port; FEEDLINE_COORDINATOR names another, in every process",
-                    stage="launch",
-                    process=found.process,
-                ) from error
-        else:
-            return
-        time.sleep(_RETRY_S)

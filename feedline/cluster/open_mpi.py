@@ -36,7 +36,7 @@ def find_open_mpi(environ: Mapping[str, str]) -> Found | None:
         return None
     process = integer(environ, "OMPI_COMM_WORLD_RANK", "Open MPI")
     local = integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI")
-    locals_ = integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI")
+    locals_ = integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", at_least=1)
     return Found(
         "Open MPI",
         f"OMPI_COMM_WORLD_RANK={process}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import select
 import selectors
 import shlex
@@ -139,6 +140,9 @@ class Run:
         self._deadline = None
         self._group.signal(signal.SIGKILL)
 
+    def _lines(self, index: int) -> str:
+        return "".join(f"\n{line.decode(errors='replace')[:-1]}" for line in self._last[index])
+
     def _report(self, processes: int) -> int:
         if self._failed is None:
             return 0
@@ -148,11 +152,29 @@ class Run:
             names = ", ".join(signal.Signals(number).name for number in self._passed_on)
             told += f", after {names} had been passed on"
             told += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
+        elif silent := silent_ones(self._last[index]):
+            index = silent[0]
+            who = ", ".join(map(str, silent))
+            first = self._failed[0]
+            told = (
+                f"feedline launch: process {who} of {processes} was silent: it did not end, but sent no "
+                f"heartbeats, for which jax ended process {first}; the others were stopped. Its last lines:"
+            ) + self._lines(index)
         elif processes > 1:
-            told += "; the others were stopped. Its last lines:"
-            told += "".join(f"\n{line.decode(errors='replace')[:-1]}" for line in self._last[index])
+            told += f"; the others were stopped. Its last lines:{self._lines(index)}"
         _write(_STDERR, f"{told}\n".encode())
         return code if code > 0 else 128 - code
+
+
+def silent_ones(lines: Sequence[bytes]) -> list[int]:
+    """The processes that jax misses, by what it writes when it ends one for that.
+
+    Example:
+      >>> silent_ones([b"[0] unhealthy (stopped sending heartbeats):\\n", b"[0] 1\\n", b"[0] The tasks have\\n"])
+      [1]
+    """
+    found = re.search(rb"stopped sending heartbeats\):\n((?:\[\d+\] \S*?\d+\n)+)", b"".join(lines))
+    return [int(task) for task in re.findall(rb"(\d+)\n", found[1])] if found else []
 
 
 def _ended(code: int) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from feedline.cluster.found import Found, agreed_port, integer, own_devices
 from feedline.cluster.variables import set_coordinator
 
+_RUN = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # so many tasks on each of so many nodes
+
 
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process.
@@ -77,16 +79,22 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
       >>> [tasks_on("2(x2),1", node) for node in range(3)]
       [2, 2, 1]
     """
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
-        counts += [int(count)] * int(times or 1)
-    if not node < len(counts):
-        raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE has an entry for each node, found {tasks_per_node!r} on node "
-            f"{node}; pass Slurm's variables on unchanged, or set FEEDLINE_COORDINATOR, "
-            "FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
-        )
-    return counts[node]
+    left = node
+    for entry in tasks_per_node.split(","):
+        match = _RUN.fullmatch(entry)
+        if match is None:
+            break
+        tasks, nodes = int(match[1]), int(match[2] or 1)
+        if left < nodes:
+            if not tasks:
+                break  # but this process is one of them
+            return tasks
+        left -= nodes
+    raise ValueError(
+        "SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as 2(x3),1 for two tasks on each of three "
+        f"nodes and one on a fourth, found {tasks_per_node!r} on node {node}; pass Slurm's variables on as is, "
+        "or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS"
+    )
 
 
 def _coordinator(environ: Mapping[str, str]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from feedline.errors import RowError
 from feedline.loader import digests, extras, files
 from feedline.loader.declared import Declared
+from feedline.loader.file_version import FileVersion
 from feedline.loader.indexed import IndexedSource
+from feedline.loader.opening import opening
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import RowSpec
 from feedline.loader.values import as_array
@@ -55,7 +57,9 @@ class ArrayRecordSource(IndexedSource):
         self._arguments = (paths, declared)
         self._paths = [str(path) for path in paths]
         self._declared = declared
-        self._readers = [_reader(path) for path in self._paths]
+        opened = [_opened(path) for path in self._paths]
+        self._readers = [reader for reader, _ in opened]
+        self._versions = [version for _, version in opened]
         self._shards = Shards([reader.num_records() for reader in self._readers])
         if len(self._shards) == 0:
             raise ValueError(f"a source must have at least one row, got {self._paths[0]} with no records")
@@ -67,7 +71,10 @@ class ArrayRecordSource(IndexedSource):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        return {"kind": "array_record", "files": [digests.of_file(path) for path in self._paths]}
+        digested = [digests.of_file(path) for path in self._paths]
+        for path, version in zip(self._paths, self._versions, strict=True):
+            version.check(path)
+        return {"kind": "array_record", "files": digested}
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -77,6 +84,7 @@ class ArrayRecordSource(IndexedSource):
 
         Raises:
           RowError: a record cannot be read, or has another form than the first; it names the row and its file.
+          FeedError: a file was written to or truncated.
         """
         targets = jax.tree_util.tree_leaves(out)
         for shard, local, places in self._shards.split(rows):
@@ -113,7 +121,9 @@ class ArrayRecordSource(IndexedSource):
         try:
             records = self._readers[shard].read(rows.tolist())
         except Exception as error:
+            self._versions[shard].check_held(self._paths[shard])  # a change is the better reason
             raise self._error(shard, rows[0], f"{len(rows)} records could not be read: {error}") from error
+        self._versions[shard].check_held(self._paths[shard])  # of a truncated file the library reads empty records
         if self._declared.decode is None:
             return self._unpacked(shard, rows, records)
         try:
@@ -151,18 +161,28 @@ class ArrayRecordSource(IndexedSource):
         return RowError(told, stage="read", row=int(self._shards.firsts[shard] + row), file=self._paths[shard])
 
     def __reduce__(self) -> Any:
-        return type(self), self._arguments
+        return _opened_again, (self._arguments, self._versions)
 
 
-def _reader(path: str) -> Any:
-    """An open file.
+def _opened_again(arguments: tuple[Sequence[str], Declared], versions: list[FileVersion]) -> ArrayRecordSource:
+    """A source as another process has it open. FeedError if a file has changed since."""
+    try:
+        return ArrayRecordSource(*arguments)
+    finally:  # also where it cannot be opened: that it changed is the better reason
+        for path, version in zip(arguments[0], versions, strict=True):
+            version.check(path)
+
+
+def _opened(path: str) -> tuple[Any, FileVersion]:
+    """A reader, and the version of the file just before it was opened.
 
     Raises:
-      FileNotFoundError, ValueError: there is none, or it is no ArrayRecord file.
+      FileNotFoundError, OSError: there is none, or too many files are open.
+      ValueError: it is no ArrayRecord file.
     """
     module = extras.need("array_record.python.array_record_module", "array-record")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"there is no file {path}; check the path")
+    with opening(Path(path)) as file:
+        version = FileVersion.of_open(file.fileno())
     try:
         reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
         if not reader.ok():
@@ -179,4 +199,4 @@ def _reader(path: str) -> Any:
             "them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')",
             stacklevel=2,
         )
-    return reader
+    return reader, version

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from feedline.loader import arrow, digests, files
 from feedline.loader.declared import Declared
+from feedline.loader.file_version import FileVersion
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
@@ -24,6 +27,7 @@ from feedline.placement.plan import Columns
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
 _MOST_OF_A_SHARD = 16
+_CHECKED_A_READ = 4  # files, at some 5 µs each: to check must not take as long as to copy
 
 
 class ArraySource(IndexedSource):
@@ -55,21 +59,29 @@ class ArraySource(IndexedSource):
         self._declared = declared or Declared()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
+        self._versions: dict[str, FileVersion] = {}
+        """Of the files that are open, by path."""
         self._open()
 
     def _open(self) -> None:
-        trees = [tree for shard in self._given for tree in _as_trees(shard, self._declared)]
-        parts = [_checked_leaves(tree, trees[0], i) for i, tree in enumerate(trees)]
+        trees, names = [], []
+        for i, shard in enumerate(self._given):
+            opened = _as_trees(shard, self._declared, self._versions)
+            trees += opened
+            names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
+        self._turns = itertools.cycle(self._versions.items())
+        parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
         self._shards = Shards([len(part[0]) for part in parts])
         if len(self._shards) == 0:
-            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared)}")
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
         self._scattered = [Scattered(leaf) if Scattered.fits(leaf) else None for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
+        self._check_files()
         samples = min(_MOST_OF_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         sampled = [
             [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
@@ -85,17 +97,28 @@ class ArraySource(IndexedSource):
         return len(self._shards)
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`."""
+        """Write row rows[i] to index i of each leaf of `out`.
+
+        Raises:
+          FeedError: a file was written to or truncated.
+        """
+        self._check_files()
         part = self._part_of(rows)
         for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
             self._read_leaf(leaf, part, rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype."""
+        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
+        self._check_files()
         self._read_leaf(leaf, self._part_of(rows), rows, columns, out)
 
     def close(self) -> None:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
+
+    def _check_files(self) -> None:
+        """Refuse files that were written to: of many files some are looked at in turn, so it stays cheap."""
+        for path, version in itertools.islice(self._turns, min(_CHECKED_A_READ, len(self._versions))):
+            version.check_held(path)
 
     def _part_of(self, rows: Indices) -> Indices | None:
         if len(self._shards.ends) == 1:
@@ -112,31 +135,50 @@ class ArraySource(IndexedSource):
             out[places] = _picked(self._leaves[leaf][shard], local, columns)
         return None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"shards": self._given, "declared": self._declared}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return _opened_again, (self._given, self._declared, self._versions)
 
 
-def _as_trees(shard: Any, declared: Declared) -> list[Any]:
+def _opened_again(given: list[Any], declared: Declared, versions: dict[str, FileVersion]) -> ArraySource:
+    """A source as another process has it open. FeedError if a file has changed since."""
+    try:
+        return ArraySource(given, declared)
+    finally:  # also where it cannot be opened: that it changed is the better reason
+        for path, version in versions.items():
+            version.check(path)
+
+
+def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) -> list[Any]:
     """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path = Path(shard)
         if path.suffix in arrow.SUFFIXES:
+            if path.is_file():
+                versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
             return arrow.mapped(path, declared)
-        shard = declared.named(files.load(path, declared.dtype), str(path))
-    tree = jax.tree_util.tree_map_with_path(_as_array, shard, is_leaf=is_list)
+        arrays = _loaded(path, versions, declared.dtype)
+        shard = jax.tree_util.tree_map_with_path(
+            functools.partial(_checked, path), declared.named(arrays, str(path))
+        )
+    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
     length = declared.window
     if length is None:
         return [tree]
     return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
 
 
-def _as_array(path: Any, leaf: Any) -> Array:
+def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
+    """The arrays of a file, whose version is added to `versions`."""
+    arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
+    return arrays
+
+
+def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
     name = f"source{jax.tree_util.keystr(path)}"
+    file = None
     if isinstance(leaf, str | os.PathLike):
-        array: Any = files.load(Path(leaf))
+        file = Path(leaf)
+        array: Any = _loaded(Path(leaf), versions)
         if not isinstance(array, np.ndarray):
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
@@ -156,6 +198,12 @@ def _as_array(path: Any, leaf: Any) -> Array:
             "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
             "with __len__ and __getitem__"
         )
+    return _checked(file, path, array)
+
+
+def _checked(file: Path | None, path: Any, array: Array) -> Array:
+    """A leaf that can be rows of numbers. It lies in `file`, or in memory."""
+    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
     if not is_numeric(array.dtype):
@@ -166,23 +214,25 @@ def _as_array(path: Any, leaf: Any) -> Array:
     return np.asarray(array)
 
 
-def _checked_leaves(tree: Any, first: Any, shard: int) -> list[Array]:
+def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
     """The leaves of a shard, which agree in length with each other and in form with the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
     form: Any = jax.tree_util.tree_structure(tree)
     if form != jax.tree_util.tree_structure(first):
-        raise ValueError(f"shards must have the same leaves; shard {shard} has other ones than shard 0")
+        raise ValueError(f"shards must have the same leaves; {name} has other ones than {first_name}")
     lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ValueError(f"all leaves must have the same number of rows, but {told}; cut them to one length")
+        told = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
+        raise ValueError(
+            f"all leaves must have the same number of rows, but {told} in {name}; cut them to one length"
+        )
     for (path, leaf), reference in zip(leaves, jax.tree_util.tree_leaves(first), strict=True):
         if (leaf.dtype, leaf.shape[1:]) != (reference.dtype, reference.shape[1:]):
             raise ValueError(
-                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; shard {shard} "
-                f"has {leaf.dtype}{list(leaf.shape[1:])}, shard 0 {reference.dtype}{list(reference.shape[1:])}"
+                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; {name} has "
+                f"{leaf.dtype}{list(leaf.shape[1:])}, {first_name} {reference.dtype}{list(reference.shape[1:])}"
             )
     return [leaf for _, leaf in leaves]
 
@@ -197,7 +247,7 @@ def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
     return part
 
 
-def _why_empty(declared: Declared) -> str:
+def _why_empty(declared: Declared, first: str) -> str:
     if declared.window is None:
-        return "arrays of length 0"
-    return f"no shard with {declared.window} elements, the length of a window; choose a shorter one"
+        return f"arrays of length 0 in {first}"
+    return f"{first}, and no shard with {declared.window} elements, the length of a window; choose a shorter one"

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from feedline.loader import digests, extras
 from feedline.loader.arrow_columns import naming, rows_of, spec_of
 from feedline.loader.declared import Declared
-from feedline.loader.groups import Group, GroupedFile
+from feedline.loader.grouped_file import Group, GroupedFile
+from feedline.loader.opening import opening
 
 Array = npt.NDArray[Any]
 Spec = dict[str, jax.ShapeDtypeStruct]
@@ -91,8 +92,8 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
 
     None in place of these if the file is compressed.
     """
-    with naming(path, "an Arrow file", _REWRITE):
-        whole: Array = np.asarray(np.memmap(path, np.uint8, "r"))
+    with naming(path, "an Arrow file", _REWRITE), opening(path) as file:
+        whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
         schema, batches = _batches(whole)
     spec = spec_of(schema, declared, path)
     start = whole.ctypes.data
@@ -101,20 +102,23 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
         """Buffers as views of one array, the file, so that no view can leave it."""
         return whole[buffer.address - start :][: buffer.size]
 
-    groups = []
+    groups: list[dict[str, Group]] = []
+    compressed = False
     with naming(path, "an Arrow file", _REWRITE):
         for batch in batches:
-            batch.validate()
+            batch.validate()  # pyarrow ends the process over lengths that cannot be
             columns = {name: batch.column(name) for name in spec}
             buffers = [b for column in columns.values() for b in column.buffers() if b is not None and b.size]
-            if not all(0 <= buffer.address - start <= len(whole) - buffer.size for buffer in buffers):
-                if not _is_file(whole):
-                    raise ValueError("it is a compressed stream, which has no index of its record batches")
-                return spec, None
-            groups.append(
-                {name: rows_of(column, f"column {name!r}", bytes_of) for name, column in columns.items()}
-            )
-    return spec, groups
+            compressed = not all(0 <= b.address - start <= len(whole) - b.size for b in buffers)
+            if compressed:  # so pyarrow has put them elsewhere
+                break
+            groups.append({name: rows_of(columns[name], f"column {name!r}", bytes_of) for name in spec})
+    if compressed and not _is_file(whole):
+        raise ValueError(
+            f"{path} is a compressed stream, which has no index of its record batches; write it as a file: "
+            "table = pyarrow.ipc.open_stream(path).read_all(); pyarrow.feather.write_feather(table, 'x.arrow')"
+        )
+    return spec, None if compressed else groups
 
 
 def _is_file(whole: Array) -> bool:
@@ -133,7 +137,7 @@ def _batches(whole: Array) -> tuple[Any, Iterator[Any]]:
 
 
 def _whole_stream(stream: Any, source: Any, whole: Array) -> Iterator[Any]:
-    """The record batches of a stream, which must end with a mark: pyarrow takes one that was cut for a shorter one."""
+    """The record batches of a stream, which must end with a mark: pyarrow takes a truncated one as it is."""
     yield from stream
     if source.tell() != len(whole) or whole[-len(_END_OF_STREAM) :].tobytes() != _END_OF_STREAM:
         raise ValueError("a stream must end with the mark of its end, and this one does not")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from feedline.loader import extras
 from feedline.loader.declared import Declared
-from feedline.loader.groups import Group
+from feedline.loader.grouped_file import Group
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -43,7 +43,9 @@ def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
         start, stop = (place * kind.list_size for place in (column.offset, column.offset + count))
         inner = rows_of(column.values, label, bytes_of)
         values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
-        within = None if inner.null is None else inner.null[start:stop].reshape(count, kind.list_size).any(1)
+        within = None
+        if inner.null is not None:
+            within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
         return Group(values, _any_null(null, within))
     row = row_of(kind, label)
     found = _bytes(data, bytes_of)
@@ -145,6 +147,8 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
         names = schema.names
     except UnicodeDecodeError as error:
         raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    if not names:
+        raise ValueError(f"a file of rows must have columns, and {path} has none; write it again")
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
@@ -173,6 +177,9 @@ def naming(path: Path, form: str, way_out: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
+        if path.is_dir():
+            files = f"{path}/*{path.suffix}"
+            raise ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})") from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import grain
 
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.loaded import HostBatch
+from feedline.loader.reads import Reads
 from feedline.loader.recipe import Filled, Found, Part, Recipe
 from feedline.loader.segments import ReceivedSegment, Segment
 from feedline.schedule import ENDLESS, Cursor
@@ -57,6 +59,7 @@ class LocalBatches(grain.MapDataset[Element]):
       parts: of a batch; fewer if it has too few rows.
       advanced: called when a part has been read, in this process.
       offer: called with k and batch k when that is complete, in this process: whether it was taken.
+      reads: where each read is entered.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LocalBatches(grain.MapDataset[Element]):
         parts: int,
         advanced: Callable[[], None] | None = None,
         offer: Callable[[int, HostBatch], bool] | None = None,
+        reads: Reads | None = None,
     ) -> None:
         super().__init__()
         self.parts = min(parts, *(len(plan.rows) for plan in recipe.form.plans))
@@ -75,6 +79,7 @@ class LocalBatches(grain.MapDataset[Element]):
         self._origin = origin
         self._advanced = advanced
         self._offer = offer
+        self._reads = reads or Reads()
         self._count = recipe.schedule.batches_from(origin)
         self._lock = threading.Lock()
         self._drafts: dict[int, _Draft] = {}  # by k; held by _lock
@@ -92,7 +97,8 @@ class LocalBatches(grain.MapDataset[Element]):
                 # lock and takes it back, so two threads that look up at once take twice as long
                 self._drafts[k] = _Draft(self._recipe.found(start), self._buffers.lease(), [])
             draft = self._drafts[k]
-        filled = self._recipe.fill(draft.found, Part(part, self.parts), draft.buffers)
+        fill = functools.partial(self._recipe.fill, draft.found, Part(part, self.parts), draft.buffers)
+        filled = self._reads.run(fill)
         with self._lock:
             draft.parts.append(filled)
             complete = len(draft.parts) == self.parts

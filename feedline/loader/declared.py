@@ -29,6 +29,7 @@ class Declared:
     columns: Sequence[str] | None = None
     decode: Decode | None = None
     cache_bytes: int = CACHE_BYTES
+    missing_chunks: str = "error"
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -37,6 +38,10 @@ class Declared:
                 raise TypeError(f"dtype must be of numbers of a fixed size, got {dtype!r}; np.uint16, for example")
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
+        if self.missing_chunks not in ("error", "fill"):
+            raise ValueError(
+                f'missing_chunks must be "error", or "fill" for the fill value, got {self.missing_chunks!r}'
+            )
         if self.window is not None:
             checked_integer("window", self.window, at_least=1)
         if self.stride is not None:

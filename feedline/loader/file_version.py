@@ -55,6 +55,22 @@ class FileVersion(NamedTuple):
             now = FileVersion.of(path)
         except OSError as error:
             raise _changed(path, f"it cannot be found any more ({error.strerror})") from error
+        self._compare(now, path)
+
+    def check_held(self, path: str | os.PathLike[str]) -> None:
+        """As `check`, for a file that is held open or mapped: whoever holds it still has one that was replaced.
+
+        Raises:
+          FeedError: it was written to or truncated.
+        """
+        try:
+            now = os.stat(path)
+        except OSError:
+            return
+        if (now.st_dev, now.st_ino) == (self.device, self.inode):
+            self._compare(FileVersion._from(now), path)
+
+    def _compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
         if now == self:
             return
         if now.size_bytes != self.size_bytes:

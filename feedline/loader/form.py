@@ -130,12 +130,7 @@ class LocalForm:
         for epoch, here in places.runs():
             keys[here] = order.keys_at(self.seed, epoch, places.position[here])
         try:
-            batch = transform(self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
-        except StopIteration as error:
-            raise RuntimeError(
-                "a transform must not raise StopIteration, which would pass for the end of the feed; "
-                "give next() a default, or catch it there"
-            ) from error
+            batch = _called(transform, self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
         except Exception as error:
             error.add_note(
                 f"feedline: in the transform, at epoch {places.epoch[0]}, position {places.position[0]}"
@@ -153,6 +148,16 @@ class LocalForm:
         return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
 
 
+def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
+    try:
+        return transform(batch, rows)
+    except StopIteration as error:
+        raise RuntimeError(
+            "a transform must not raise StopIteration, which would pass for the end of the feed; "
+            "give next() a default, or catch it there"
+        ) from error
+
+
 def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> RowSpec:
     """The spec of a row after `transform`, found by transforming one row.
 
@@ -163,7 +168,7 @@ def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> R
       ValueError: the transform does not keep the batch axis.
     """
     zero = np.zeros(1, np.int64)
-    values = transform(spec.tree(row), Rows(zero, zero, zero, np.zeros(1, np.uint64)))
+    values = _called(transform, spec.tree(row), Rows(zero, zero, zero, np.zeros(1, np.uint64)))
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
             raise ValueError(

@@ -7,56 +7,24 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.errors import RowError
+from feedline.errors import FeedError, RowError
 from feedline.loader.declared import Declared
+from feedline.loader.ending import check_may_read
 from feedline.loader.file_version import FileVersion
+from feedline.loader.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.kept import Kept
 from feedline.loader.scattered import Scattered
-from feedline.loader.shards import Indices, Shards
+from feedline.loader.shards import Indices, Shards, count_of, joined
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
-_MOST_ROWS = 1 << 62  # sums of row counts stay below the largest int64
-
-
-class Group(NamedTuple):
-    """The rows of one group.
-
-    Attributes:
-      values: [k, *row shape], contiguous.
-      null: bool[k], True for rows that hold a null, whose values mean nothing; None if there are none.
-    """
-
-    values: Array
-    null: npt.NDArray[np.bool_] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
-
-
-class GroupedFile(NamedTuple):
-    """What one file holds. Leaves are counted in the order in which JAX flattens `spec`.
-
-    Attributes:
-      spec: tree of `jax.ShapeDtypeStruct`, of one row.
-      lengths: for each leaf, the rows of each of its groups.
-      read: (leaf, group) → its rows. Called from many threads. What it returns is checked against spec and lengths.
-      identity: what tells this data from other data, as JSON values, without a path.
-    """
-
-    spec: Any
-    lengths: Sequence[Sequence[int]]
-    read: Callable[[int, int], Group]
-    identity: Callable[[], Any]
 
 
 class GroupSource(IndexedSource):
@@ -94,13 +62,12 @@ class GroupSource(IndexedSource):
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, held in zip(paths, self._files, strict=True):
-            _check_fits(held, path, self._files[0], paths[0])
+            check_fits(held, path, self._files[0], paths[0])
         leaves = range(len(self._files[0].lengths))
-        self._groups = [
-            [(file, group) for file, held in enumerate(self._files) for group in range(len(held.lengths[leaf]))]
-            for leaf in leaves
-        ]
-        self._shards = [Shards([n for file in self._files for n in file.lengths[leaf]] or [0]) for leaf in leaves]
+        self._groups = [Shards([count_of(file.lengths[leaf]) for file in self._files]) for leaf in leaves]
+        """For each leaf, which groups are of which file."""
+        self._shards = [joined([file.lengths[leaf] for file in self._files]) for leaf in leaves]
+        """For each leaf, which rows are of which group."""
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
         self._kept: Kept[Group] = Kept(declared.cache_bytes)
@@ -139,7 +106,7 @@ class GroupSource(IndexedSource):
             groups = self._held(leaf, held.tolist())
             here: Any = slice(None) if len(held) == len(touched) else np.flatnonzero(np.isin(group, held))
             part = np.searchsorted(held, group[here])
-            local = rows[here] - shards.firsts.take(group[here])
+            local = rows[here] - shards.firsts_of(group[here])
             self._check_nulls(leaf, groups, part, local, rows[here])
             target = out[here]  # a copy where it is not all of it
             Scattered([group.values for group in groups]).read(part, local, columns, target)
@@ -148,11 +115,10 @@ class GroupSource(IndexedSource):
 
     def _held_at_once(self, leaf: int, touched: Indices) -> int:
         """How many of these groups a read holds at a time: those that fit into cache_bytes, at least one."""
-        shards, row = self._shards[leaf], self._row(leaf)
-        most = (
-            (shards.ends - shards.firsts).take(touched).max(initial=1) * row.dtype.itemsize * math.prod(row.shape)
-        )
-        return max(1, self._declared.cache_bytes // max(1, int(most)))
+        row = self._row(leaf)
+        most = int(self._shards[leaf].lengths_of(touched).max(initial=1))
+        row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
+        return max(1, self._declared.cache_bytes // max(1, most * row_bytes))
 
     def _row(self, leaf: int) -> Any:
         return jax.tree_util.tree_leaves(self.spec)[leaf]
@@ -173,18 +139,21 @@ class GroupSource(IndexedSource):
 
     def _group(self, leaf: int, group: int) -> Group:
         """One group, read from its file and checked."""
-        file, within = self._groups[leaf][group]
-        length = self._files[file].lengths[leaf][within]
+        check_may_read()
+        one = np.array([group])
+        ((file, within, _),) = self._groups[leaf].split(one)
         self._check_unchanged(file)
         try:
-            read = self._files[file].read(leaf, within)
-            _check_group(read, length, self._row(leaf))
+            read = self._files[file].read(leaf, int(within[0]))
+            check_group(read, int(self._shards[leaf].lengths_of(one)[0]), self._row(leaf))
+        except FeedError:
+            raise
         except Exception as error:
             self._check_unchanged(file)  # a change is not a bad row, and explains any other error
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
-                row=int(self._shards[leaf].firsts[group]),
+                row=int(self._shards[leaf].firsts_of(one)[0]),
                 file=str(self._paths[file]),
             ) from error
         self._check_unchanged(file)
@@ -202,10 +171,10 @@ class GroupSource(IndexedSource):
         if first == len(rows):
             return
         path, _ = jax.tree_util.tree_leaves_with_path(self.spec)[leaf]
-        file, _ = self._groups[leaf][int(self._shards[leaf].of(rows[first : first + 1])[0])]
+        file = self._groups[leaf].of(self._shards[leaf].of(rows[first : first + 1]))[0]
         raise RowError(
-            f"every column of a row must have a value, and source{jax.tree_util.keystr(path)} is null in this row; "
-            "fill nulls (pyarrow.compute.fill_null) and write the file again, leave the column out with "
+            f"every column of a row must have a value, and source{jax.tree_util.keystr(path)} is null in this row;"
+            " fill nulls (pyarrow.compute.fill_null) and write the file again, leave the column out with "
             "columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
             stage="read",
             row=int(rows[first]),
@@ -230,34 +199,3 @@ class GroupSource(IndexedSource):
 def _version(path: str) -> FileVersion | None:
     """The version of a file. None for a directory, and where there is nothing: opening it says so."""
     return FileVersion.of(path) if Path(path).is_file() else None
-
-
-def _check_group(group: Group, length: int, row: Any) -> None:
-    """Refuse a group that does not hold the rows that the metadata of its file promised."""
-    found = (group.values.dtype, group.values.shape)
-    promised = (row.dtype, (length, *row.shape))
-    if found != promised or not group.values.flags.c_contiguous:
-        raise ValueError(
-            f"a group must hold the rows that the file's metadata promises, {promised[0]}{list(promised[1])}, and it "
-            f"holds {found[0]}{list(found[1])}; the file is damaged, write it again"
-        )
-
-
-def _check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str) -> None:
-    forms = [
-        {
-            jax.tree_util.keystr(at): (str(leaf.dtype), leaf.shape)
-            for at, leaf in jax.tree_util.tree_leaves_with_path(held.spec)
-        }
-        for held in (file, first)
-    ]
-    if forms[0] != forms[1]:
-        raise ValueError(
-            f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
-            "choose columns=[...] that they share, or write them again"
-        )
-    if any(n < 0 for groups in file.lengths for n in groups) or sum(map(sum, file.lengths)) > _MOST_ROWS:
-        raise ValueError(f"the metadata of {path} promises fewer than 0 or more than 2^62 rows; write it again")
-    totals = {sum(groups) for groups in file.lengths}
-    if len(totals) > 1:
-        raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")

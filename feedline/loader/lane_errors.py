@@ -65,7 +65,7 @@ def _left_grain(frames: Sequence[FrameType]) -> bool:
 
 def _is_next(frames: Sequence[FrameType]) -> bool:
     """Whether these frames are an iterator's `__next__`, perhaps under a decorator, and what it calls."""
-    names = [frame.f_code.co_name for frame in frames]
+    names = [frame.f_code.co_name.rpartition(".")[2] for frame in frames]  # Cython's are qualified
     return names[0] == "__next__" or any(
         name == "__next__" and isinstance(frame.f_locals.get("self"), grain.DatasetIterator)
         for name, frame in zip(names, frames, strict=True)

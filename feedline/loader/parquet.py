@@ -11,7 +11,7 @@ import numpy as np
 from feedline.loader import digests, extras
 from feedline.loader.arrow_columns import naming, rows_of, spec_of
 from feedline.loader.declared import Declared
-from feedline.loader.groups import Group, GroupedFile
+from feedline.loader.grouped_file import Group, GroupedFile
 
 
 def grouped(path: Path, declared: Declared) -> GroupedFile:

@@ -80,11 +80,19 @@ class Quarantine:
         """
         if self.reading.quarantine is None:
             return
-        with self._opened() as file, _locked(file):
-            if file.seekable() and _is_cut_off(file):
-                line = b"\n" + line
-            while line:  # a disk that becomes full takes a part of the line, and fails at the rest
-                line = line[file.write(line) :]
+        try:
+            with self._opened() as file, _locked(file):
+                if file.seekable() and _is_cut_off(file):
+                    line = b"\n" + line
+                while line:  # a disk that becomes full takes a part of the line, and fails at the rest
+                    line = line[file.write(line) :]
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"the file of Reading.quarantine must take a line for a bad row ({os.strerror(error.errno or 0)})"
+                "; make room, and next(feed) reads this batch again",
+                str(self.reading.quarantine),
+            ) from error
 
     def _opened(self) -> FileIO:
         assert self.reading.quarantine is not None

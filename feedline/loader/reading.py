@@ -14,6 +14,7 @@ from absl import flags
 from feedline.loader.batches import LocalBatches
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.loaded import HostBatch
+from feedline.loader.reads import Reads
 from feedline.loader.recipe import Recipe
 from feedline.loader.segments import shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended
@@ -36,6 +37,8 @@ class HostBatches:
       advanced: called in this process whenever a part of a batch has been read.
       offer: called in this process with k and batch k by the thread that completed it, in any order of k; not with
         workers. If it says that the batch was taken, `next` gives None in its place.
+      reads: where each read of this process is entered. `close` does not wait for them, so that an error is
+        delivered at once.
     """
 
     def __init__(
@@ -46,12 +49,16 @@ class HostBatches:
         reading: Reading,
         advanced: Callable[[], None],
         offer: Callable[[int, HostBatch], bool],
+        reads: Reads,
     ) -> None:
         threads = 0 if reading.workers else reading.threads or 0
         # a batch in flight for each place in the buffer; more threads than that share a batch between them
         parts = max(1, -(-threads // reading.buffer))
-        told = (None, None) if reading.workers else (advanced, offer)
-        self._elements = LocalBatches(recipe, buffers, origin, parts, *told)
+        self._elements = (
+            LocalBatches(recipe, buffers, origin, parts)
+            if reading.workers  # this process reads nothing then
+            else LocalBatches(recipe, buffers, origin, parts, advanced, offer, reads)
+        )
         buffer = reading.buffer * self._elements.parts if threads else 0
         dataset = self._elements.to_iter_dataset(grain.ReadOptions(min(threads, buffer), buffer))
         if reading.workers:

@@ -20,9 +20,9 @@ _CHUNK_BYTES = 1 << 19  # of the copy between a gather and `out`: it stays in th
 class Scattered:
     """The rows of arrays of one form, wherever they lie in memory.
 
-    Arrays that are views of one allocation, as the record batches of a mapped file are, make one segment: NumPy gathers
-    all rows of a segment at once, by their distances from its start. Memory between allocations is never part of a
-    view. Distances between rows are free: the fields of a record, or windows that overlap, are gathered in the same way.
+    Arrays that are views of one allocation, as the record batches of a mapped file are, make one segment: NumPy
+    gathers all rows of a segment at once, by their distances from its start. Memory between allocations is never
+    part of a view. Rows of one array may have gaps or overlap, as the fields of records and windows do.
 
     Args:
       parts: arrays of one dtype, row shape and distance between rows, each row contiguous (see `fits`). They
@@ -135,8 +135,8 @@ def _segments(parts: Sequence[Array], distance: int, row_bytes: int) -> tuple[li
     """Parts that are views of one allocation, together.
 
     Returns:
-      The memory of each segment as bytes, from the first byte of its rows to the last; for each part its segment, and
-      how many bytes of that lie before its first row.
+      The memory of each segment as bytes, from the first byte of its rows to the last; for each part its segment,
+      and how many bytes of that lie before its first row.
     """
     members: dict[int, list[int]] = {}
     for i, part in enumerate(parts):

@@ -30,7 +30,7 @@ class Segment:
     It is written as a file, not through a mapping: a full /dev/shm is then an error, not a SIGBUS.
 
     Args:
-      leaves: contiguous arrays.
+      leaves: arrays of any strides.
 
     Raises:
       WorkerError: /dev/shm is full.
@@ -47,7 +47,7 @@ class Segment:
             with open(os.path.join(_FOLDER, shared.name), "r+b") as file:
                 for leaf in leaves:
                     file.seek(_next_page(file.tell()))
-                    file.write(leaf.reshape(-1).view(np.uint8).data)
+                    file.write(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise shared_memory_failed(error, size) from error
 

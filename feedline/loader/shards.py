@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -38,6 +39,14 @@ class Shards:
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def firsts_of(self, shards: Indices) -> Indices:
+        """int64[k]: the first row of each of these shards."""
+        return self.firsts.take(shards)
+
+    def lengths_of(self, shards: Indices) -> Indices:
+        """int64[k]: how many rows each of these shards has."""
+        return self.ends.take(shards) - self.firsts.take(shards)
 
     def check(self, rows: Indices) -> None:
         """Raise IndexError if there is no such row."""
@@ -94,3 +103,78 @@ def places_by(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indice
         here = places[start:stop]
         adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
         yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here
+
+
+@dataclasses.dataclass(frozen=True)
+class EvenLengths:
+    """Lengths of shards that have `each` rows, but for the last, which has the rest: two integers for any number.
+
+    Example:
+      >>> EvenLengths(rows=7, each=3).count  # of 3, 3 and 1
+      3
+    """
+
+    rows: int
+    each: int
+
+    @property
+    def count(self) -> int:
+        """How many shards they are."""
+        return -(-self.rows // self.each)
+
+
+Lengths = Sequence[int] | EvenLengths
+"""Rows of each shard of a file."""
+
+
+def count_of(lengths: Lengths) -> int:
+    """How many shards they are."""
+    return lengths.count if isinstance(lengths, EvenLengths) else len(lengths)
+
+
+def rows_in(lengths: Lengths) -> int:
+    """How many rows they have together."""
+    return lengths.rows if isinstance(lengths, EvenLengths) else sum(lengths)
+
+
+def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
+    """The shards of all files, which follow each other: even ones if those of each file are."""
+    even = [lengths for lengths in files if isinstance(lengths, EvenLengths)]
+    if len(even) == len(files):
+        return EvenShards(even)
+    return Shards([n for lengths in files if not isinstance(lengths, EvenLengths) for n in lengths] or [0])
+
+
+class EvenShards:
+    """As `Shards`, of files that are cut into shards of even lengths: arithmetic, and nothing held for each shard.
+
+    Example:
+      >>> shards = EvenShards([EvenLengths(7, 3), EvenLengths(2, 2)])
+      >>> found = shards.of(np.array([8, 6, 0]))
+      >>> len(shards), found.tolist(), shards.firsts_of(found).tolist(), shards.lengths_of(found).tolist()
+      (9, [3, 2, 0], [7, 6, 0], [2, 1, 3])
+    """
+
+    def __init__(self, lengths: Sequence[EvenLengths]) -> None:
+        self._rows = Shards([file.rows for file in lengths])
+        self._shards = Shards([file.count for file in lengths])
+        self._each = np.array([file.each for file in lengths], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, rows: Indices) -> Indices:
+        """int64[k]: the shard of each row. IndexError if there is no such row."""
+        file = self._rows.of(rows)
+        return self._shards.firsts.take(file) + (rows - self._rows.firsts.take(file)) // self._each.take(file)
+
+    def firsts_of(self, shards: Indices) -> Indices:
+        """int64[k]: the first row of each of these shards."""
+        file = self._shards.of(shards)
+        return self._rows.firsts.take(file) + (shards - self._shards.firsts.take(file)) * self._each.take(file)
+
+    def lengths_of(self, shards: Indices) -> Indices:
+        """int64[k]: how many rows each of these shards has."""
+        file = self._shards.of(shards)
+        left: Indices = self._rows.ends.take(file) - self.firsts_of(shards)
+        return np.minimum(self._each.take(file), left)

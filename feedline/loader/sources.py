@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import grain
 import jax
@@ -48,7 +48,9 @@ _FORMATS = {
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
     ".parquet": _Format(lambda paths, declared: GroupSource(parquet.grouped, paths, declared), _GROUPED),
     **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
-    ".zarr": _Format(lambda paths, declared: GroupSource(zarr.grouped, paths, declared), _GROUPED),
+    ".zarr": _Format(
+        lambda paths, declared: GroupSource(zarr.Folders(), paths, declared), _GROUPED | {"missing_chunks"}
+    ),
 }
 
 
@@ -61,6 +63,7 @@ def open_source(
     columns: Sequence[str] | None = None,
     decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
+    missing_chunks: Literal["error", "fill"] = "error",
 ) -> IndexedSource:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
@@ -82,6 +85,9 @@ def open_source(
         batches, Zarr chunks), which are read whole. To read each once, it must hold what a stretch of the order
         touches: for a blocked order window × bytes of a block. One larger group is kept alone; a thread that
         reads a batch holds its groups besides, up to as many bytes.
+      missing_chunks: of a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
+        (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a chunk that
+        was lost cannot be told from one that was left out.
 
     Raises:
       FileNotFoundError: no such file, or no match.
@@ -100,7 +106,7 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    declared = Declared(dtype, window, stride, columns, decode, cache_bytes)
+    declared = Declared(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
     paths = _matches(os.fsdecode(path_or_glob))
     suffixes = sorted({_suffix(path) for path in paths})
     if len(suffixes) > 1:

@@ -17,6 +17,7 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
 from feedline.loader.loaded import HostBatch
 from feedline.loader.reading import HostBatches
+from feedline.loader.reads import Reads
 from feedline.loader.recipe import Recipe
 from feedline.loader.streams import StreamBatches
 from feedline.options import Order, Reading
@@ -35,10 +36,15 @@ class Progress(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
-    """Rows that can be had in any order: every place in the run is arithmetic."""
+    """Rows that can be had in any order: every place in the run is arithmetic.
+
+    Attributes:
+      reads: those of all its runs.
+    """
 
     recipe: Recipe
     buffers: BatchBuffers
+    reads: Reads = dataclasses.field(default_factory=Reads)
     lanes: ClassVar[list[str]] = []
     writers: ClassVar[list[int]] = []
     streams = False
@@ -54,7 +60,11 @@ class RandomAccess:
     ) -> HostBatches:
         """The process-local batches that come after the cursor `after`; None where `offer` took one."""
         advanced = functools.partial(watch.advanced, "read")
-        return HostBatches(self.recipe, self.buffers, after, reading, advanced, offer)
+        return HostBatches(self.recipe, self.buffers, after, reading, advanced, offer, self.reads)
+
+    def end_reads(self, timeout_s: float) -> str | None:
+        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        return self.reads.end(timeout_s)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -111,6 +121,10 @@ class Sequential:
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)
+
+    def end_reads(self, timeout_s: float) -> str | None:
+        """Nothing to wait for: the thread that takes the items has ended with its run."""
+        return None
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as is known before it is read."""

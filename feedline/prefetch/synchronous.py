@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import HostIterator, Offer, placed
+from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -16,13 +17,20 @@ class Synchronous(Generic[H, T]):
     """For debugging: `take` reads and places on the caller's thread, so that a debugger can follow it.
 
     The consumer calls `take`; the owner `start` once and `close` as often as it likes.
+
+    Args:
+      open_source, place: as for `Prefetcher`; nothing is offered.
+      watch: gives the alarm that warns of a `take` that hangs.
     """
 
     waiting = 0
 
-    def __init__(self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T]) -> None:
+    def __init__(
+        self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T], watch: Watch
+    ) -> None:
         self._source = open_source(lambda number, host: False)
         self._place = place
+        self._watch = watch
         self._closed = False
 
     def start(self) -> None:
@@ -38,9 +46,12 @@ class Synchronous(Generic[H, T]):
         """
         if self._closed:
             raise Closed
-        host = next(self._source)
-        assert host is not None  # no offer is taken
-        return placed(self._place, host)
+        with self._watch.alarm():
+            self._watch.advanced("read")
+            host = next(self._source)
+            assert host is not None  # no offer is taken
+            self._watch.advanced("place")
+            return placed(self._place, host)
 
     def close(self) -> None:
         """Close the source. Idempotent."""

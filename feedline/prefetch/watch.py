@@ -1,12 +1,19 @@
-"""The watchdog: time in which the consumer waits and no stage advances. It needs no thread of its own."""
+"""The watchdog: time in which the consumer waits and no stage advances.
+
+Where other threads make the batches, the waiting consumer itself looks at the time. Where the caller's own thread
+makes them, an `Alarm` looks for it, on a thread that exists only meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
+import queue
 import sys
 import threading
 import time
 import traceback
+import weakref
+from collections.abc import Callable
 
 from feedline.errors import StallError
 from feedline.options import Reading
@@ -46,6 +53,18 @@ class Watch:
         self._waiting_since = time.monotonic()
         self._warned = False
 
+    def alarm(self) -> Alarm:
+        """For a caller that reads and places itself: warns in its place, once."""
+
+        def told() -> str:
+            stage, at = self._last
+            return (
+                f"no stage has advanced for {time.monotonic() - at:.0f} s while `next` makes a batch itself; the "
+                f'last was "{stage}"'
+            )
+
+        return Alarm(self._reading.stall_warning_s, told)
+
     def patience_s(self) -> float:
         """Seconds until the next warning or error is due, from now; 0 once it is."""
         return max(0.0, self._limit_s() - self._still_s(self._last[1]))
@@ -84,6 +103,41 @@ class Watch:
         """How many of them are allowed before the next warning or error."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
+
+
+class Alarm:
+    """A context whose thread warns, with the stack of every thread, if the block takes too long.
+
+    For what the caller's own thread does: that cannot look at the time, nor be made to raise, while it hangs. The
+    thread of the alarm does nothing else, and has ended when the block has.
+
+    Args:
+      after_s: seconds.
+      told: asked for the first sentence of the warning.
+    """
+
+    def __init__(self, after_s: float, told: Callable[[], str]) -> None:
+        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
+        weakref.finalize(
+            self, self._over.put, None
+        ).atexit = False  # an interrupt may come right before `__exit__`
+        self._thread = threading.Thread(
+            target=_warn_unless_over, args=(self._over, after_s, told), name="feedline-alarm", daemon=True
+        )
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.put(None)
+        self._thread.join()
+
+
+def _warn_unless_over(over: queue.SimpleQueue[None], after_s: float, told: Callable[[], str]) -> None:
+    try:
+        over.get(timeout=after_s)
+    except queue.Empty:
+        _log.warning("%s. Stacks of all threads:\n%s", told(), stacks())
 
 
 def stacks() -> str:

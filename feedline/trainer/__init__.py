@@ -7,6 +7,8 @@
     modes        compiles the learner for one device, a mesh, or pmap
     loop         runs the step on every batch, and measures
     checkpoints  saves state and feed with Orbax, and brings them back
+      checked    what is refused of one
+      folder     their directory: checked, and used by one run at a time
     evaluate     counts each row of a test set exactly once
     live         shows the loop's progress on a terminal
 

@@ -6,11 +6,10 @@ what the feed's `get_state` gave after the batch of that step, as JSON.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -21,9 +20,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.errors import FeedError
+from feedline.trainer.checked import check_same_arrays, check_same_data, check_same_step, damage_is_told, vanished
+from feedline.trainer.folder import Lock, prepare
 from feedline.trainer.learner import State
 
-_HALF = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax still writes, or was killed in
 _KEPT = 3  # checkpoints: the newest, and two to fall back on; a fourth drops the oldest
 
 
@@ -56,21 +56,24 @@ class Checkpoints:
 
     Raises:
       ValueError: it holds something else, and no checkpoint.
+      FeedError: another run uses it.
       OSError: it cannot be made, or not be written to.
     """
 
     def __init__(self, directory: Path, feed: Resumable, mesh: Mesh, every: int) -> None:
-        _prepare(directory)
+        prepare(directory)
+        # process 0 alone deletes and renames; while it is refused, the others wait and are ended with its message
+        self._lock = Lock(directory) if jax.process_index() == 0 else None
         self.directory = directory
         self._feed = feed
         self._everywhere = NamedSharding(mesh, P())
         self._every = every
         self._step = 0  # of the last state that was seen
-        self._manager = ocp.CheckpointManager(
-            directory.absolute(),
-            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
-        )
+        try:
+            self._manager = _manager(directory)
+        except BaseException:
+            self._let_go()
+            raise
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -79,14 +82,21 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for what is being written. Not after an error with several processes: the others may be gone."""
-        if error is None:
-            self._written()
-            self._manager.close()
-        elif jax.process_count() == 1:
-            try:
+        try:
+            if error is None:
+                self._written()
                 self._manager.close()
-            except (ValueError, OSError) as unwritten:  # must not take the place of the error
-                error.add_note(str(self._failed(unwritten)))
+            elif jax.process_count() == 1:
+                try:
+                    self._manager.close()
+                except (ValueError, OSError) as unwritten:  # must not take the place of the error
+                    error.add_note(str(self._failed(unwritten)))
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def restore(self, state: State) -> State:
         """The newest checkpoint's state, and the feed set to go on from there. `state` if there is none.
@@ -104,15 +114,15 @@ class Checkpoints:
         if step is None:
             return state
         folder = self.directory / str(step)
-        with _damage_is_told(folder):
+        with damage_is_told(folder):
             saved = dict(self._manager.item_metadata(step).items())
-        _check_same_arrays(folder, saved, state)
+        check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), state)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        with _damage_is_told(folder):
+        with damage_is_told(folder):
             found: Any = self._manager.restore(step, args=items)
-        _check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
-        _check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
+        check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
+        check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
         try:
             self._feed.set_state(found.feed)
         except ValueError as error:
@@ -121,10 +131,13 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
         return restored
 
-    def after_step(self, state: State) -> None:
-        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for."""
+    def after_step(self, state: State, loss: jax.Array) -> None:
+        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for.
+
+        Nothing is saved once the loss is no finite number: it would push out the last good checkpoint.
+        """
         self._step += 1
-        if self._step % self._every == 0:
+        if self._step % self._every == 0 and math.isfinite(jax.device_get(loss)):
             self.save(state)
 
     def save(self, state: State) -> None:
@@ -172,27 +185,15 @@ class Checkpoints:
         )
 
 
-def _prepare(directory: Path) -> None:
-    """Make the directory, and find out before training whether checkpoints can go there."""
+def _manager(directory: Path) -> ocp.CheckpointManager:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory, prefix=".").close()
-        held = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-        held = [name for name in held if name != "lost+found"]  # every ext4 volume has one
-    except OSError as error:
-        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
-        found = (
-            f"{file} is a file" if not file.is_dir() else f"{directory} cannot be written to ({error.strerror})"
+        return ocp.CheckpointManager(
+            directory.absolute(),
+            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
+            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
         )
-        raise OSError(
-            f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
-        ) from error
-    if held and not any(name.isdecimal() or _HALF in name for name in held):
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-        raise ValueError(
-            f"checkpoints go into a directory of their own, and {directory} holds {held[0]}{more} but no "
-            "checkpoint; choose a new or empty directory"
-        )
+    except FileNotFoundError as error:
+        raise vanished(Path(error.filename or directory), "it was listed") from error
 
 
 def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -203,60 +204,3 @@ def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     """
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
-
-
-@contextlib.contextmanager
-def _damage_is_told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise FeedError(
-            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
-            stage="checkpoint",
-            process=jax.process_index(),
-            file=str(folder),
-        ) from error
-
-
-def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
-    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
-    if saved.keys() != {"state", "feed"} or saved["state"] is None:
-        raise ValueError(
-            f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
-            f"{', '.join(sorted(saved)) or 'nothing'}, which something else wrote; choose another directory"
-        )
-    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
-    ours = {
-        jax.tree_util.keystr(path, simple=True, separator="."): _described(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
-    for name in {**ours, **theirs}:
-        if theirs.get(name) != ours.get(name):
-            raise ValueError(
-                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
-                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
-                "it was trained with, or another directory"
-            )
-
-
-def _check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for field in ours:
-        if saved.get(field) != ours[field]:
-            raise ValueError(
-                f"the checkpoint {folder} is of other data: its {field} is {saved.get(field)}, this run's is "
-                f"{ours[field]}. Give the data and the seed that it was trained with, or another directory"
-            )
-
-
-def _check_same_step(folder: Path, trained: int, delivered: int) -> None:
-    if not int(folder.name) == trained == delivered:
-        raise ValueError(
-            f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
-            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
-            "from the checkpoint before it"
-        )
-
-
-def _described(array: Any) -> str:
-    """Example: float32[64, 128]."""
-    return f"{array.dtype}{list(array.shape)}"

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 import jax
 
+from feedline.errors import FeedError
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.modes import Step
 
 _AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, few enough
 # that waiting for a batch means what it says, and that batches in use stay countable
+
+
+class NotFinite(FeedError):
+    """The loss is no finite number: once the parameters are none, no later step mends them.
+
+    Attributes:
+      step: the first step whose loss was not, counted in this loop from 1.
+      loss: its loss.
+    """
+
+    def __init__(self, step: int, loss: float) -> None:
+        self.step = step
+        self.loss = loss
+        super().__init__(f"the loss is {loss} at step {step:,}, the first that is no finite number", stage="train")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,22 +70,24 @@ def train(
     *,
     report: Callable[[Progress], None] | None = None,
     report_every_s: float = 0.5,
-    after_step: Callable[[State], None] | None = None,
+    after_step: Callable[[State, jax.Array], None] | None = None,
 ) -> tuple[State, Progress]:
     """Run `step` on every batch, and give back the last state and the whole run's progress.
 
     The host waits for the step before the last two, so losses are read only once they are known, and
-    only when something is to be reported. Nothing moves between host and devices but that.
+    only every `report_every_s`. Nothing moves between host and devices but that. A loss that is no finite
+    number ends the loop at the next look: the losses since the look before are kept to find the first one.
 
     Args:
       step: (state, batch) → (state, loss), as in `modes.Compiled`.
       batches: an iterable that ends; cut an endless one with `itertools.islice`.
       report: called after the first step, every `report_every_s`, and at the end, in this thread.
-      after_step: called with each new state, before the next batch is asked for, so that the iterator
-        stands where the state does. The next step gives the state up.
+      after_step: called with each new state and the loss, before the next batch is asked for, so that the
+        iterator stands where the state does. The next step gives the state up.
 
     Raises:
       ValueError: there was no batch.
+      NotFinite: the loss is no finite number.
     """
     meter = _Meter(iter(batches))
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
@@ -77,11 +96,13 @@ def train(
         state, loss = step(state, batch)
         running.append((loss, len(batch["label"])))
         if after_step:
-            after_step(state)
+            after_step(state, loss)
         while len(running) > (_AHEAD if meter.steps else 0):
             meter.finish(*running.popleft())
-        if report and time.perf_counter() >= report_at_s:
-            report(meter.progress())
+        if time.perf_counter() >= report_at_s:
+            progress = meter.progress()
+            if report:
+                report(progress)
             report_at_s = time.perf_counter() + report_every_s
     while running:
         meter.finish(*running.popleft())
@@ -103,7 +124,8 @@ class _Meter:
         self.steps = 0
         self._rows = 0
         self._first_rows = 0
-        self._loss: jax.Array | None = None
+        self._unseen: list[jax.Array] = []  # losses of the steps that were finished since the last look
+        self._loss = math.nan  # of the last finished step, at the last look
         self._started_s = 0.0  # when the first step had finished
         self._finished_s = 0.0
         self._wait_s = 0.0
@@ -121,7 +143,7 @@ class _Meter:
 
     def finish(self, loss: jax.Array, rows: int) -> None:
         """Wait until a step is done, and count it."""
-        self._loss = loss.block_until_ready()
+        self._unseen.append(loss.block_until_ready())
         self._finished_s = time.perf_counter()
         self.steps += 1
         self._rows += rows
@@ -129,11 +151,22 @@ class _Meter:
             self._first_rows, self._started_s = rows, self._finished_s
 
     def progress(self) -> Progress:
+        """Looks at the loss of the last finished step. NotFinite if it is no finite number."""
+        if self._unseen:
+            self._loss = float(jax.device_get(self._unseen[-1]))
+            if not math.isfinite(self._loss):
+                self._raise_for_the_first()
+            self._unseen.clear()
         return Progress(
             step=self.steps,
             rows=self._rows,
-            loss=float(jax.device_get(self._loss)),
+            loss=self._loss,
             elapsed_s=self._finished_s - self._started_s,
             elapsed_rows=self._rows - self._first_rows,
             wait_s=self._wait_s,
         )
+
+    def _raise_for_the_first(self) -> NoReturn:
+        losses = [float(loss) for loss in jax.device_get(self._unseen)]
+        first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
+        raise NotFinite(self.steps - len(losses) + first + 1, losses[first])

@@ -46,6 +46,18 @@ def test_help_imports_nothing_heavy(arguments):
     assert not HEAVY & modules
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("arguments", [[], ["train"], ["launch"], ["audit"], ["bench"]])
+def test_help_is_as_wide_as_the_terminal_and_lists_a_sentence_each(arguments, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = run("-m", "feedline", *arguments, "--help").stdout.splitlines()
+    assert max(map(len, told)) <= columns
+    if not arguments:
+        assert len(told) < 25
+    if arguments == ["launch"]:
+        assert "    feedline launch --processes 4 --cpu -- python train.py --steps 100" in told
+
+
 def test_help_names_the_subcommands_and_their_options():
     assert {"train", "launch"} <= set(run("-m", "feedline", "--help").stdout.split())
     told = run("-m", "feedline.cli.main", "train", "--help").stdout

@@ -9,8 +9,11 @@ import importlib
 import pkgutil
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import feedline.cluster
+from feedline.cluster.cores import processes_here
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.slurm import first_host, tasks_on
 
@@ -275,8 +278,48 @@ def test_the_first_host_of_a_node_list(node_list, host):
 
 def test_the_tasks_of_each_node():
     assert [tasks_on("2(x3),1,4(x2)", node) for node in range(6)] == [2, 2, 2, 1, 4, 4]
-    with pytest.raises(ValueError, match=r"an entry for each node, found '2\(x3\)' on node 3"):
+    with pytest.raises(ValueError, match=r"an entry for each node, .* found '2\(x3\)' on node 3"):
         tasks_on("2(x3)", 3)
+
+
+@pytest.mark.parametrize(
+    "tasks", ["2(x0)", "0", "0(x2)", "9999999999999(x99999999)", "2(x1", "x", "", "-1", "2(x0),0"]
+)
+def test_a_list_of_tasks_that_makes_no_sense_is_refused(tasks):
+    with pytest.raises(
+        ValueError, match=r"SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as 2\(x3\),1"
+    ):
+        tasks_on(tasks, 0)
+
+
+def test_a_long_list_of_tasks_costs_nothing():
+    assert tasks_on("1(x900000000),3(x900000000)", 1_000_000_000) == 3
+
+
+def test_an_index_of_thousands_of_digits_names_its_variable():
+    with pytest.raises(ValueError, match="SLURM_PROCID is an integer of at least 0, found '999"):
+        find(TASK | {"SLURM_PROCID": "9" * 5000})
+
+
+NAMES = sorted({*TASK, *MPI, *BY_HAND, *BY_HAND_FOR_JAX,
+                "JOB_COMPLETION_INDEX", "SLURM_GPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "JAX_COORDINATOR_PORT",
+                "FEEDLINE_LOCAL_PROCESSES", "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE"})  # fmt: skip
+VALUES = st.one_of(
+    st.integers(-1, 4).map(str),
+    st.from_regex(r"[0-9]{1,20}(\(x[0-9]{1,20}\))?(,[0-9](\(x[0-9]\))?)?", fullmatch=True),
+    st.sampled_from(["", "9" * 5000, "²", "٣", "a:1", "a:٣", "node[1-2]", "[", "[::1]:5", "prterun-a-1@1", "0,1"]),
+    st.text(max_size=8),
+)
+
+
+@settings(max_examples=500, deadline=1000)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
+def test_whatever_the_variables_hold_it_is_found_or_refused(environ):
+    for asked in (find, processes_here):
+        try:
+            asked(environ)
+        except ValueError as error:
+            assert any(name in str(error) for name in (*NAMES, "coordinator"))  # noqa: PT017
 
 
 @pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(feedline.cluster.__path__)])

@@ -1,8 +1,6 @@
 """`initialize`: what it does where there is nobody to join, and what it says where that fails."""
 
 import os
-import re
-import socket
 import subprocess
 import sys
 import time
@@ -11,7 +9,6 @@ import pytest
 
 from feedline.cluster import join
 from feedline.cluster.found import Found
-from feedline.errors import FeedError
 
 
 def python(program, **environ):
@@ -70,47 +67,3 @@ def test_after_a_computation_it_is_too_late():
     jax.devices()
     with pytest.raises(RuntimeError, match="goes before any jax computation"):
         join._join(found(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
-
-
-def test_a_port_that_is_taken_is_told_and_not_a_crash():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(
-            FeedError, match=rf"port {port} cannot be had here \(Address already in use\).* another port"
-        ):
-            join._check_port(found(port, process=0))
-
-
-def test_the_port_that_the_launcher_holds_is_free_for_the_coordinator():
-    from feedline.cluster.launch import _reserved_port
-
-    with _reserved_port() as port:
-        join._check_port(found(port, process=0))
-        with socket.socket() as other, pytest.raises(OSError, match=re.escape("Address already in use")):
-            other.bind(("127.0.0.1", port))
-
-
-def test_a_coordinator_that_nobody_runs_is_told_in_time():
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        port = silent.getsockname()[1]
-        with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
-            join._await_coordinator(found(port, process=1), time.monotonic() + 0.3)
-
-
-def test_a_name_that_does_not_resolve_yet_is_waited_for(monkeypatch):
-    """A pod gets its name when it starts."""
-    answers = iter([socket.gaierror("Name or service not known"), ConnectionRefusedError("refused")])
-    real = socket.create_connection
-
-    def connect(address, timeout):
-        error = next(answers, None)
-        if error is not None:
-            raise error
-        return real(address, timeout)
-
-    monkeypatch.setattr(join, "_RETRY_S", 0.01)
-    monkeypatch.setattr(socket, "create_connection", connect)
-    with socket.create_server(("127.0.0.1", 0)) as coordinator:
-        join._await_coordinator(found(coordinator.getsockname()[1], process=1), time.monotonic() + 30)
-    assert next(answers, None) is None

@@ -147,6 +147,26 @@ def test_a_process_that_a_signal_killed():
     assert finished(sh("kill -SEGV $$"), processes=1).returncode == 128 + signal.SIGSEGV
 
 
+@pytest.mark.multiprocess
+def test_a_process_that_is_silent_is_named_and_not_the_one_that_jax_ends_for_it():
+    program = (
+        "import os, signal, threading, feedline\n"
+        "feedline.cluster.initialize(abort_after_s=1)\n"
+        "if os.environ['FEEDLINE_PROCESS'] == '1':\n"
+        "    print('about to stop', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "threading.Event().wait()\n"
+    )
+    done = finished([sys.executable, "-c", program], processes=2, cpu=True)
+    assert done.returncode == 128 + signal.SIGABRT
+    told = (
+        "feedline launch: process 1 of 2 was silent: it did not end, but sent no heartbeats, for which jax ended "
+        "process 0; the others were stopped. Its last lines:\n"
+    )
+    assert told in done.stderr
+    assert done.stderr.rstrip().endswith("[1] about to stop")
+
+
 def test_a_process_that_succeeds_early_does_not_end_the_others():
     script = "[ $FEEDLINE_PROCESS = 0 ] || { read -r line <%s; echo $line; }"
     reading, writing = os.pipe()
@@ -192,6 +212,45 @@ def test_a_second_interrupt_kills_at_once():
         launcher.send_signal(signal.SIGINT)
         lines_until(launcher, 2, r"\[\d\] again\n")
         launcher.send_signal(signal.SIGINT)
+        assert launcher.wait() == 128 + signal.SIGKILL
+
+
+def test_processes_that_do_not_end_after_a_signal_are_killed():
+    script = "trap '' INT TERM; echo ready; sleep 1000 & while :; do wait; done"
+    with started(sh(script), stop_s=0.1) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGTERM)
+        _, err = launcher.communicate()
+        assert launcher.returncode == 128 + signal.SIGKILL
+        assert "after SIGTERM had been passed on and 0.1 s had gone by; --stop-s gives more" in err
+
+
+def test_processes_may_take_their_time_to_end_after_a_signal():
+    """The first that ends, with the code of a signal, is no failure that would end the others at once."""
+    script = (
+        "trap '[ $FEEDLINE_PROCESS = 0 ] && exit 143; read -r line <%s; echo saved; exit 143' TERM\n"
+        "echo $$; sleep 1000 & wait"
+    )
+    reading, writing = os.pipe()
+    with started(sh(script % f"/proc/{os.getpid()}/fd/{reading}"), grace_s=0.0) as launcher:
+        lines = sorted(lines_until(launcher, 2, r"\[\d\] \d+\n"))
+        with watched([int(lines[0].split()[1])]) as left:
+            launcher.send_signal(signal.SIGTERM)
+            assert left() == []
+        os.write(writing, b"now\n")
+        out, _ = launcher.communicate()
+        assert (launcher.returncode, out) == (143, "[1] saved\n")
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_second_sigterm_kills_at_once():
+    script = "trap 'echo again' TERM; echo ready; sleep 1000 & while :; do wait; done"
+    with started(sh(script), stop_s=1000) as launcher:
+        lines_until(launcher, 2, r"\[\d\] ready\n")
+        launcher.send_signal(signal.SIGTERM)
+        lines_until(launcher, 2, r"\[\d\] again\n")
+        launcher.send_signal(signal.SIGTERM)
         assert launcher.wait() == 128 + signal.SIGKILL
 
 

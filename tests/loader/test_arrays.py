@@ -1,5 +1,6 @@
 """Arrays, `.npy` and `.npz` files, alone and in shards, against NumPy indexing."""
 
+import mmap
 import os
 import pickle
 import resource
@@ -75,13 +76,13 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
     np.savez(tmp_path / "stored.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
     np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
-    assert isinstance(files.load(tmp_path / "x.npy").base, np.memmap)
-    stored, packed = files.load(tmp_path / "stored.npz"), files.load(tmp_path / "packed.npz")
-    assert all(isinstance(array.base, np.memmap) for array in stored.values())
+    assert isinstance(files.load(tmp_path / "x.npy").arrays.base, mmap.mmap)
+    stored, packed = (files.load(tmp_path / f"{name}.npz").arrays for name in ("stored", "packed"))
+    assert all(isinstance(array.base, mmap.mmap) for array in stored.values())
     for arrays in (stored, packed):
         np.testing.assert_array_equal(arrays["x"], x)
         np.testing.assert_array_equal(arrays["y"], y)
-    np.testing.assert_array_equal(files.load(tmp_path / "fortran.npy"), x)
+    np.testing.assert_array_equal(files.load(tmp_path / "fortran.npy").arrays, x)
 
 
 def test_a_glob_opens_its_files_in_the_order_of_their_names(tmp_path):
@@ -193,7 +194,7 @@ def test_too_many_open_files_is_said(tmp_path):
     taken = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 20, hard))
     try:
-        with pytest.raises(OSError, match=r"a mapped file keeps a descriptor open, .* merge shards: .*\.npy"):
+        with pytest.raises(OSError, match=r"each file of a source stays open, .* merge shards: .*\.npy"):
             open_source(tmp_path / "*.npy")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

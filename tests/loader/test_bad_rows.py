@@ -1,5 +1,6 @@
 """Bad rows: which they are, what stands in for them anywhere, how they count, and that no other row moves."""
 
+import errno
 import fcntl
 import json
 import os
@@ -419,6 +420,20 @@ def test_the_row_that_a_transform_is_given_first_must_be_good(sharding):
     with _feed(sharding, Columns(bad={0})) as feed:  # of columns nothing else is learnt from a row
         next(feed)
         assert feed.statistics().bad_rows == 1
+
+
+def test_a_full_disk_under_the_quarantine_is_named_and_the_batch_is_read_again(sharding, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.symlink_to("/dev/full")
+    with _feed(sharding, Columns(), bad_rows_budget=99, quarantine=path) as feed:
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"must take a line for a bad row \(No space left") as caught:
+                list(feed)
+            assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+            assert feed.statistics().bad_rows == 0
+        path.unlink()  # room
+        list(feed)
+        assert len(path.read_text().splitlines()) == feed.statistics().bad_rows > 0
 
 
 def test_a_quarantine_that_cannot_be_written_is_told_at_the_start(sharding, tmp_path):

@@ -57,6 +57,7 @@ def seen_of(batch):
     return list(zip(x.tolist(), valid.tolist(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:this loop")
 @settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 30), min_size=2, max_size=4).filter(lambda n: len(n) != 3 and any(n)),
@@ -343,6 +344,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind):
     def feed():

@@ -73,9 +73,9 @@ def test_each_null_is_replaced_by_itself(tmp_path, sharding, delivered, kind, ca
 
 def test_raise_names_the_first_null_of_a_batch(tmp_path, sharding):
     KINDS["parquet"](_table(), tmp_path / "x.parquet")
-    with feedline.Feed(tmp_path / "x.parquet", 16, sharding, order=feedline.Order(shuffle=False)) as feed:
-        with pytest.raises(feedline.RowError, match="is null in this row.*row 3, epoch 0, position 3"):
-            next(feed)
+    feed = feedline.Feed(tmp_path / "x.parquet", 16, sharding, order=feedline.Order(shuffle=False))
+    with feed, pytest.raises(feedline.RowError, match=r"is null in this row.*row 3, epoch 0, position 3"):
+        next(feed)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -118,45 +119,42 @@ def test_a_row_group_is_decoded_once_while_it_is_kept(tmp_path, monkeypatch):
     assert counted == [*range(10), 0]
 
 
-def _read_all(path, count):
-    source = feedline.open_source(path)
-    source.read(np.arange(count), {name: np.empty(count, np.int64) for name in source.spec})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nulls_are_an_error_that_names_the_column(tmp_path, kind):
-    table = pa.table({"fine": [1, 2, 3], "holes": pa.array([1, None, 3])})
-    KINDS[kind](table, tmp_path / f"x.{kind}")
-    with pytest.raises((ValueError, feedline.RowError), match=r"column 'holes' has 1 nulls.*fill_null") as error:
-        _read_all(tmp_path / f"x.{kind}", 3)
-    assert f"x.{kind}" in str(error.value)
-    assert len(feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"])) == 3
-
-
-def test_nulls_inside_lists_are_an_error(tmp_path):
-    table = pa.table({"holes": pa.array([[1.0, None], [2.0, 3.0]], pa.list_(pa.float32(), 2))})
-    KINDS["arrow"](table, tmp_path / "x.arrow")
-    with pytest.raises(ValueError, match="column 'holes' has 1 nulls"):
-        feedline.open_source(tmp_path / "x.arrow")
+_TIMES = [datetime.datetime(2020, 1, day) for day in (1, 2)]
+_LABELS = pa.array(["b", "a"]).dictionary_encode()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("column", "found"),
+    ("values", "found", "told", "way_out", "expected"),
     [
-        (["a", "b"], "string"),
-        ([[1], [2, 3]], "list<"),
-        ([b"a", b"bc"], "binary"),
-        ([datetime.date(2020, 1, 1)] * 2, "date32"),
-        (pa.array(["a", "a"]).dictionary_encode(), "dictionary"),
-        ([{"x": 1}, {"x": 2}], "struct"),
+        (
+            ["a", "b"],
+            "string",
+            "number its values",
+            lambda c: c.combine_chunks().dictionary_encode().indices,
+            [0, 1],
+        ),
+        (_LABELS, "dictionary", "take its codes", lambda c: c.combine_chunks().indices, [0, 1]),
+        ([datetime.date(2020, 1, 1)] * 2, "date32", "pyarrow.int32", lambda c: c.cast(pa.int32()), [18262] * 2),
+        (_TIMES, "timestamp", "pyarrow.int64", lambda c: c.cast(pa.int64()), [1577836800000000, 1577923200000000]),
+        (pa.array([1, 2], pa.decimal128(9)), "decimal", "float64", lambda c: c.cast(pa.float64()), [1.0, 2.0]),
+        ([[1], [2]], "list<", "pyarrow.list_", lambda c: c.cast(pa.list_(pa.int64(), 1)), [[1], [2]]),
+        ([b"a", b"b"], "binary", "pyarrow.binary", lambda c: c.cast(pa.binary(1)), [[97], [98]]),
+        ([{"y": 1}, {"y": 2}], "struct", "table.flatten", lambda c: c.flatten()[0], [1, 2]),
     ],
 )
-def test_columns_of_other_rows_are_refused(tmp_path, kind, column, found):
-    KINDS[kind](pa.table({"odd": column, "fine": [1, 2]}), tmp_path / f"x.{kind}")
-    with pytest.raises(TypeError, match=rf"column 'odd' must have rows of one size .* got {found}.*columns="):
+def test_columns_of_other_rows_are_refused_with_a_way_out(tmp_path, kind, values, found, told, way_out, expected):
+    table = pa.table({"odd": values, "fine": [1, 2]})
+    KINDS[kind](table, tmp_path / f"x.{kind}")
+    rule = rf"column 'odd' of .*x\.{kind} must have rows of one size that are numbers, got {found}"
+    with pytest.raises(TypeError, match=rf"{rule}.*{told}.*columns="):
         feedline.open_source(tmp_path / f"x.{kind}")
     assert list(feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"]).spec) == ["fine"]
+    KINDS[kind](table.set_column(0, "odd", way_out(table["odd"])), tmp_path / f"y.{kind}")
+    source = feedline.open_source(tmp_path / f"y.{kind}", columns=["odd"])
+    out = np.empty((2, *source.spec["odd"].shape), source.spec["odd"].dtype)
+    source.read(np.arange(2), {"odd": out})
+    assert out.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -170,6 +168,9 @@ def test_broken_files_are_named(tmp_path, kind):
             feedline.open_source(tmp_path / f"{name}.{kind}")
     with pytest.raises(FileNotFoundError, match=rf"there is no file .*gone\.{kind}; check the path"):
         feedline.open_source(tmp_path / f"gone.{kind}")
+    (tmp_path / f"folder.{kind}").mkdir()
+    with pytest.raises(ValueError, match=rf"is a folder; pass a glob .*folder\.{kind}/\*\.{kind}"):
+        feedline.open_source(tmp_path / f"folder.{kind}")
     KINDS[kind](pa.table({"x": pa.array([], pa.int64())}), tmp_path / f"none.{kind}")
     with pytest.raises(ValueError, match="at least one row"):
         feedline.open_source(tmp_path / f"none.{kind}")
@@ -221,12 +222,55 @@ def test_names_that_occur_twice_are_refused(tmp_path):
         feedline.open_source(tmp_path / "x.parquet")
 
 
-def test_an_arrow_stream_is_told_from_a_file(tmp_path):
-    table = pa.table({"x": [1, 2]})
-    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), table.schema) as stream:
-        stream.write_table(table)
-    with pytest.raises(ValueError, match="or an Arrow stream, which has no index"):
+def _write_stream(table, path, compression=None):
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(str(path), table.schema, options=options) as stream:
+        stream.write_table(table, max_chunksize=64)
+
+
+def test_an_arrow_stream_is_mapped_as_a_file_is(tmp_path, is_source_of):
+    whole = _rows(300)
+    for i, part in enumerate((slice(0, 100), slice(100, 300))):
+        _write_stream(_table(whole).slice(part.start, part.stop - part.start), tmp_path / f"{i}.arrow")
+    source = feedline.open_source(tmp_path / "*.arrow")
+    assert isinstance(source, ArraySource)
+    is_source_of(source, whole)
+
+
+def test_a_stream_that_was_cut_between_two_batches_is_not_a_shorter_one(tmp_path):
+    _write_stream(_table(_rows(300)), tmp_path / "x.arrow")
+    whole = (tmp_path / "x.arrow").read_bytes()
+    for i, cut in enumerate((whole[:-8], whole[: len(whole) // 2], whole + b"more")):
+        (tmp_path / f"{i}.arrow").write_bytes(cut)
+        with pytest.raises(ValueError, match=rf"{i}\.arrow cannot be read as an Arrow file"):
+            feedline.open_source(tmp_path / f"{i}.arrow")
+
+
+def test_a_compressed_stream_is_refused_with_the_lines_that_help(tmp_path, is_source_of):
+    whole = _rows(300)
+    _write_stream(_table(whole), tmp_path / "x.arrow", "lz4")
+    with pytest.raises(ValueError, match=r"x\.arrow.*compressed stream.*pyarrow\.ipc\.open_stream.*write_feather"):
         feedline.open_source(tmp_path / "x.arrow")
+    feather.write_feather(pa.ipc.open_stream(tmp_path / "x.arrow").read_all(), str(tmp_path / "y.feather"))
+    is_source_of(feedline.open_source(tmp_path / "y.feather"), whole)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+def test_what_is_decoded_is_read_and_not_mapped(tmp_path, kind):
+    """A disk that fails under a mapped file ends the process."""
+    KINDS[kind](_table(_rows(300)), tmp_path / f"x.{kind}")
+    source = feedline.open_source(tmp_path / f"x.{kind}")
+    source.read(
+        np.arange(300), {name: np.empty((300, *row.shape), row.dtype) for name, row in source.spec.items()}
+    )
+    assert f"x.{kind}" not in Path("/proc/self/maps").read_text()
+
+
+def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
+    pq.write_table(pa.table({"x.y": [1, 2], "x": [3, 4]}), tmp_path / "x.parquet")
+    source, out = feedline.open_source(tmp_path / "x.parquet", columns=["x"]), np.empty(2, np.int64)
+    source.read(np.arange(2), {"x": out})
+    assert out.tolist() == [3, 4]
 
 
 def test_a_missing_library_is_told_with_the_line_that_installs_it(tmp_path, monkeypatch):

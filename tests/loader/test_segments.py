@@ -18,6 +18,8 @@ LEAVES = [
     np.arange(5000).astype(ml_dtypes.bfloat16),
     np.array([True, False]),
     np.array(7, np.int16),
+    np.broadcast_to(np.True_, 5),
+    np.arange(12).reshape(3, 4)[:, ::2],
 ]
 
 
@@ -64,6 +66,6 @@ def test_one_that_could_not_be_written_leaves_nothing(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(segments, "open", full, raising=False)
-    with pytest.raises(WorkerError, match=r"in /dev/shm, which must have room .* and a batch takes 24,576 bytes"):
+    with pytest.raises(WorkerError, match=r"in /dev/shm, which must have room .* and a batch takes 32,768 bytes"):
         Segment(LEAVES)
     assert not names()

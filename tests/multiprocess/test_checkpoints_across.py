@@ -42,10 +42,10 @@ def losses_of(mode, steps, folder=None):
     return losses
 
 
-def train(program, state, feed, steps, losses, after_step=lambda state: None):
+def train(program, state, feed, steps, losses, after_step=lambda state, loss: None):
     for _, batch in zip(range(steps), feed, strict=False):
         state, loss = program.step(state, batch)
-        after_step(state)
+        after_step(state, loss)
         losses.append(float(loss))
     return state
 
@@ -57,7 +57,11 @@ def a_training_leg(here, mode):
     same_parent = Path(tempfile.gettempdir()) / f"feedline-{mode}-{os.getppid()}"
     folder = Path(before["folder"]) if before else same_parent
     losses = losses_of(mode, STEPS, folder)
-    return {"folder": str(folder), "losses": losses, "saved": sorted(int(path.name) for path in folder.iterdir())}
+    return {
+        "folder": str(folder),
+        "losses": losses,
+        "saved": sorted(int(path.name) for path in folder.glob("[0-9]*")),
+    }
 
 
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])

@@ -99,7 +99,8 @@ def prefetcher(source, place=str, depth=2, watch=None):
 
 
 @pytest.fixture(
-    params=[prefetcher, lambda source, place=str: Synchronous(opens(source), place)], ids=["thread", "none"]
+    params=[prefetcher, lambda source, place=str: Synchronous(opens(source), place, Watch(Reading()))],
+    ids=["thread", "none"],
 )
 def run_of(request):
     """Both kinds: what they promise alike."""
@@ -497,7 +498,9 @@ def test_its_thread_is_named_and_never_holds_up_an_exit():
 def test_without_a_thread_all_happens_on_the_callers():
     threads = set()
     source = Source("a", "b")
-    run = Synchronous(opens(source), lambda host: threads.add(threading.current_thread()) or host)
+    run = Synchronous(
+        opens(source), lambda host: threads.add(threading.current_thread()) or host, Watch(Reading())
+    )
     run.start()
     assert (run.take(), run.waiting) == ("a", 0)
     run.close()

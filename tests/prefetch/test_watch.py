@@ -1,19 +1,23 @@
 """The watchdog on a clock that the test moves: what counts as waiting, and what is said when."""
 
+import contextlib
 import logging
 import threading
 from types import SimpleNamespace
 
+import grain
+import jax
+import numpy as np
 import pytest
-from background import PATIENCE_S, arrived, spawn
+from background import PATIENCE_S, arrived, left_behind, spawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline import Reading, StallError
+from feedline import Feed, Reading, StallError
 from feedline.prefetch import watch as module
 from feedline.prefetch.handover import Empty
 from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.watch import Watch, stacks
+from feedline.prefetch.watch import Alarm, Watch, stacks
 
 
 class Clock:
@@ -168,3 +172,88 @@ def test_stacks_show_where_each_thread_is():
     hanging.result(PATIENCE_S)
     assert "-- MainThread\n" in told
     assert "in a_read_that_hangs" in told
+
+
+@pytest.fixture
+def warned():
+    """Set by the first warning, whose text is its attribute `text`: a gate that opens when it was told."""
+    event = threading.Event()
+    event.text = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            event.text.append(record.getMessage())
+            event.set()
+
+    handler = Handler(logging.WARNING)
+    module._log.addHandler(handler)
+    yield event
+    module._log.removeHandler(handler)
+
+
+def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
+    before = threading.enumerate()
+    with Alarm(0.01, lambda: "a block has taken too long"):
+        arrived(warned)
+    assert threading.enumerate() == before
+    (told,) = warned.text
+    assert told.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
+    assert "test_an_alarm_warns_once_with_stacks_and_its_thread_ends" in told
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_alarm_of_a_block_that_ends_says_nothing_and_leaves_no_thread(warned, raises):
+    before = threading.enumerate()
+    ends = pytest.raises(KeyError) if raises else contextlib.nullcontext()
+    with ends, Alarm(PATIENCE_S, pytest.fail):
+        if raises:
+            raise KeyError
+    assert threading.enumerate() == before
+    assert warned.text == []
+
+
+def test_an_alarm_that_is_dropped_ends_its_thread():
+    """As by an interrupt right before `__exit__`."""
+    before = threading.enumerate()
+    alarm = Alarm(PATIENCE_S, pytest.fail)
+    alarm.__enter__()
+    del alarm
+    assert left_behind(before) == []
+
+
+SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+READING = Reading(stall_warning_s=0.02)
+
+
+def test_a_hang_without_prefetch_is_warned_of(warned):
+    class Rows:
+        def __init__(self):
+            self.spec = {"x": jax.ShapeDtypeStruct((), np.int32)}
+            self.identity = {}
+
+        def __len__(self):
+            return 8
+
+        def read(self, rows, out):
+            arrived(warned)
+            out["x"][:] = rows
+
+        def close(self):
+            pass
+
+    with Feed(Rows(), 8, SHARDING, prefetch=0, reading=READING) as feed:
+        assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
+    (told,) = warned.text
+    assert 'while `next` makes a batch itself; the last was "read". Stacks' in told
+    assert "in read\n" in told
+
+
+def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
+    def read(index):
+        arrived(warned)
+        return {"x": np.int32(index)}
+
+    Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=READING).close()
+    (told,) = warned.text
+    assert told.startswith("building a feed has taken 0.02 s so far: it opens the source, reads its first row")
+    assert "in read\n" in told

@@ -72,12 +72,12 @@ def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=OR
     losses = []
     with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
         if folder is None:
-            return advance(program, program.init(), feed, steps, losses, lambda state: None), losses
+            return advance(program, program.init(), feed, steps, losses, lambda state, loss: None), losses
         with Checkpoints(folder, feed, program.sharding.mesh, every) as checkpoints:
             state = checkpoints.restore(program.init())
 
-            def after_step(state):
-                checkpoints.after_step(state)
+            def after_step(state, loss):
+                checkpoints.after_step(state, loss)
                 if seen is not None:
                     seen.append(values(state))
 
@@ -88,7 +88,7 @@ def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=OR
 def advance(program, state, feed, steps, losses, after_step):
     for _, batch in zip(range(steps), feed, strict=False):
         state, loss = program.step(state, batch)
-        after_step(state)
+        after_step(state, loss)
         losses.append(float(loss))
     return state
 
@@ -149,7 +149,7 @@ def test_the_newest_three_are_kept_and_what_a_killed_run_left_goes(tmp_path):
     half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
     run(program_of("jit_multi"), 5, tmp_path, every=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["3", "4", "5"]
 
 
 def test_a_step_is_saved_once(tmp_path):
@@ -159,9 +159,9 @@ def test_a_step_is_saved_once(tmp_path):
         Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
     ):
         state, _ = program.step(program.init(), next(feed))
-        checkpoints.after_step(state)
+        checkpoints.after_step(state, np.float32(0))
         checkpoints.save(state)
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["1"]
 
 
 def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
@@ -230,7 +230,8 @@ def test_a_checkpoint_that_something_else_wrote_is_refused(items, tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(7, args=ocp.args.Composite(**{name: ocp.args.JsonSave({"step": 7}) for name in items}))
     with pytest.raises(
-        ValueError, match=f"/7 holds {', '.join(items)}, which something else wrote; choose another"
+        ValueError,
+        match=f"/7 holds {', '.join(items)}: a part was removed, or something else wrote it; choose another",
     ):
         restore(tmp_path)
 
@@ -272,10 +273,54 @@ def test_a_directory_that_holds_something_else_is_refused(tmp_path):
     assert restore(tmp_path)[1]["step"] == 0
 
 
+@pytest.mark.parametrize("part", ["state", "feed"])
+def test_a_checkpoint_of_which_a_part_is_missing_is_told(part, three, tmp_path, quiet):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    shutil.rmtree(folder / "3" / part)
+    left = {"state": "feed", "feed": "state"}[part]
+    with pytest.raises(ValueError, match=rf"/3 holds {left}: a part was removed, .* remove the folder to go on"):
+        restore(folder)
+    shutil.rmtree(folder / "3")
+    assert restore(folder)[1]["step"] == 2
+
+
 def test_a_folder_that_holds_nothing_is_refused(tmp_path, quiet):
     (tmp_path / "7").mkdir()
-    with pytest.raises(ValueError, match="/7 holds nothing, which something else wrote"):
+    with pytest.raises(ValueError, match="/7 holds nothing: a part was removed, or something else wrote it"):
         restore(tmp_path)
+
+
+@pytest.mark.parametrize("between", ["item_metadata", "restore"])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_told(between, three, tmp_path, quiet, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    usual = getattr(ocp.CheckpointManager, between)
+
+    def removed_before(*arguments, **named):
+        shutil.rmtree(folder / "3", ignore_errors=True)
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(ocp.CheckpointManager, between, removed_before)
+    told = rf"the checkpoint of step 3 was removed while it was read: another program deletes in {folder}; .*/3\]$"
+    with pytest.raises(feedline.FeedError, match=told):
+        restore(folder)
+    assert restore(folder)[1]["step"] == 2
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_listed_is_told(three, tmp_path, quiet, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+
+    def listed(manager, *arguments, **named):
+        shutil.rmtree(folder / "3")
+        (folder / "3").stat()  # as Orbax does for each folder that it has listed
+
+    monkeypatch.setattr(ocp.CheckpointManager, "__init__", listed)
+    with pytest.raises(feedline.FeedError, match=r"of step 3 was removed while it was listed: .*/3\]$"):
+        restore(folder)
+    monkeypatch.undo()
+    assert restore(folder)[1]["step"] == 2
 
 
 def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, monkeypatch):
@@ -304,3 +349,16 @@ def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
         restore(folder)
     shutil.rmtree(folder / "3")
     assert restore(folder)[1]["step"] == 2
+
+
+def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):
+    program = program_of("jit_multi")
+    with (
+        feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed,
+        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+    ):
+        state = program.init()
+        for loss in (1.0, 2.0, float("nan")):
+            state, _ = program.step(state, next(feed))
+            checkpoints.after_step(state, np.float32(loss))
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]

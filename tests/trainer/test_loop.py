@@ -14,7 +14,7 @@ from rich.console import Console
 from feedline.trainer import loop
 from feedline.trainer.learner import Learner
 from feedline.trainer.live import LiveLine, described
-from feedline.trainer.loop import Progress, train
+from feedline.trainer.loop import NotFinite, Progress, train
 from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import compiled
 
@@ -54,7 +54,7 @@ class Loss:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(jax, "device_get", lambda loss: loss)
+    monkeypatch.setattr(jax, "device_get", lambda losses: losses)
     return clock
 
 
@@ -164,3 +164,31 @@ def test_on_a_terminal_one_line_changes_and_goes():
     assert "step 1 of 2,000" in told.getvalue()
     assert "step 1,001 of 2,000" in told.getvalue()
     assert told.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def losses_that_end(clock, values):
+    """Steps whose losses are these."""
+    left = iter(values)
+    return lambda state, batch: (state + 1, Loss(next(left), clock))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_first_loss_that_is_no_finite_number_ends_the_loop_at_the_next_look(clock, bad):
+    given, reported = [], []
+
+    def batches():
+        for batch in batches_of(clock, 100, seconds=1.0):
+            given.append(batch)
+            yield batch
+
+    losses = [1.0] * 6 + [bad] + [float("nan")] * 100
+    with pytest.raises(NotFinite, match=f"the loss is {bad} at step 7, the first that is no finite") as told:
+        train(losses_that_end(clock, losses), 0, batches(), report=reported.append, report_every_s=10.0)
+    assert told.value.step == 7
+    assert [progress.step for progress in reported] == [1]
+    assert 11 <= len(given) <= 15
+
+
+def test_a_loss_that_is_no_finite_number_is_found_at_the_end_without_reports(clock):
+    with pytest.raises(NotFinite, match="at step 3"):
+        train(losses_that_end(clock, [1.0, 1.0, float("nan")]), 0, batches_of(clock, 3))

@@ -1,0 +1,330 @@
+"""Does a damaged file or state ever give wrong rows silently, an error that helps nobody, a crash or a hang?
+
+Small valid files of every format are mutated: bytes are flipped, cut and inserted, numbers in headers replaced by
+zero, negative and huge ones. Child processes open each of them, read rows twice into buffers that were filled
+differently, read some rows alone, and pickle some of the sources. States of a feed of rows and of a feed of lanes
+are mutated as JSON and given to `set_state`.
+
+Expected of a file: it is read rightly; or it is refused with an error that names it; or it gives other rows, of
+the form that it now promises, since most formats have no checksums. Expected of a state: it is refused with a
+ValueError or TypeError, by `set_state` or, of what only Grain can check, by the next batch; or that batch is
+delivered. Refuted by a read that leaves a part of its buffer unwritten or that differs the second time, an error
+without the name of the file, a process that dies, an input that takes longer than --limit-s, and a state that is
+accepted and fails then. Such inputs are saved in --folder, and the exit code is 1.
+
+    python benchmarks/fuzz.py --inputs 10000             # of each format and state
+    python benchmarks/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
+    python benchmarks/fuzz.py --format npy --only 17     # one input again, under the same --seed
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pickle
+import queue
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fuzz_inputs
+import numpy as np
+from fuzz_inputs import FORMATS, RECORD, STATES, WRITERS
+
+EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
+"""Outcomes that refute nothing; any other one does."""
+MEMORY_BYTES = 12 << 30
+"""Of a child: an allocation that is too large must fail here, not on a machine that has other work."""
+READ_BYTES = 64 << 20
+"""At the most, of an input whose header was changed to promise wide rows."""
+
+
+class Input(NamedTuple):
+    """One input: the same for the same seed."""
+
+    format: str
+    number: int
+    seed: int
+
+    @property
+    def chance(self) -> random.Random:
+        """Where its mutations come from."""
+        return random.Random(f"{self.seed} {self.format} {self.number}")
+
+    @property
+    def name(self) -> str:
+        """Of its file, without a suffix."""
+        return f"{self.format.replace(' ', '-')}-{self.seed}-{self.number}"
+
+
+class Outcome(NamedTuple):
+    """What became of an input: one of `EXPECTED`, or what refutes; and the error, where there is one."""
+
+    kind: str
+    detail: str = ""
+
+
+# --- in a child process ---
+
+
+def serve(folder: Path) -> None:
+    """Take inputs from standard input, a JSON line each, and answer with what became of them."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    states = {kind: Fed(kind) for kind in STATES}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        given = Input(*json.loads(line))
+        if given.format in STATES:
+            outcome = states[given.format].resumed(given)
+        else:
+            path = folder / f"{given.name}{WRITERS[given.format][0]}"
+            fuzz_inputs.write_mutated(path, folder / "valid" / f"{given.format}{path.suffix}", given.chance)
+            outcome = read_outcome(given, path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        print(json.dumps(outcome), flush=True)
+
+
+def read_outcome(given: Input, path: Path) -> Outcome:
+    """What becomes of a file that is opened and read."""
+    import feedline
+
+    try:
+        options = {"dtype": RECORD} if given.format in ("bin", "array_record") else {}
+        source = feedline.open_source(path, **options)
+        outcome = compared(source, given.chance)
+        if given.number % 8 == 0 and outcome.kind in EXPECTED:
+            outcome = compared(pickle.loads(pickle.dumps(source)), given.chance)
+        source.close()
+    except Exception as error:  # noqa: BLE001  # of any type: the outcome says which
+        told = f"{type(error).__name__}: {error}"
+        return Outcome("refused" if path.name in told else "error without the file's name", told)
+    return outcome
+
+
+def compared(source: Any, chance: random.Random) -> Outcome:
+    """Whether rows of a source are those of the valid file, or at least the same each time."""
+    import jax
+
+    _ = source.identity
+    leaves = jax.tree.leaves(source.spec)
+    wide = sum(int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize for leaf in leaves)
+    last = len(source) - 1
+    order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), fuzz_inputs.ROWS))]
+    order = order[: max(1, READ_BYTES // max(1, wide))]
+    if wide > READ_BYTES:
+        return Outcome("other rows", f"rows of {wide} bytes, not read")
+
+    def read(asked: list[int], filling: int) -> list[Any]:
+        def room(leaf: Any) -> Any:
+            return np.frombuffer(
+                bytearray([filling]) * (len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize), leaf.dtype
+            ).reshape(len(asked), *leaf.shape)
+
+        out = jax.tree.map(room, source.spec)
+        source.read(np.array(asked, np.int64), out)
+        return [leaf.tobytes() for leaf in jax.tree.leaves(out)]
+
+    first = read(order, 0)
+    if first != read(order, 255):
+        return Outcome("not all of the buffer written")
+    for i in (0, 1, len(order) // 2):
+        alone = read([order[i % len(order)]], 255)
+        size = [len(leaf) // len(order) for leaf in first]
+        if alone != [leaf[i % len(order) * k :][:k] for leaf, k in zip(first, size, strict=True)]:
+            return Outcome("a row alone is another one than in a batch")
+    valid = fuzz_inputs.rows()
+    form = (
+        {name: (leaf.shape, leaf.dtype) for name, leaf in source.spec.items()}
+        if isinstance(source.spec, dict)
+        else 0
+    )
+    same_form = form == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
+    if (
+        same_form
+        and len(source) == fuzz_inputs.ROWS
+        and first == [valid[name][order].tobytes() for name in sorted(valid)]
+    ):
+        return Outcome("right")
+    return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
+
+
+class Fed:
+    """A feed of one kind, and a state of it."""
+
+    def __init__(self, kind: str) -> None:
+        import grain
+        import jax
+        from jax.sharding import SingleDeviceSharding
+
+        import feedline
+
+        def make_lane(lane: int, count: int) -> Any:
+            return grain.MapDataset.range(lane, 40, count).to_iter_dataset()
+
+        source = np.arange(40, dtype=np.int32) if kind == "rows state" else feedline.Lanes(make_lane, 2)
+        self._feed = feedline.Feed(source, 8, SingleDeviceSharding(jax.devices()[0]), prefetch=0)
+        next(self._feed)
+        next(self._feed)
+        self._state = self._feed.get_state()
+
+    def resumed(self, given: Input) -> Outcome:
+        """What becomes of a feed that goes on from a mutation of the state."""
+        state = fuzz_inputs.mutated_state(self._state, given.chance)
+        told = json.dumps(state)
+        try:
+            self._feed.set_state(state)
+        except (ValueError, TypeError) as error:
+            return Outcome("refused", f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # of any type: the outcome says which
+            return Outcome("set_state failed otherwise", f"{type(error).__name__}: {error}: {told}")
+        try:
+            batch = next(self._feed)
+        except BaseException as error:  # noqa: BLE001  # StopIteration, too
+            if isinstance(error, ValueError) and "cannot go on from its state" in str(error):
+                return Outcome("refused by the next batch", str(error))  # what is for Grain, only Grain can check
+            return Outcome("accepted, and then failed", f"{type(error).__name__}: {error}: {told}")
+        return Outcome("accepted" if batch.shape == (8,) else "accepted, and then another shape", told)
+
+
+# --- in the parent ---
+
+
+class Child:
+    """A child process that is given one input at a time. Its death is seen at once, a hang after `limit_s`.
+
+    Used and closed by one thread. A thread of its own reads what the child says, and ends with the child.
+    """
+
+    def __init__(self, command: list[str | Path], folder: Path, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._errors = (folder / "stderr.txt").open("w+")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        started = self._lines.get(timeout=120)
+        if started != "ready\n":
+            raise SystemExit(f"a child process did not start: {self._said()}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-2000:]
+
+    def outcome(self, given: Input) -> Outcome:
+        """What becomes of an input; after a crash or a hang the child is of no more use."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(given) + "\n")
+        self._process.stdin.flush()
+        try:
+            line = self._lines.get(timeout=self._limit_s)
+        except queue.Empty:
+            return Outcome("hang", f"longer than {self._limit_s:g} s")
+        if line:
+            return Outcome(*json.loads(line))
+        return Outcome("crash", f"exit code {self._process.wait()}: {self._said()}")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+        self._reader.join()
+        self._errors.close()
+
+
+def outcomes(
+    inputs: list[Input], command: list[str | Path], folder: Path, limit_s: float
+) -> Iterator[tuple[Input, Outcome]]:
+    """What becomes of each input, in children that run `command`."""
+    child = None
+    try:
+        for given in inputs:
+            child = child or Child(command, folder, limit_s)
+            outcome = child.outcome(given)
+            yield given, outcome
+            if outcome.kind in ("crash", "hang"):
+                child.close()
+                child = None
+    finally:
+        if child is not None:
+            child.close()
+
+
+def write_valid(folder: Path) -> None:
+    """One valid file of each format."""
+    (folder / "valid").mkdir()
+    for name, (suffix, write) in WRITERS.items():
+        write(folder / "valid" / f"{name}{suffix}")
+
+
+def save(given: Input, outcome: Outcome, work: Path, folder: Path) -> None:
+    """Keep an input that refutes, with what became of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{given.name}.txt").write_text(f"{outcome.kind}\n{outcome.detail}\n")
+    if given.format in WRITERS:
+        suffix = WRITERS[given.format][0]
+        path = folder / f"{given.name}{suffix}"
+        if not path.exists():
+            fuzz_inputs.write_mutated(path, work / "valid" / f"{given.format}{suffix}", given.chance)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1000, help="of each format and state")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", action="append", choices=FORMATS, help="one of them; may be repeated")
+    parser.add_argument("--only", type=int, help="the number of one input, to see what becomes of it again")
+    parser.add_argument("--folder", type=Path, default=Path("fuzz"), help="for inputs that refute")
+    parser.add_argument("--limit-s", type=float, default=30.0, help="of an input: longer is a hang")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        serve(options.child)
+        return
+    numbers = range(options.inputs) if options.only is None else [options.only]
+    inputs = [Input(name, number, options.seed) for name in options.format or FORMATS for number in numbers]
+    counts: dict[str, collections.Counter[str]] = {given.format: collections.Counter() for given in inputs}
+    with tempfile.TemporaryDirectory() as work:
+        write_valid(Path(work))
+        command = [sys.executable, __file__, "--child", work]
+        for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
+            counts[given.format][outcome.kind] += 1
+            if outcome.kind not in EXPECTED:
+                save(given, outcome, Path(work), options.folder)
+                print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
+            elif options.only is not None:
+                print(f"{outcome.kind}: {outcome.detail}")
+    for name, found in counts.items():
+        told = ", ".join(f"{kind} {found[kind]}" for kind in sorted(found))
+        print(f"{name}: {found.total()} inputs: {told}")
+    refuting = sum(found[kind] for found in counts.values() for kind in found if kind not in EXPECTED)
+    if refuting:
+        raise SystemExit(f"refuted by {refuting} of {len(inputs)} inputs, saved in {options.folder}")
+    print(f"{len(inputs)} inputs: none refutes")
+
+
+if __name__ == "__main__":
+    main()

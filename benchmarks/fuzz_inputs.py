@@ -1,0 +1,256 @@
+"""Small valid files of every format, and mutations of them and of states. What `fuzz.py` gives to feedline."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = 64
+NUMBERS = (
+    b"0",
+    b"-1",
+    b"1",
+    b"7",
+    b"255",
+    b"65536",
+    b"2147483648",
+    b"1099511627776",
+    b"9223372036854775807",
+    b"1e3",
+)
+NUMBERS += (b"10" * 20, b"4.5", b"null", b"true", b'"x"', b"[]")
+WORDS = (
+    b"<i4",
+    b"<f8",
+    b"|S0",
+    b"|V0",
+    b"|V2",
+    b"|O",
+    b"<U4",
+    b"bool",
+    b"complex64",
+    b"float99",
+    b"'''",
+    b"(",
+    b"{}",
+)
+
+
+# --- valid inputs ---
+
+
+def rows() -> dict[str, Any]:
+    """What every file holds."""
+    random_ = np.random.default_rng(0)
+    return {
+        "x": random_.integers(1, 1 << 30, (ROWS, 3), np.int32),
+        "y": random_.random(ROWS, np.float32) + np.float32(1),
+    }
+
+
+RECORD = np.dtype([("x", np.int32, (3,)), ("y", np.float32)])
+
+
+def records() -> Any:
+    """The rows as records."""
+    found = np.empty(ROWS, RECORD)
+    for name, values in rows().items():
+        found[name] = values
+    return found
+
+
+def write_array_record(path: Path) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records():
+        writer.write(record.tobytes())
+    writer.close()
+
+
+def write_table(path: Path, **options: Any) -> None:
+    import pyarrow
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    held = rows()
+    x = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(held["x"].reshape(-1)), 3)
+    table = pyarrow.table({"x": x, "y": held["y"]})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=16, **options)
+    else:
+        pyarrow.feather.write_feather(table, path, chunksize=16, **options)
+
+
+def write_zarr(path: Path, version: int) -> None:
+    import tensorstore
+
+    path.mkdir()
+    mark = {2: (".zgroup", {"zarr_format": 2}), 3: ("zarr.json", {"zarr_format": 3, "node_type": "group"})}[
+        version
+    ]
+    (path / mark[0]).write_text(json.dumps(mark[1]))
+    for name, values in rows().items():
+        spec = {
+            "driver": {2: "zarr", 3: "zarr3"}[version],
+            "kvstore": {"driver": "file", "path": str(path / name)},
+        }
+        layout = tensorstore.ChunkLayout(chunk_shape=[16, *values.shape[1:]])
+        store = tensorstore.open(spec, create=True, dtype=values.dtype, shape=values.shape, chunk_layout=layout)
+        store.result().write(values).result()
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "npy": (".npy", lambda path: np.save(path, records())),
+    "npz": (".npz", lambda path: np.savez(path, **rows())),
+    "npz compressed": (".npz", lambda path: np.savez_compressed(path, **rows())),
+    "bin": (".bin", lambda path: records().tofile(path)),
+    "array_record": (".array_record", write_array_record),
+    "zarr 2": (".zarr", lambda path: write_zarr(path, 2)),
+    "zarr 3": (".zarr", lambda path: write_zarr(path, 3)),
+    "arrow": (".arrow", lambda path: write_table(path, compression="uncompressed")),
+    "arrow compressed": (".arrow", lambda path: write_table(path, compression="zstd")),
+    "parquet": (".parquet", write_table),
+}
+STATES = ("rows state", "lanes state")
+FORMATS = (*WRITERS, *STATES)
+
+
+# --- mutations ---
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """The bytes with one to four changes, half of them near an end, where headers and footers are."""
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        data = chance.choice((_flipped, _overwritten, _cut, _inserted, _truncated, _numbered, _numbered, _worded))(
+            data, chance
+        )
+    return data
+
+
+def _place(data: bytes, chance: random.Random) -> int:
+    near = min(len(data), 400)
+    where = chance.random()
+    if where < 0.25:
+        return chance.randrange(near + 1)
+    return len(data) - chance.randrange(near + 1) if where < 0.5 else chance.randrange(len(data) + 1)
+
+
+def _flipped(data: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 3, 20))):
+        if changed:
+            changed[min(_place(data, chance), len(data) - 1)] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def _overwritten(data: bytes, chance: random.Random) -> bytes:
+    at, size = _place(data, chance), chance.choice((1, 2, 4, 8, 64))
+    number = chance.choice((0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1, chance.getrandbits(8 * size)))
+    return data[:at] + number.to_bytes(size, chance.choice(("little", "big"))) + data[at + size :]
+
+
+def _cut(data: bytes, chance: random.Random) -> bytes:
+    at = _place(data, chance)
+    return data[:at] + data[at + chance.choice((1, 4, 100)) :]
+
+
+def _inserted(data: bytes, chance: random.Random) -> bytes:
+    at, start = _place(data, chance), _place(data, chance)
+    return data[:at] + data[start : start + chance.choice((1, 4, 100))] + data[at:]
+
+
+def _truncated(data: bytes, chance: random.Random) -> bytes:
+    return data[: _place(data, chance)]
+
+
+def _numbered(data: bytes, chance: random.Random) -> bytes:
+    """Another number in the place of one that is written in digits, as in the headers of .npy and Zarr."""
+    digits = [i for i, byte in enumerate(data[:2000]) if 48 <= byte < 58]
+    if not digits:
+        return _overwritten(data, chance)
+    start = end = chance.choice(digits)
+    while start > 0 and 48 <= data[start - 1] < 58:
+        start -= 1
+    while end < len(data) and 48 <= data[end] < 58:
+        end += 1
+    alike = "".join(chance.choices("123456789", k=end - start)).encode()  # the header keeps its length
+    return data[:start] + chance.choice((alike, chance.choice(NUMBERS))) + data[end:]
+
+
+def _worded(data: bytes, chance: random.Random) -> bytes:
+    at = _place(data[:400], chance)
+    word = chance.choice(WORDS)
+    return data[:at] + word + data[at + len(word) :]
+
+
+def write_mutated(path: Path, valid: Path, chance: random.Random) -> None:
+    """A mutation of a file; of a folder, one of some of its files, or one of them missing."""
+    if valid.is_file():
+        path.write_bytes(mutated(valid.read_bytes(), chance))
+        return
+    shutil.copytree(valid, path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    metadata = [file for file in files if file.name in ("zarr.json", ".zarray", ".zgroup")]
+    for _ in range(chance.choice((1, 1, 2))):
+        file = chance.choice(metadata if chance.random() < 0.6 else files)
+        if not file.exists():
+            continue
+        if chance.random() < 0.1:
+            file.unlink()
+        else:
+            file.write_bytes(mutated(file.read_bytes(), chance))
+
+
+def mutated_state(state: Any, chance: random.Random) -> Any:
+    """A state with one to three values replaced, removed or added, anywhere in it."""
+    state = copy.deepcopy(state)
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        holders = list(_holders(state))
+        held = chance.choice(holders)
+        keys = list(held) if isinstance(held, dict) else list(range(len(held)))
+        key = chance.choice(keys) if keys else "x"
+        values = (
+            None,
+            -1,
+            0,
+            1,
+            3,
+            2**31,
+            2**63,
+            2**70,
+            1.5,
+            float("nan"),
+            True,
+            "x",
+            "",
+            [],
+            {},
+            [None],
+            {"x": 1},
+        )
+        change = chance.random()
+        if change < 0.2 and keys:
+            del held[key]
+        elif isinstance(held, list):
+            held.append(chance.choice(values))
+        elif change < 0.3:
+            held[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(values)
+        else:
+            held[key] = chance.choice(values)
+    return state
+
+
+def _holders(value: Any) -> Iterator[Any]:
+    """The dicts and lists in a JSON value, itself first."""
+    if isinstance(value, dict | list):
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _holders(inner)

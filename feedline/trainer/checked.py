@@ -1,0 +1,83 @@
+"""What is refused of a checkpoint: damage, other data, another model, parts of different steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from feedline.errors import FeedError
+from feedline.trainer.learner import State
+
+
+def vanished(folder: Path, meanwhile: str) -> FeedError:
+    return FeedError(
+        f"the checkpoint of step {folder.name.partition('.')[0]} was removed while {meanwhile}: another program "
+        f"deletes in {folder.parent}; stop that, and start again to go on from the newest checkpoint that is left",
+        stage="checkpoint",
+        process=jax.process_index(),
+        file=str(folder),
+    )
+
+
+@contextlib.contextmanager
+def damage_is_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not folder.exists():
+            raise vanished(folder, "it was read") from error
+        raise FeedError(
+            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
+            stage="checkpoint",
+            process=jax.process_index(),
+            file=str(folder),
+        ) from error
+
+
+def check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
+    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
+    if saved.keys() != {"state", "feed"} or saved["state"] is None:
+        raise ValueError(
+            f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
+            f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
+            "another directory, or remove the folder to go on from the one before it"
+        )
+    theirs = {leaf.name: _described(leaf) for leaf in jax.tree.leaves(saved["state"].tree)}
+    ours = {
+        jax.tree_util.keystr(path, simple=True, separator="."): _described(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    for name in {**ours, **theirs}:
+        if theirs.get(name) != ours.get(name):
+            raise ValueError(
+                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
+                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
+                "it was trained with, or another directory"
+            )
+
+
+def check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for field in ours:
+        if saved.get(field) != ours[field]:
+            raise ValueError(
+                f"the checkpoint {folder} is of other data: its {field} is {saved.get(field)}, this run's is "
+                f"{ours[field]}. Give the data and the seed that it was trained with, or another directory"
+            )
+
+
+def check_same_step(folder: Path, trained: int, delivered: int) -> None:
+    if not int(folder.name) == trained == delivered:
+        raise ValueError(
+            f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "
+            f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
+            "from the checkpoint before it"
+        )
+
+
+def _described(array: Any) -> str:
+    """Example: float32[64, 128]."""
+    return f"{array.dtype}{list(array.shape)}"

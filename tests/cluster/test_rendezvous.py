@@ -1,0 +1,178 @@
+"""The processes of a run meet at the coordinator's port, and nobody joins another run there."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import as_completed
+
+import pytest
+from background import spawn
+
+from feedline.cluster import rendezvous
+from feedline.cluster.found import Found
+from feedline.cluster.launch import _reserved_port
+from feedline.cluster.rendezvous import meet
+from feedline.errors import FeedError, ProcessError
+
+SOON_S, LONG_S = 0.3, 30
+
+
+def found(port, process, processes=2):
+    return Found("a test", f"PROCESS={process}", f"127.0.0.1:{port}", processes, process)
+
+
+def met(port, process, processes=2, within_s=LONG_S):
+    return spawn(lambda: meet(found(port, process, processes), time.monotonic() + within_s))
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_all_meet_in_any_order_and_leave_the_port(port):
+    others = [met(port, process, 4) for process in (3, 1)]
+    first = met(port, 0, 4)
+    last = met(port, 2, 4)
+    for one in (first, last, *others):
+        assert one.result(LONG_S) is None
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_who_does_not_come_is_named_to_all(port):
+    waiting = [met(port, 0, 4, within_s=SOON_S), met(port, 2, 4)]
+    for one in waiting:
+        with pytest.raises(
+            ProcessError, match="processes 1 and 3 did not come in time; look what it wrote last"
+        ) as e:
+            one.result(LONG_S)
+    assert e.value.process is None or e.value.process == 1
+
+
+@pytest.mark.parametrize(
+    ("process", "told"),
+    [
+        (
+            0,
+            r"of 127.0.0.1, but another program, perhaps another run, has that port .* FEEDLINE_COORDINATOR=127",
+        ),
+        (1, "another program does, perhaps another run, which this process does not join; .* another port"),
+    ],
+)
+def test_a_port_on_which_another_program_listens_is_refused_at_once(process, told):
+    def hang_up():
+        with contextlib.suppress(OSError):
+            while True:
+                taken.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as gRPC does
+        threading.Thread(target=hang_up, daemon=True).start()
+        with pytest.raises(FeedError, match=told):
+            met(taken.getsockname()[1], process).result(LONG_S)
+        taken.shutdown(socket.SHUT_RDWR)
+
+
+def test_the_port_that_the_launcher_holds_is_free_for_its_run():
+    with _reserved_port() as port:
+        both = [met(port, 0), met(port, 1)]
+        assert [one.result(LONG_S) for one in both] == [None, None]
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port))
+
+
+def test_a_second_process_of_the_same_number_does_not_join(port):
+    waiting = [met(port, 1, 3), met(port, 1, 3), met(port, 0, 3)]
+    with pytest.raises(ProcessError, match="another process 1 of 3 may have joined it in place of this one"):
+        next(as_completed(waiting[:2], LONG_S)).result()
+    met(port, 2, 3).result(LONG_S)
+    waiting[2].result(LONG_S)
+
+
+def test_what_says_nothing_holds_nobody_up(port):
+    first = met(port, 0)
+    with _connected(port), _connected(port) as second:
+        second.send(b"GET / HTTP/1.1\r\n\r\n")
+        met(port, 1).result(LONG_S)
+        first.result(LONG_S)
+
+
+def _connected(port):
+    end = time.monotonic() + LONG_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_coordinator_that_nobody_runs_is_told_in_time(port):
+    with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
+        meet(found(port, process=1), time.monotonic() + SOON_S)
+
+
+def test_a_name_that_does_not_resolve_yet_is_waited_for(monkeypatch, port):
+    """A pod gets its name when it starts."""
+    answers = iter([socket.gaierror("Name or service not known"), ConnectionRefusedError("refused")])
+    real = socket.create_connection
+
+    def connect(address, timeout):
+        error = next(answers, None)
+        if error is not None:
+            raise error
+        return real(address, timeout)
+
+    monkeypatch.setattr(rendezvous, "_RETRY_S", 0.01)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    both = [met(port, 1), met(port, 0)]
+    assert [one.result(LONG_S) for one in both] == [None, None]
+    assert next(answers, None) is None
+
+
+RUN = (
+    "import os, sys\n"
+    "import feedline\n"
+    "from feedline.errors import FeedError\n"
+    "try:\n"
+    "    feedline.cluster.initialize()\n"
+    "except FeedError as error:\n"
+    "    print(error); os._exit(3)\n"
+    "print('joined', flush=True)\n"
+    "sys.stdin.readline()\n"
+    "print('ended well', flush=True)\n"
+)
+
+
+@pytest.mark.multiprocess
+def test_a_second_run_on_the_same_port_leaves_the_first_alone(port, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("FEEDLINE_COORDINATOR", f"127.0.0.1:{port}")
+    monkeypatch.setenv("FEEDLINE_PROCESSES", "2")
+
+    def started(process):
+        monkeypatch.setenv("FEEDLINE_PROCESS", str(process))
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", RUN], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    first = [started(process) for process in range(2)]
+    try:
+        assert [one.stdout.readline() for one in first] == ["joined\n"] * 2
+        for process in (1, 0):
+            second = started(process)
+            out, _ = second.communicate(timeout=60)
+            assert second.returncode == 3
+            assert "perhaps another run" in out
+        for one in first:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        assert [one.communicate(timeout=60)[0] for one in first] == ["ended well\n"] * 2
+        assert [one.returncode for one in first] == [0, 0]
+    finally:
+        for one in first:
+            one.kill()
+            one.wait()

@@ -1,0 +1,111 @@
+"""A source is closed only when no read is inside it, and an error waits for no other read."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from background import PATIENCE_S, arrived, left_behind, spawn
+
+from feedline import Feed, Order, Reading, RowError
+from feedline.loader.arrays import ArraySource
+from feedline.loader.reads import Reads
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.enumerate()
+    yield
+    assert left_behind(before) == []
+
+
+def test_end_waits_for_every_read_and_names_one_that_stays():
+    reads, gates, inside = Reads(), [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    running = [spawn(lambda i=i: reads.run(lambda: (inside[i].set(), arrived(gates[i]), i)[2])) for i in range(2)]
+    for event in inside:
+        arrived(event)
+    names = {thread.name for thread in reads._inside}
+    assert reads.end(0) in names
+    ending = spawn(lambda: reads.end(PATIENCE_S))
+    for gate, read in zip(gates, running, strict=True):
+        assert not ending.done()
+        gate.set()
+        read.result(PATIENCE_S)
+    assert ending.result(PATIENCE_S) is None
+    assert reads.end(0) is None
+
+
+def test_no_read_begins_after_the_end_and_one_that_failed_is_over():
+    reads = Reads()
+    assert reads.run(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        reads.run(lambda: 1 / 0)
+    assert reads.end(0) is None
+    with pytest.raises(ValueError, match="the feed is closed"):
+        reads.run(lambda: pytest.fail("read"))
+
+
+def test_end_does_not_wait_for_the_thread_that_calls_it():
+    reads = Reads()
+    assert reads.run(lambda: reads.end(PATIENCE_S)) is None
+
+
+class Gated:
+    """Of an `ArraySource`: the read of row 0 fails once that of row 8 is inside, which waits for the gate."""
+
+    def __init__(self, monkeypatch):
+        self.inside, self.gate, self.closed = threading.Event(), threading.Event(), []
+        usual = ArraySource.read
+
+        def read(source, rows, out):
+            if 8 in rows:
+                self.inside.set()
+                arrived(self.gate)
+            elif 0 in rows and len(rows) > 1:
+                arrived(self.inside)
+                raise RowError("unreadable", row=0)
+            usual(source, rows, out)
+
+        monkeypatch.setattr(ArraySource, "read", read)
+        monkeypatch.setattr(ArraySource, "close", lambda source: self.closed.append(self.gate.is_set()))
+
+
+@pytest.fixture
+def gated(monkeypatch):
+    return Gated(monkeypatch)
+
+
+@pytest.fixture
+def feed(sharding, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(64))
+    reading = Reading(threads=2, buffer=2)
+    return Feed(tmp_path / "x.npy", 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+
+
+def test_an_error_comes_at_once_and_the_source_is_closed_after_the_read_ahead(gated, feed, caplog):
+    with pytest.raises(RowError, match="unreadable"):
+        next(feed)  # while the other thread is inside
+    feed.close(timeout_s=0.01)
+    assert gated.closed == []
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told.startswith("grain-prefetch")
+    assert told.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
+    closing = spawn(feed.close)
+    gated.gate.set()
+    closing.result(PATIENCE_S)
+    feed.close()
+    assert gated.closed == [True]
+
+
+def test_without_prefetch_another_threads_close_waits_for_the_read(gated, sharding, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(64))
+    feed = Feed(tmp_path / "x.npy", 8, sharding, order=Order(shuffle=False), epochs=1, prefetch=0)
+    feed.seek(0, 8)
+    taking = spawn(lambda: next(feed))
+    arrived(gated.inside)
+    feed.close(timeout_s=0.01)
+    assert gated.closed == []
+    gated.gate.set()
+    taking.result(PATIENCE_S)
+    feed.close()
+    assert gated.closed == [True]
