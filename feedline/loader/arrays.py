@@ -17,8 +17,8 @@ from feedline.loader import arrow, digests, files
 from feedline.loader.declared import Declared
 from feedline.loader.file_version import FileVersion
 from feedline.loader.indexed import IndexedSource
-from feedline.loader.scattered import Scattered
-from feedline.loader.shards import Indices, Shards
+from feedline.loader.row_gather import RowGather
+from feedline.loader.shards import Indices
 from feedline.loader.spec import is_numeric
 from feedline.loader.values import as_array, is_in_memory, is_list
 from feedline.loader.windows import windows
@@ -72,10 +72,10 @@ class ArraySource(IndexedSource):
         self._turns = itertools.cycle(self._versions.items())
         parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
-        self._shards = Shards([len(part[0]) for part in parts])
-        if len(self._shards) == 0:
+        self._rows = sum(len(part[0]) for part in parts)
+        if self._rows == 0:
             raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
-        self._scattered = [Scattered(leaf) if Scattered.fits(leaf) else None for leaf in self._leaves]
+        self._gathers = [RowGather(leaf) for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
@@ -94,7 +94,7 @@ class ArraySource(IndexedSource):
         return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return self._rows
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`.
@@ -103,14 +103,13 @@ class ArraySource(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         self._check_files()
-        part = self._part_of(rows)
-        for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
-            self._read_leaf(leaf, part, rows, (slice(None),) * (target.ndim - 1), target)
+        for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
+            gather.read(rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._check_files()
-        self._read_leaf(leaf, self._part_of(rows), rows, columns, out)
+        self._gathers[leaf].read(rows, columns, out)
 
     def close(self) -> None:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
@@ -119,21 +118,6 @@ class ArraySource(IndexedSource):
         """Refuse files that were written to: of many files some are looked at in turn, so it stays cheap."""
         for path, version in itertools.islice(self._turns, min(_CHECKED_A_READ, len(self._versions))):
             version.check_held(path)
-
-    def _part_of(self, rows: Indices) -> Indices | None:
-        if len(self._shards.ends) == 1:
-            self._shards.check(rows)
-            return None
-        return self._shards.of(rows)
-
-    def _read_leaf(self, leaf: int, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
-        scattered = self._scattered[leaf]
-        if scattered is not None:
-            local = rows if part is None else rows - self._shards.firsts.take(part)
-            return scattered.read(part, local, columns, out)
-        for shard, local, places in self._shards.split(rows):
-            out[places] = _picked(self._leaves[leaf][shard], local, columns)
-        return None
 
     def __reduce__(self) -> Any:
         return _opened_again, (self._given, self._declared, self._versions)
@@ -235,16 +219,6 @@ def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[A
                 f"{leaf.dtype}{list(leaf.shape[1:])}, {first_name} {reference.dtype}{list(reference.shape[1:])}"
             )
     return [leaf for _, leaf in leaves]
-
-
-def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
-    """array[rows] cut to columns, where rows are not contiguous (np.take would copy the whole array first)."""
-    if all(isinstance(column, slice) for column in columns):
-        return array[(slice(None), *columns)][rows]
-    part = array[rows]
-    for axis, column in enumerate(columns, start=1):
-        part = part[(slice(None),) * axis + (column,)]
-    return part
 
 
 def _why_empty(declared: Declared, first: str) -> str:

@@ -20,7 +20,7 @@ from feedline.loader.file_version import FileVersion
 from feedline.loader.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.kept import Kept
-from feedline.loader.scattered import Scattered
+from feedline.loader.row_gather import RowGather
 from feedline.loader.shards import Indices, Shards, count_of, joined
 from feedline.placement.plan import Columns
 
@@ -109,7 +109,8 @@ class GroupSource(IndexedSource):
             local = rows[here] - shards.firsts_of(group[here])
             self._check_nulls(leaf, groups, part, local, rows[here])
             target = out[here]  # a copy where it is not all of it
-            Scattered([group.values for group in groups]).read(part, local, columns, target)
+            firsts = np.cumsum([0, *(len(group.values) for group in groups[:-1])])
+            RowGather([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
             if len(held) < len(touched):
                 out[here] = target
 

@@ -66,14 +66,19 @@ class Segments:
         """Write the `columns` of row rows[i] to out[i].
 
         Args:
-          rows: int64[k], adjacent in memory.
-          out: of the dtype of the parts; each row of it is contiguous.
+          rows: int64[k], contiguous.
+          out: of the dtype of the parts; any strides.
           stream: store past the processor's cache, where rows allow it.
 
         Raises:
           IndexError: there is no such row; nothing has been written.
         """
         if out.size == 0:
+            return
+        if not out[:1].flags.c_contiguous:
+            whole = np.empty(out.shape, out.dtype)
+            self.gather(library, rows, columns, whole, stream)
+            out[:] = whole
             return
         cut = tuple(map(_Column, columns))
         leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
