@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,10 @@ def check_workers(recipe: Recipe) -> None:
 
 def _keep_off_the_accelerator(index: int, count: int) -> None:
     """In a worker, before anything else: JAX must not take the memory of the trainer's accelerator."""
+    # Ctrl-C, a launcher and Slurm signal every process of a job: the trainer may read on until it has saved. Not
+    # SIG_IGN, which programs that the worker starts would inherit
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
     import jax
 
     jax.config.update("jax_platforms", "cpu")
