@@ -14,6 +14,7 @@ PRINTED = {
     "existing_iterator.py": "mean 4, state {'given': 5}",
     "grain_dataset.py": "resumed at epoch 0, position 352",
     "checkpoints.py": "steps 31 to 60 on one device, same losses: True",
+    "preemption.py": "ended after step 60, first weight 0.708344",
     "audit_feed.py": "(64, 8, 8) uint8 on 8 devices",
     "token_packing.py": "160 rows before the resume and 777 after it",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",
