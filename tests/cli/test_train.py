@@ -99,10 +99,12 @@ def test_the_summary_is_for_people(capsys):
     assert "step 1 of 4 | loss " in told.err
 
 
-def test_json_stays_json_when_training_diverges(capsys):
+def test_training_that_diverges_prints_no_result(capsys):
     options = ["--data", "synthetic", "--rows", "400", "--learning-rate", "1e38", "--steps", "5", "--json"]
-    assert main(["train", *options]) == 0
-    assert json.loads(capsys.readouterr().out)["final_loss"] is None
+    assert main(["train", *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the loss is nan at step 2" in err
 
 
 @pytest.mark.parametrize("form", ["npz", "directory"])
