@@ -186,7 +186,9 @@ OF_FEEDLINE = {
     "options": [],
     "permutation": [],
     "blocks": ["permutation", "options"],
-    "order": ["permutation", "blocks", "options"],
+    "native.library": [],
+    "native": ["native", "permutation", "blocks", "options"],
+    "order": ["permutation", "blocks", "native", "options"],
     "schedule": [],
     "state": ["schedule"],
     "lane_files": [],
@@ -194,7 +196,7 @@ OF_FEEDLINE = {
     # what holds on every thread of a feed
     "jax_settings": [],
     # the stages: each itself, and of others only what is pure
-    "loader": ["loader", "jax_settings", "errors", "options", "order", "schedule", "placement.plan"],
+    "loader": ["loader", "native", "jax_settings", "errors", "options", "order", "schedule", "placement.plan"],
     "placement": ["placement", "jax_settings"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],
@@ -219,10 +221,11 @@ OF_FEEDLINE = {
     "data": ["data", "loader", "errors", "options"],
     "trainer": ["trainer", "options", "errors"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
-    "bench": ["bench", "feed", "order", "options", "loader.staging", "placement.place", "cluster.cores"],
+    "bench": ["bench", "feed", "order", "options", "native.library", "loader.staging", "placement.place",
+              "cluster.cores"],
     "target": ["feed", "loader.sources"],
     "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "errors", "schedule"],
-    "cli": ["cli", "", "audit", "bench", "target", "cluster", "data", "trainer", "feed", "errors",
+    "cli": ["cli", "", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed", "errors",
             "options"],  # "": the version
     "__main__": ["cli"],
 }  # fmt: skip
@@ -230,6 +233,7 @@ FROM_OUTSIDE = {
     "permutation": ["numpy"],
     "blocks": ["numpy"],
     "order": ["numpy"],
+    "native": ["numpy"],
     "schedule": ["numpy"],
     "lane_files": ["jax"],
     "jax_settings": ["jax"],
@@ -318,6 +322,7 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
+    by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("cli", "cluster")} == set()
     assert not any("make_digits" in module for tree in TREES.values() for module in imports(tree))

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from feedline.cluster.cores import own_cores
+from feedline.native.library import implementation
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, and how busy the machine is just now.
+    """Processor, cores, memory, system, versions, what gathers columns, and how busy the machine is just now.
 
     Example:
       >>> sorted(describe())
-      ['cores', 'jax', 'load', 'memory_gib', 'numpy', 'processor', 'python', 'system']
+      ['columns', 'cores', 'jax', 'load', 'memory_gib', 'numpy', 'processor', 'python', 'system']
     """
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -27,6 +28,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "jax": version("jax"),
         "numpy": version("numpy"),
+        "columns": implementation(),
         "load": round(os.getloadavg()[0], 2),
     }
 

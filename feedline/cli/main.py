@@ -13,6 +13,7 @@ import feedline
 from feedline.cli.interrupt import Ended, interrupts_get_through
 from feedline.cluster.monitor import abort, leave
 from feedline.errors import FeedError
+from feedline.native.library import implementation
 
 _READING_FAILED = 1
 _WRONG_ARGUMENT = 2
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ran(arguments: list[str]) -> int:
     if arguments == ["--version"]:
-        print(f"feedline {feedline.__version__}")
+        print(f"feedline {feedline.__version__}, columns by {implementation()}")
         return 0
     try:
         return _parsed(arguments).run()
@@ -89,7 +90,7 @@ def _parsed(arguments: list[str]) -> Command:
         | subcommand("audit", Audit)
         | subcommand("bench", Bench),
         prog="feedline",
-        description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
+        description="Keeps sharded accelerators fed. `feedline --version` prints the version, and whether the C library is used.",
         args=arguments[:border],
         config=(tyro.conf.FlagCreatePairsOff,),
     )

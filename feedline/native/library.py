@@ -41,6 +41,6 @@ def library() -> ctypes.CDLL | None:
 _INSTALL = "install feedline again, or set FEEDLINE_PURE_PYTHON=1 to do without it"
 
 
-def described() -> str:
-    """Which of the two runs, in words."""
+def implementation() -> str:
+    """What computes the order and gathers columns in this process: "C" or "NumPy"."""
     return "NumPy" if library() is None else "C"

@@ -11,6 +11,7 @@ import feedline.cluster.launch
 from feedline.cli import interrupt
 from feedline.cli.main import main
 from feedline.cli.train import Train
+from feedline.native.library import implementation
 
 HEAVY = {"jax", "jaxlib", "numpy", "flax", "optax", "grain", "rich.live"}
 IMPORTED = """
@@ -67,7 +68,7 @@ def test_help_names_the_subcommands_and_their_options():
 
 def test_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"feedline {feedline.__version__}\n"
+    assert capsys.readouterr().out == f"feedline {feedline.__version__}, columns by {implementation()}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["trian"], ["train", "--bogus"], ["train", "--mode", "jit"]])
