@@ -225,8 +225,8 @@ OF_FEEDLINE = {
               "cluster.cores"],
     "target": ["feed", "loader.sources"],
     "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "errors", "schedule"],
-    "cli": ["cli", "", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed", "errors",
-            "options"],  # "": the version
+    "cli": ["cli", "", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed",
+            "errors", "options"],  # "": the version
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {

@@ -90,7 +90,7 @@ def _parsed(arguments: list[str]) -> Command:
         | subcommand("audit", Audit)
         | subcommand("bench", Bench),
         prog="feedline",
-        description="Keeps sharded accelerators fed. `feedline --version` prints the version, and whether the C library is used.",
+        description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:border],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
