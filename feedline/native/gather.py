@@ -18,9 +18,9 @@ _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 10, 1 << 20
 """Copies at least this large are stored past the processor's cache: runs of a row, and all of a call.
 
-A store into the cache first reads the line that it overwrites, which a store past it spares; a large batch has left the
-cache anyway before it is used. Measured on two cores, against stores into the cache: rows of 3 KB and more, 1.4 to 1.6
-times as fast at 16 MB and at 4 MB; rows of 1 KB alike; rows of 256 B 0.8. A smaller copy stays in the cache for its reader.
+A store into the cache first reads the line that it overwrites, which a store past it spares; and a large batch has
+left the cache before it is used. Measured on two cores, against stores into the cache: 1.4 to 1.6 times as fast with
+rows of 3 KB and more, equal with 1 KB, 0.8 with 256 B. A smaller copy stays in the cache for its reader.
 """
 
 
@@ -40,6 +40,8 @@ class _Leaf(ctypes.Structure):
     )
     kept: Indices | None = None
     """What `offsets` points to."""
+    row_shape: tuple[int, ...] = ()
+    """Of a row with the wanted columns alone."""
 
 
 class Segments:
@@ -74,21 +76,22 @@ class Segments:
 
         Args:
           rows: int64[k], contiguous.
-          out: of the dtype of the parts; any strides.
+          out: any strides. Another dtype than that of the parts takes a copy more.
           stream: store past the processor's cache, where rows allow it. None: where that is faster.
 
         Raises:
           IndexError: there is no such row; nothing has been written.
+          ValueError: `out` has another shape, or may not be written.
         """
-        if out.size == 0:
-            return
-        if not out[:1].flags.c_contiguous:
-            whole = np.empty(out.shape, out.dtype)
-            self.gather(library, rows, columns, whole, stream)
-            out[:] = whole
-            return
         cut = tuple(map(_Column, columns))
         leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
+        if out.shape != (len(rows), *leaf.row_shape) or not out.flags.writeable:
+            raise ValueError(f"out must be writeable and have the shape {[len(rows), *leaf.row_shape]}")
+        if out.size == 0:
+            return
+        if out.dtype != self._dtype or not out[:1].flags.c_contiguous:
+            out[:] = self._gathered(library, rows, columns, out.shape)
+            return
         if stream is None:
             stream = leaf.run_bytes >= _STREAMED_RUN_BYTES and out.nbytes >= _STREAMED_BYTES
         bad = ctypes.c_int64()
@@ -103,6 +106,11 @@ class Segments:
         ):
             raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
 
+    def _gathered(self, library: ctypes.CDLL, rows: Indices, columns: Columns, shape: tuple[int, ...]) -> Array:
+        whole = np.empty(shape, self._dtype)
+        self.gather(library, rows, columns, whole)
+        return whole
+
     def _leaf(self, columns: tuple[_Column, ...]) -> _Leaf:
         offsets, run_bytes = _runs(self._shape, self._dtype.itemsize, [column.of for column in columns])
         leaf = _Leaf(
@@ -114,6 +122,7 @@ class Segments:
             run_bytes,
         )
         leaf.kept = offsets
+        leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, [column.of for column in columns]))
         return leaf
 
 
@@ -141,9 +150,14 @@ def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
     return shift, np.searchsorted(ends, starts, side="right").astype(np.int32)
 
 
+def _wanted(shape: tuple[int, ...], columns: Sequence[slice | Indices]) -> list[range | Indices]:
+    """The wanted indices along each axis of a row."""
+    return [range(size)[c] if isinstance(c, slice) else c for size, c in zip(shape, columns, strict=True)]
+
+
 def _runs(shape: tuple[int, ...], itemsize: int, columns: Sequence[slice | Indices]) -> tuple[Indices, int]:
     """(where each run of adjacent bytes of a row begins, how many bytes each has), for the wanted columns."""
-    wanted = [range(size)[c] if isinstance(c, slice) else c for size, c in zip(shape, columns, strict=True)]
+    wanted = _wanted(shape, columns)
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     whole = itertools.takewhile(
         lambda axis: isinstance(columns[axis], slice) and len(wanted[axis]) == shape[axis],

@@ -73,6 +73,32 @@ def test_a_row_out_of_range_is_an_error_and_nothing_is_written(parts, wrong):
     assert (out == 7).all()
 
 
+@compiled
+@pytest.mark.parametrize("shape", [(2, 4), (4, 4), (3, 3), (3,), (3, 4, 1), (3, 5)])
+def test_memory_of_another_shape_is_refused(shape):
+    segments = Segments([np.zeros((5, 4), np.int32)])
+    with pytest.raises(ValueError, match=r"^out must be writeable and have the shape \[3, 4\]$"):
+        segments.gather(library(), np.arange(3), (slice(None),), np.zeros(shape, np.int32))
+
+
+@compiled
+def test_memory_that_may_not_be_written_is_refused():
+    out = np.zeros((3, 4), np.int32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="writeable"):
+        Segments([np.ones((5, 4), np.int32)]).gather(library(), np.arange(3), (slice(None),), out)
+
+
+@compiled
+@pytest.mark.parametrize(
+    "out", [np.zeros((3, 4), np.float64), np.zeros((3, 4), np.int32, "F"), np.zeros((3, 8), np.int32)[:, ::2]]
+)
+def test_other_dtypes_and_strides_are_written_as_numpy_writes_them(out):
+    values = np.arange(20, dtype=np.int32).reshape(5, 4)
+    Segments([values]).gather(library(), np.array([4, 0, 2]), (slice(None),), out)
+    np.testing.assert_array_equal(out, values[[4, 0, 2]])
+
+
 def mapped_at(address, size):
     """Memory near an address, as far from all other allocations as is wanted."""
     libc = ctypes.CDLL(None, use_errno=True)
