@@ -21,6 +21,7 @@ from feedline.description import described, processes_of
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm, transformed_spec
+from feedline.loader.groups import GroupSource
 from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.quarantine import Quarantine
 from feedline.loader.reading import check_workers
@@ -130,7 +131,7 @@ def _build(request: Request, key: str | None) -> Pipeline:
 
 def _digest(source: RowSource, reading: Reading) -> str:
     try:
-        if reading.bad_rows != "raise" and isinstance(source, RecordSource):
+        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource):
             return states.digest(source.identity_of_good())
         return states.digest(source.identity)
     except TypeError as error:

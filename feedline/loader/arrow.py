@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +60,7 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
         return found._replace(values=found.values.copy())  # what is kept does not depend on the file
 
     lengths = [[len(batch[name].values) for batch in groups] for name in names]
-    return GroupedFile(spec, lengths, read, functools.partial(digests.of_file, path))
+    return GroupedFile(spec, lengths, read, lambda _: digests.of_file(path))
 
 
 def _compressed(path: Path, spec: Spec) -> GroupedFile:
@@ -84,7 +83,7 @@ def _compressed(path: Path, spec: Spec) -> GroupedFile:
         schema = ipc.open_file(pyarrow.OSFile(str(path))).schema
         narrowest = reader(min(names, key=lambda name: math.prod(spec[name].shape) * spec[name].dtype.itemsize))
         lengths = [narrowest.get_batch(i).num_rows for i in range(narrowest.num_record_batches)]
-    return GroupedFile(spec, [lengths] * len(names), read, functools.partial(digests.of_file, path))
+    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
 
 
 def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]] | None]:

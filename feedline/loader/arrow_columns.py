@@ -14,6 +14,7 @@ import numpy.typing as npt
 from feedline.loader import extras
 from feedline.loader.declared import Declared
 from feedline.loader.grouped_file import Group
+from feedline.loader.opening import is_a_folder
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -178,8 +179,7 @@ def naming(path: Path, form: str, way_out: str) -> Iterator[None]:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
         if path.is_dir():
-            files = f"{path}/*{path.suffix}"
-            raise ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})") from None
+            raise is_a_folder(path) from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
         raise ValueError(

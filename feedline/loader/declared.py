@@ -52,9 +52,10 @@ class Declared:
                     f"window={self.window}; leave it out for windows that follow each other"
                 )
         if self.columns is not None:
-            if isinstance(self.columns, str) or not all(isinstance(name, str) for name in self.columns):
+            names = tuple(self.columns)
+            if isinstance(self.columns, str) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"columns must be a sequence of names, got {self.columns!r}; write columns=['x']")
-            object.__setattr__(self, "columns", tuple(self.columns))
+            object.__setattr__(self, "columns", names)
         if self.decode is not None and not callable(self.decode):
             raise TypeError(f"decode must be a function of a list of bytes, got {type(self.decode).__name__}")
 

@@ -46,8 +46,8 @@ def load(path: Path, dtype: Any = None) -> Loaded:
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a file of arrays ends in {', '.join(SUFFIXES)}, got {path}; convert it with numpy.save")
-    try:
-        with opening(path) as opened:
+    with opening(path) as opened:
+        try:
             file = MappedFile(opened)
             if path.suffix == ".npz":
                 arrays: Any = npz.read_members(file, opened)
@@ -55,11 +55,11 @@ def load(path: Path, dtype: Any = None) -> Loaded:
                 arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
             else:
                 arrays = _raw(file, dtype)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "
-            f"another format; write it again with {_WRITERS[path.suffix]}"
-        ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "
+                f"another format; write it again with {_WRITERS[path.suffix]}"
+            ) from error
     if path.suffix != ".bin":
         for name, array in (arrays if isinstance(arrays, dict) else {"": arrays}).items():
             _check_dtype(path, name, array)

@@ -40,13 +40,14 @@ class GroupedFile(NamedTuple):
       lengths: for each leaf, the rows of each of its groups.
       read: (leaf, group) → its rows, which are then checked against spec and lengths. Called from many threads.
         FeedError if the file is not what it was.
-      identity: what tells this data from other data, as JSON values, without a path.
+      identity: (of_good) → what tells this data from other data, as JSON values, without a path. A row that it
+        samples and that cannot be read is a RowError, or, if `of_good`, counts as such.
     """
 
     spec: Any
     lengths: Sequence[Lengths]
     read: Callable[[int, int], Group]
-    identity: Callable[[], Any]
+    identity: Callable[[bool], Any]
 
 
 def check_group(group: Group, length: int, row: Any) -> None:

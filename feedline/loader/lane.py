@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 from feedline.errors import FeedError
 from feedline.loader.lane_errors import is_a_mistake, lane_failed
 from feedline.loader.lanes import Lanes
-from feedline.loader.tuples import marked, unmarked
+from feedline.loader.tuples import difference, marked, unmarked
 from feedline.schedule import Cursor
-
-_UNCHANGED = "Pass a state unchanged, and to a feed over the dataset that it was saved from"
 
 
 class Item(NamedTuple):
@@ -88,9 +86,9 @@ class Lane:
                 raise self._failed(error) from error
             else:
                 if self._must_have_ended:
-                    raise ValueError(
-                        f"lane {self.index} cannot go on from its state {self._state}: {self.position} items were "
-                        f"taken from it, which are more than its index, and it has not ended. {_UNCHANGED}"
+                    raise self._cannot_go_on(
+                        f"{self.position} items were taken from it, which are more than its index, and it has not "
+                        "ended"
                     )
                 return record
             if self._last_epoch == self.epoch + 1:
@@ -110,21 +108,37 @@ class Lane:
             iterator = self._lanes.open(self.index)
         except Exception as error:
             raise self._failed(error) from error
-        if self._state is None:
-            return iterator
+        if self._state is not None:
+            try:
+                self._restore(iterator)
+            except Exception:
+                iterator.close()
+                raise
+        return iterator
+
+    def _restore(self, iterator: Any) -> None:
+        """Set an iterator that was just made to `_state`."""
+        state = unmarked(self._state)
         try:
-            iterator.set_state(unmarked(self._state))
+            # Grain takes numbers of any type, and counts on from 1.5
+            wrong = difference(state, iterator.get_state()) if _is_grains(iterator) else None
+            if wrong is None:
+                iterator.set_state(state)
         except OSError as error:  # packing reads again what it had read
-            iterator.close()
             raise self._failed(error) from error
         except Exception as error:
-            iterator.close()
-            raise ValueError(
-                f"lane {self.index} cannot go on from its state {repr(self._state)[:100]}: set_state of its "
-                f"iterator raised {type(error).__name__}: {str(error).rstrip('.')}. {_UNCHANGED}"
-            ) from error
+            told = f"set_state of its iterator raised {type(error).__name__}: {str(error).rstrip('.')}"
+            raise self._cannot_go_on(told) from error
+        if wrong is not None:
+            raise self._cannot_go_on(wrong)
         self._must_have_ended = _counts(iterator, self._state) and self._state["next_index"] < self.position
-        return iterator
+
+    def _cannot_go_on(self, why: str) -> ValueError:
+        told = repr(self._state)[:100]
+        return ValueError(
+            f"lane {self.index} cannot go on from its state {told}: {why}. Pass a state unchanged, and to a feed "
+            "over the dataset that it was saved from"
+        )
 
     def _failed(self, error: Exception) -> FeedError:
         return lane_failed(self.index, self.position, self.epoch, error)

@@ -15,6 +15,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
       FileNotFoundError: there is none.
+      ValueError: it is a folder.
       OSError: this process has too many files open, also where that is found inside the block.
     """
     try:
@@ -22,6 +23,8 @@ def opening(path: Path) -> Iterator[BinaryIO]:
             yield file
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
+    except IsADirectoryError:
+        raise is_a_folder(path) from None
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -31,3 +34,9 @@ def opening(path: Path) -> Iterator[BinaryIO]:
             "raise that limit, or merge shards",
             str(path),
         ) from error
+
+
+def is_a_folder(path: Path) -> ValueError:
+    """What to raise where a folder was given in place of a file."""
+    files = f"{path}/*{path.suffix}"
+    return ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
             column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
-    return GroupedFile(spec, [lengths] * len(names), read, functools.partial(digests.of_file, path))
+    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
 
 
 def _joined(parts: list[Group]) -> Group:

@@ -94,11 +94,11 @@ def _fitted(value: Any, leaf: Leaf) -> npt.NDArray[Any]:
         )
     if array.dtype == leaf.dtype:
         return array
-    try:
-        with np.errstate(over="raise"):
-            return np.asarray(value, leaf.dtype)
-    except FloatingPointError as error:
-        raise ValueError(f"{leaf.name}: {value} does not fit {leaf.dtype}, the first record's dtype") from error
+    with np.errstate(over="ignore"):  # of dtypes that are not NumPy's own it says nothing
+        fitted = np.asarray(value, leaf.dtype)
+    if not np.isfinite(fitted[np.isfinite(array)]).all():
+        raise ValueError(f"{leaf.name}: {value} does not fit {leaf.dtype}, the first record's dtype")
+    return fitted
 
 
 def digest_of(record: Any) -> str:

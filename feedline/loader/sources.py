@@ -23,7 +23,7 @@ from feedline.loader.indexed import IndexedSource
 from feedline.loader.lanes import Lanes
 from feedline.loader.records import RecordSource
 from feedline.loader.row_source import RowSource as RowSource
-from feedline.loader.row_source import why_none
+from feedline.loader.row_source import is_row_source, why_none
 from feedline.loader.values import is_in_memory, is_list, is_table
 
 
@@ -148,7 +148,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
         return RecordSource(source)
     if isinstance(source, str | bytes | os.PathLike):
         return open_source(source)
-    if isinstance(source, RowSource):
+    if is_row_source(source):
         return source
     if is_table(source):
         raise TypeError(

@@ -1,9 +1,12 @@
-"""States of Grain's iterators as JSON values and back: JSON makes lists of tuples, and Grain compares. Pure."""
+"""States of Grain's iterators as JSON values and back, and their form. JSON makes lists of tuples, and Grain
+compares. Pure."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
+
+import numpy as np
 
 _MARK = "__tuple__"
 
@@ -36,3 +39,31 @@ def unmarked(state: Any) -> Any:
             return tuple(unmarked(value) for value in state[_MARK])
         return {key: unmarked(value) for key, value in state.items()}
     return [unmarked(value) for value in state] if type(state) is list else copy.deepcopy(state)
+
+
+def difference(state: Any, fresh: Any, name: str = "it") -> str | None:
+    """How the form of a state differs from that of a fresh iterator's state, in words; None if it does not.
+
+    Grain's iterators keep the types of their states, but for None: an iterator inside has not begun, or has ended.
+    Elements of lists are not compared: iterators of other forms take turns there, as in interleaving.
+
+    Example:
+      >>> difference({"parent": {"next_index": 1.5}}, {"parent": {"next_index": 0}})
+      'parent.next_index must be of type int, and is 1.5'
+      >>> difference({"next_index": 7}, {"next_index": 0})
+    """
+    if fresh is None or (state is None and isinstance(fresh, dict | list | tuple)):
+        return None
+    kind = _kind(fresh)
+    if _kind(state) is not kind:
+        return f"{name} must be of type {kind.__name__}, and is {repr(state)[:100]}"
+    if kind is not dict or not fresh:
+        return None
+    if state.keys() != fresh.keys():
+        return f"{name} must have the keys {sorted(fresh, key=str)}, and has {sorted(state, key=str)}"
+    parts = (difference(state[key], fresh[key], key if name == "it" else f"{name}.{key}") for key in fresh)
+    return next(filter(None, parts), None)
+
+
+def _kind(value: Any) -> type:
+    return int if isinstance(value, np.integer) else type(value)

@@ -87,7 +87,9 @@ def _of_list(name: str, value: list[Any]) -> Array:
     else:
         if array.dtype.kind in "biufc" and np.ndim(first) == 0:
             return array
-        found = f"a list of {type(first).__name__}"
+        numbers = (int, float, complex, np.number, np.bool_)
+        other = next((x for x in array.reshape(-1).tolist() if not isinstance(x, numbers)), first)
+        found = f"a list with a {type(other).__name__} in it" if array.size else "an empty list"
     raise ValueError(
         f"{name}: a list in a record must be an array of numbers, got {found}; pad to one length, numpy.stack "
         "arrays, or use a tuple where each element is a leaf of its own"

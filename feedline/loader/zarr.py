@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from feedline.errors import FeedError
+from feedline.errors import FeedError, RowError
 from feedline.loader import digests
 from feedline.loader.declared import Declared
 from feedline.loader.file_version import FileVersion
@@ -59,14 +60,17 @@ class Folders:
                 version.check(metadata)
         arrays: list[ZarrArray] = jax.tree_util.tree_leaves(tree)
 
-        def identity() -> list[Any]:
-            known = [digests.of_rows(array.dtype, array.shape, array.row) for array in arrays]
+        def identity(of_good: bool) -> list[Any]:
+            failures: list[RowError] = []
+            known = [_sampled(array, failures) for array in arrays]
             self._seen[path].identity = known
+            if failures and not of_good:
+                raise failures[0]
             return known
 
         if seen is None:
             self._seen[path] = _Seen({array.metadata: array.version for array in arrays})
-        elif (before := seen.identity) is not None and identity() != before:
+        elif (before := seen.identity) is not None and identity(of_good=True) != before:
             raise FeedError(
                 "the chunks of a Zarr array must not change while a feed reads it, and rows sampled when "
                 "the feed was built differ now. Write new data to a new path, and build a new feed",
@@ -79,6 +83,19 @@ class Folders:
             lambda leaf, group: Group(arrays[leaf].chunks(group)),
             identity,
         )
+
+
+def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
+    """A digest of some rows; an error of one that cannot be read is added to `failures`."""
+
+    def row_at(row: int) -> Any:
+        try:
+            return array.row(row)
+        except RowError as error:
+            failures.append(error)
+            return np.empty(0, np.uint8)
+
+    return digests.of_rows(array.dtype, array.shape, row_at)
 
 
 def _opened(path: Path, declared: Declared) -> Any:

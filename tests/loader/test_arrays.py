@@ -135,6 +135,19 @@ def test_a_missing_file_and_a_glob_with_no_match_are_named(tmp_path):
         open_source(tmp_path / "gone-*.npy")
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".array_record"])
+def test_a_folder_in_place_of_a_file_is_told_with_the_glob_that_works(tmp_path, suffix):
+    (tmp_path / f"folder{suffix}").mkdir()
+    options = {"dtype": np.uint8} if suffix in (".bin", ".array_record") else {}
+    with pytest.raises(ValueError, match=rf"is a folder; pass a glob of files: .*folder\{suffix}/\*\{suffix}"):
+        open_source(tmp_path / f"folder{suffix}", **options)
+
+
+def test_the_names_of_columns_may_come_from_a_generator(tmp_path):
+    np.savez(tmp_path / "xy.npz", x=np.arange(3), y=np.arange(3), z=np.arange(3))
+    assert open_source(tmp_path / "xy.npz", columns=(name for name in "zx")).spec.keys() == {"z", "x"}
+
+
 def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
     with pytest.raises(ValueError, match=r"cut\.npy cannot be read .* promises \d+ bytes, but there are \d+"):
         open_source(_truncated(tmp_path / "cut.npy"))

@@ -222,9 +222,13 @@ WRONG = [
     (None, "at position 8 every lane has begun, and lane 1 has no state; pass what"),
     (
         {},
-        r"lane 1 cannot go on from its state \{\}: set_state of its iterator raised KeyError: 'next_index'\. Pass",
+        r"lane 1 cannot go on from its state \{\}: it must have the keys \['next_index'\], and has \[\]\. Pass",
     ),
-    ([3], r"lane 1 cannot go on from its state \[3\]: set_state of its iterator raised TypeError: "),
+    ([3], r"lane 1 cannot go on from its state \[3\]: it must be of type dict, and is \[3\]\. Pass"),
+    ({"next_index": 4.5}, "lane 1 cannot go on from .*: next_index must be of type int, and is 4.5"),
+    ({"next_index": True}, "next_index must be of type int, and is True"),
+    ({"next_index": None}, "next_index must be of type int, and is None"),
+    ({"next_index": 4, "parent": 4}, r"must have the keys \['next_index'\], and has \['next_index', 'parent'\]"),
     ({"next_index": 99}, "lane 1 cannot go on from .* IndexError: .* 99 is out of range for dataset of length 20"),
     ({"next_index": 3}, "lane 1 cannot go on from .*: 4 items were taken from it, which are more than its index"),
 ]
@@ -341,6 +345,14 @@ KINDS = {
         _scalars(lane, count), prefetch_buffer_size=3
     ),
     "repeated": lambda lane, count: grain.experimental.RepeatIterDataset(_scalars(lane, count), 2),
+    "interleaved": lambda lane, count: grain.experimental.InterleaveIterDataset(
+        [  # one after the other in the same place of its state, in states of different forms
+            _scalars(lane, count),
+            grain.experimental.LimitIterDataset(_scalars(lane, count), 30),
+            _scalars(lane, count).seed(1).random_map(lambda row, random: row),
+        ],
+        cycle_length=2,
+    ),
 }
 
 

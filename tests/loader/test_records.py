@@ -2,6 +2,7 @@
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -210,6 +211,19 @@ def test_a_list_where_the_first_record_has_an_array_takes_its_dtype():
         source.read(np.array([2]), out)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_python_number_must_fit_the_first_records_dtype_also_one_that_is_not_numpys(dtype):
+    rows = [np.zeros((), jnp.dtype(dtype)), 1, 2.0, 1e300, [1e300], np.inf]
+    source = RecordSource(grain.MapDataset.source(rows))
+    out = np.empty(2, jnp.dtype(dtype))
+    source.read(np.array([1, 2]), out)
+    assert out.astype(float).tolist() == [1, 2]
+    with pytest.raises(RowError, match=r"1e\+300 does not fit \w*float.*row 3"):
+        source.read(np.array([1, 3]), out)
+    source.read(np.array([5, 5]), out)
+    assert not np.isfinite(out).any()
+
+
 LOST = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
 UNFIT = [
     (
@@ -219,8 +233,14 @@ UNFIT = [
     ),
     (np.ma.masked, ValueError, r"1 of these 1 values are masked"),
     ([[1], [2, 3]], ValueError, r"batch\['x'\]: a list in a record .* got lists of different lengths; pad to one"),
-    (["a", "b"], ValueError, "must be an array of numbers, got a list of str"),
-    ([np.zeros(3), np.zeros(3)], ValueError, "got a list of ndarray; .*numpy.stack arrays, or use a tuple"),
+    (["a", "b"], ValueError, "must be an array of numbers, got a list with a str in it"),
+    ([1, None], ValueError, "got a list with a NoneType in it"),
+    ([[], []], ValueError, "got an empty list"),
+    (
+        [np.zeros(3), np.zeros(3)],
+        ValueError,
+        "got a list with a ndarray in it; .*numpy.stack arrays, or use a tuple",
+    ),
     (
         Tensor(np.zeros(3), RuntimeError("it requires grad")),
         TypeError,

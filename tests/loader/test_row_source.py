@@ -45,6 +45,45 @@ def _index(batch):
     return (row[:, 0] << 32) + row[:, 1]
 
 
+class Counted(Squares):
+    """Its identity takes long: a feed asks for it once."""
+
+    asked = 0
+
+    @property
+    def identity(self):
+        self.asked += 1
+        return {"kind": "squares"}
+
+    @identity.setter
+    def identity(self, value):
+        pass
+
+
+def test_a_feed_asks_for_the_identity_once(sharding):
+    source = Counted(100)
+    with Feed(source, 8, sharding):
+        assert source.asked == 1
+
+
+class Delegating:
+    """A source whose members are another one's, but for the special method."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_a_source_that_delegates_to_another_is_one(sharding):
+    with Feed(Delegating(Squares(100)), 8, sharding, order=Order(shuffle=False)) as feed:
+        assert next(feed)["square"].tolist() == [0, 1, 4, 9, 16, 25, 36, 49]
+
+
 @pytest.mark.parametrize("count", [100, 10**12 + 1, 2**40 + 1])
 def test_any_number_of_rows_is_read_from_any_place(sharding, count):
     source = Squares(count)

@@ -69,6 +69,22 @@ def test_a_missing_chunk_is_an_error_that_names_it(tmp_path, version):
 
 
 @pytest.mark.parametrize("version", METADATA)
+def test_rows_of_a_missing_chunk_are_bad_rows_also_where_the_fingerprint_samples_them(tmp_path, version, sharding):
+    path = write(tmp_path / "x.zarr", version)
+    (path / CHUNKS[version].format(2)).unlink()
+    source = feedline.open_source(path)
+    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=100)
+    with feedline.Feed(source, 8, sharding, epochs=1, reading=reading) as feed:
+        seen = np.concatenate(list(feed))
+        assert feed.statistics().bad_rows == 10
+    good = np.delete(ROWS, np.s_[20:30], 0)
+    assert {*seen[:, 0].tolist()} <= {*good[:, 0].tolist()}
+    np.testing.assert_array_equal(read(pickle.loads(pickle.dumps(source)), 19, 30), ROWS[[19, 30]])
+    with pytest.raises(RowError, match="every chunk must be there"):
+        feedline.Feed(source, 8, sharding)
+
+
+@pytest.mark.parametrize("version", METADATA)
 def test_missing_chunks_have_the_fill_value_if_that_is_asked_for(tmp_path, version):
     path = edit(write(tmp_path / "x.zarr", version), version, fill_value=-7)
     (path / CHUNKS[version].format(2)).unlink()
