@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -60,13 +61,14 @@ def build(request: Request) -> Pipeline:
     processes = processes_of(request.sharding)
     with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
         request = request.checked()  # in here: others learn of a wrong argument, too
-        with Alarm(
+        alarm = Alarm(
             reading.stall_warning_s,
             lambda: (
                 f"building a feed has taken {reading.stall_warning_s:g} s so far: it opens the source, reads its "
                 "first row, and calls the transform with that"
             ),
-        ):
+        )
+        with contextlib.closing(alarm), alarm:
             pipeline = _build(request, meeting.key)
         try:
             meeting.agree(
