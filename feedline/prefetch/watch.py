@@ -6,6 +6,7 @@ makes them, an `Alarm` looks for it, on a thread of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from feedline.errors import StallError
 from feedline.options import Reading
@@ -143,10 +144,22 @@ class Alarm:
         """End the thread. Does not wait; `join` does. Idempotent, from anywhere, also a finalizer."""
         self._closed.put(None)
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float | None = None) -> None:
         """Wait for the thread of an alarm that was closed."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+
+
+@contextlib.contextmanager
+def alarmed(after_s: float, told: Callable[[], str]) -> Iterator[None]:
+    """An `Alarm` for one block, whose thread has ended when the block has."""
+    alarm = Alarm(after_s, told)
+    try:
+        with alarm:
+            yield
+    finally:
+        alarm.close()
+        alarm.join()
 
 
 def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, told: Callable[[], str]) -> None:

@@ -18,7 +18,7 @@ from feedline import Feed, Reading, StallError
 from feedline.prefetch import watch as module
 from feedline.prefetch.handover import Empty
 from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.watch import Alarm, Watch, stacks
+from feedline.prefetch.watch import Alarm, Watch, alarmed, stacks
 
 
 class Clock:
@@ -194,11 +194,8 @@ def warned():
 
 def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
     before = threading.enumerate()
-    alarm = Alarm(0.01, lambda: "a block has taken too long")
-    with alarm:
+    with alarmed(0.01, lambda: "a block has taken too long"):
         arrived(warned)
-    alarm.close()
-    alarm.join(PATIENCE_S)
     assert threading.enumerate() == before
     (told,) = warned.text
     assert told.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
@@ -206,15 +203,13 @@ def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_an_alarm_of_a_block_that_ends_says_nothing(warned, raises):
+def test_an_alarm_of_a_block_that_ends_says_nothing_and_leaves_no_thread(warned, raises):
     before = threading.enumerate()
     ends = pytest.raises(KeyError) if raises else contextlib.nullcontext()
-    alarm = Alarm(PATIENCE_S, pytest.fail)
-    with ends, alarm:
+    with ends, alarmed(PATIENCE_S, pytest.fail):
         if raises:
             raise KeyError
-    alarm.close()
-    assert left_behind(before) == []
+    assert threading.enumerate() == before
     assert warned.text == []
 
 
