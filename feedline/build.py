@@ -35,7 +35,7 @@ from feedline.pipeline import Pipeline
 from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
-from feedline.prefetch.watch import Alarm
+from feedline.prefetch.watch import alarmed
 from feedline.replicas import ReplicaCheck
 from feedline.request import Request
 from feedline.schedule import Schedule
@@ -61,7 +61,7 @@ def build(request: Request) -> Pipeline:
     processes = processes_of(request.sharding)
     with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
         request = request.checked()  # in here: others learn of a wrong argument, too
-        with Alarm(
+        with alarmed(
             reading.stall_warning_s,
             lambda: (
                 f"building a feed has taken {reading.stall_warning_s:g} s so far: it opens the source, reads its "

@@ -24,6 +24,7 @@ from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
+from feedline.process_bound import ProcessBound
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
@@ -75,10 +76,14 @@ class _Given(NamedTuple):
     state: Any
 
 
-class MeshIterator:
+class MeshIterator(ProcessBound):
     """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
 
+    _name = "the iterator of prefetch_to_mesh"
+    _instead = "call prefetch_to_mesh again, with an iterator of its own"
+
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
+        super().__init__()
         settings = JaxSettings.of_this_thread()
         idle = prefetch + 3  # placing, waiting, two in use
         source = self._source = _Source(iterable, copy, settings, idle)
@@ -103,6 +108,7 @@ class MeshIterator:
             raise StopIteration
         if self._closed:
             raise ValueError(_CLOSED)
+        self._check_not_forked()
         if not self._started:
             self._started = True
             close_at_exit(self._run)
@@ -132,6 +138,8 @@ class MeshIterator:
           timeout_s: how long to wait for that thread. If it is stuck in the user's iterator a warning
             says so, and it ends with the process at the latest.
         """
+        if self._is_forked():
+            return  # all that could be closed is the parent's
         self._closed = True
         self._run.close()
         if not self._started:

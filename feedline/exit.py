@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import functools
+import os
 import threading
 import time
 import weakref
@@ -36,6 +37,7 @@ def _register() -> None:
     # atexit runs after the threads of executors were joined, which a stuck read never lets happen;
     # threading's own hook, that concurrent.futures (imported above) uses too, runs before, the newest first
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=_runs.clear)  # they are the parent's, and so are their worker processes
 
 
 def _close_all() -> None:

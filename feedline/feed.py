@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 import weakref
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from feedline.options import Order, Reading, checked_integer
 from feedline.pipeline import Placed, Run
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
+from feedline.process_bound import ProcessBound
 from feedline.request import Request
 from feedline.schedule import Cursor, Remainder
 from feedline.shown import Shown
@@ -44,7 +44,7 @@ class _Delivered(NamedTuple):
     lanes: dict[str, Any] | None
 
 
-class Feed(Shown):
+class Feed(Shown, ProcessBound):
     """An iterator of global batches that already lie on the mesh when they are asked for.
 
     A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
@@ -94,6 +94,9 @@ class Feed(Shown):
       {(16, 2)}
     """
 
+    _name = "a feed"
+    _instead = "build another one, and set_state of this one's get_state()"
+
     def __init__(
         self,
         source: Any,
@@ -107,7 +110,7 @@ class Feed(Shown):
         transform: Transform | None = None,
         prefetch: int = 2,
     ) -> None:
-        self._process = os.getpid()
+        super().__init__()
         request = Request(
             source, batch_size, as_shardings(sharding), order, epochs, remainder, reading, transform, prefetch
         )
@@ -306,12 +309,6 @@ class Feed(Shown):
             self._released = True
             self._pipeline.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a feed can be neither pickled nor copied, since it holds threads and open files; build another one "
-            "and set_state of this one's get_state() there"
-        )
-
     def __enter__(self) -> Feed:
         return self
 
@@ -372,15 +369,7 @@ class Feed(Shown):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(_CLOSED)
-        if self._is_forked():
-            raise ValueError(
-                f"a feed works in the process that built it, {self._process}, and this is {os.getpid()}, a fork "
-                "of it: threads, JAX's too, do not survive a fork. Start the process by "
-                'multiprocessing.get_context("spawn"), build a feed there, and pass it get_state()'
-            )
-
-    def _is_forked(self) -> bool:
-        return os.getpid() != self._process
+        self._check_not_forked()
 
 
 def _close_runs(runs: list[Run]) -> None:

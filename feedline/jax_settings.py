@@ -57,6 +57,11 @@ class JaxSettings:
                     stack.enter_context(getattr(jax, name)(value))
             yield
 
+    def state_everywhere(self) -> None:
+        """Have them hold on every thread of this process that states nothing else: for a worker process."""
+        for name, value in zip(_NAMES, self.values, strict=True):
+            jax.config.update(f"jax_{name}", value)
+
     def __reduce__(self) -> Any:
         # a worker process has no accelerator, and a device cannot travel
         values = (None if name == "default_device" else v for name, v in zip(_NAMES, self.values, strict=True))

@@ -1,5 +1,7 @@
 """`prefetch_to_mesh`: any iterator of batches, placed ahead, in order, with its own state."""
 
+import copy as copies
+import pickle
 import threading
 
 import jax
@@ -104,6 +106,17 @@ def test_the_state_is_that_of_the_batch_in_hand():
         assert batches.get_state() == {"given": 1}
         next(batches)
         assert batches.get_state() == {"given": 2}
+
+
+@pytest.mark.parametrize("way", [copies.copy, copies.deepcopy, pickle.dumps])
+def test_it_is_neither_copied_nor_pickled(way):
+    with prefetch_to_mesh(numbered(3), SHARDING) as batches:
+        next(batches)
+        with pytest.raises(
+            TypeError, match=r"of prefetch_to_mesh can be neither pickled nor copied, .*; call pref"
+        ):
+            way(batches)
+        assert len(list(batches)) == 2
 
 
 def test_an_iterator_without_a_state_has_none_to_forward():

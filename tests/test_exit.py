@@ -329,8 +329,8 @@ if os.fork() == 0:
         except ValueError as error:
             print(error)
     feed.close()
-    print("state", feed.get_state()["step"])
-    sys.exit()
+    print("state", feed.get_state()["step"], flush=True)
+    os._exit(0)  # JAX's own end may hang in a forked process
 os.wait()
 next(feed)
 print("went on", feed.get_state()["step"])
@@ -343,3 +343,54 @@ feed.close()
     assert [line.startswith("a feed works in the process that built it, ") for line in told] == [True] * 3
     assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in told[0]
     assert (state, parent) == ("state 1", "went on 2")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_forked_process_that_ends_leaves_the_workers_to_its_parent(tmp_path, prefetch):
+    done, _ = run(
+        tmp_path,
+        f"""
+import multiprocessing
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(800))
+    feed = feedline.Feed("x.npy", 8, sharding, prefetch={prefetch}, reading=feedline.Reading(workers=1))
+    next(feed)
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    for _ in range(30):  # more than was read ahead
+        next(feed)
+    feed.close()
+    print("child", child.exitcode)
+""",
+        flags=("-W", "ignore"),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child 0\n", "")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_drop_in_iterator_in_a_forked_process_says_so_and_the_parents_goes_on(tmp_path, prefetch):
+    done, _ = run(
+        tmp_path,
+        f"""
+batches = feedline.prefetch_to_mesh((np.full(8, i) for i in range(9)), sharding, {prefetch})
+next(batches)
+sys.stdout.flush()
+if os.fork() == 0:
+    try:
+        next(batches)
+    except ValueError as error:
+        print(error, flush=True)
+    batches.close()
+    os._exit(0)  # JAX's own end may hang in a forked process
+os.wait()
+print("went on", int(next(batches)[0]))
+batches.close()
+""",
+        flags=("-W", "ignore"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told, parent = done.stdout.splitlines()
+    assert told.startswith("the iterator of prefetch_to_mesh works in the process that built it, ")
+    assert told.endswith('"spawn"), and there call prefetch_to_mesh again, with an iterator of its own')
+    assert parent == "went on 1"

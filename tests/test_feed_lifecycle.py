@@ -479,15 +479,16 @@ def test_a_dropped_feed_ends_even_while_it_reads():
     assert left_behind(before) == []
 
 
-def test_without_prefetch_there_is_no_thread_but_the_callers():
-    before = threading.enumerate()
+def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_looks_at_the_time():
+    before = set(threading.enumerate())
     source = Rows()
     with feed_of(source, prefetch=0, reading=Reading(threads=4)) as feed:
         for batch in feed:
-            assert threading.enumerate() == before
+            assert [thread.name for thread in set(threading.enumerate()) - before] == ["feedline-alarm"]
             assert batch["row"].shape == (B,)
         assert feed.statistics().threads == 0
     assert source.threads == {threading.current_thread().name}
+    assert set(threading.enumerate()) == before
 
 
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():

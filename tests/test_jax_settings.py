@@ -110,6 +110,24 @@ def test_worker_processes_compute_in_64_bits(tmp_path):
         check(list(feed))
 
 
+def test_worker_processes_unpickle_in_64_bits(tmp_path):
+    """A worker gets what the transform holds before it reads anything."""
+    np.save(tmp_path / "n.npy", np.arange(32))
+    with jax.enable_x64(True):
+        held = jnp.asarray(WIDE)
+        feed = Feed(
+            {"n": str(tmp_path / "n.npy")},
+            8,
+            SHARDING,
+            order=IN_ORDER,
+            epochs=1,
+            transform=lambda batch, rows: {"n": np.asarray(held)[rows.index], "f": TINY[rows.index]},
+            reading=Reading(workers=1),
+        )
+    with feed:
+        check(list(feed))
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_feed_built_outside_of_the_context_keeps_its_32_bits_in_it(prefetch):
     with Feed({"n": np.arange(32)}, 8, SHARDING, order=IN_ORDER, epochs=1, prefetch=prefetch) as feed:

@@ -208,13 +208,14 @@ OF_FEEDLINE = {
               "cluster", "description", "replicas"],
     "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
     "turn": [],
+    "process_bound": [],
     "loops": ["schedule"],
     "shown": ["pipeline", "request", "options", "schedule"],
-    "feed": ["request", "build", "pipeline", "turn", "loops", "shown", "exit", "cluster.monitor", "errors",
-             "options", "schedule", "state", "observe", "placement.plan", "loader.form",
-             "prefetch.handover"],  # a type, and the exception that says closed
+    "feed": ["request", "build", "pipeline", "turn", "process_bound", "loops", "shown", "exit",
+             "cluster.monitor", "errors", "options", "schedule", "state", "observe", "placement.plan",
+             "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit",
-                "errors", "options"],
+                "process_bound", "errors", "options"],
     "exit": ["loader.ending"],  # reads, which it stops
     # beside them
     "cluster": ["cluster", "errors", "options"],

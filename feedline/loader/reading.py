@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import multiprocessing
 import re
 from collections.abc import Callable
@@ -64,7 +65,8 @@ class HostBatches:
         if reading.workers:
             per_worker = max(1, reading.buffer // reading.workers)
             options = grain.MultiprocessingOptions(reading.workers, per_worker)
-            dataset = dataset.mp_prefetch(options, worker_init_fn=prepare_worker)
+            prepare = functools.partial(prepare_worker, recipe.settings)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=prepare)
         self._schedule = recipe.schedule
         self._dataset = dataset
         self._workers = reading.workers

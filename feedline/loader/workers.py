@@ -8,7 +8,10 @@ import signal
 import threading
 from typing import Any
 
+import jax
+
 from feedline.errors import WorkerError
+from feedline.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
 """Set once any worker of this process has delivered a batch: so the script has its `__main__` guard."""
@@ -28,16 +31,24 @@ _NO_GUARD = (
 )
 
 
-def prepare_worker(index: int, count: int) -> None:
-    """Run in each worker process before anything else there: the one place that sets a worker up."""
+def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
+    """Run in each worker process before the source is unpickled there: the one place that sets a worker up.
+
+    Args:
+      settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
+    """
     # Ctrl-C, a launcher and Slurm signal every process of a job: the trainer may read on until it has saved. Not
     # SIG_IGN, which programs that the worker starts would inherit
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
-    import jax
 
+    Args:
+      settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
+    """
+    threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
+    settings.state_everywhere()
 
 
 def _end_with_parent() -> None:

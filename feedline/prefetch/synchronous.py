@@ -31,6 +31,7 @@ class Synchronous(Generic[H, T]):
         self._source = open_source(lambda number, host: False)
         self._place = place
         self._watch = watch
+        self._alarm = watch.alarm()
         self._closed = False
 
     def start(self) -> None:
@@ -46,7 +47,7 @@ class Synchronous(Generic[H, T]):
         """
         if self._closed:
             raise Closed
-        with self._watch.alarm():
+        with self._alarm:
             self._watch.advanced("read")
             host = next(self._source)
             assert host is not None  # no offer is taken
@@ -55,10 +56,12 @@ class Synchronous(Generic[H, T]):
 
     def close(self) -> None:
         """Close the source. Idempotent."""
+        self._alarm.close()  # each time: an interrupt may have come before it
         if not self._closed:
             self._closed = True
             self._source.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """There is no thread to wait for."""
+        """Wait for the thread of the alarm, which reads nothing: so none is named as stuck."""
+        self._alarm.join(timeout_s)
         return None

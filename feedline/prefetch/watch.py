@@ -1,11 +1,12 @@
 """The watchdog: time in which the consumer waits and no stage advances.
 
 Where other threads make the batches, the waiting consumer itself looks at the time. Where the caller's own thread
-makes them, an `Alarm` looks for it, on a thread that exists only meanwhile.
+makes them, an `Alarm` looks for it, on a thread of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from feedline.errors import StallError
 from feedline.options import Reading
@@ -54,7 +55,7 @@ class Watch:
         self._warned = False
 
     def alarm(self) -> Alarm:
-        """For a caller that reads and places itself: warns in its place, once."""
+        """For a caller that reads and places itself: warns in its place, once for each item."""
 
         def told() -> str:
             stage, at = self._last
@@ -105,11 +106,18 @@ class Watch:
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
-class Alarm:
-    """A context whose thread warns, with the stack of every thread, if the block takes too long.
+class _Block:
+    """When the block under way began, on the monotonic clock; None: there is none."""
 
-    For what the caller's own thread does: that cannot look at the time, nor be made to raise, while it hangs. The
-    thread of the alarm does nothing else, and has ended when the block has.
+    began: float | None = None
+
+
+class Alarm:
+    """A context, for any number of blocks, that warns with the stack of every thread if one takes too long.
+
+    For what the caller's own thread does: that cannot look at the time, nor be made to raise, while it hangs. One
+    thread looks instead. It starts with the first block, wakes only when a warning may be due, and ends with
+    `close` or when the alarm is dropped. So a further block costs no more than two assignments.
 
     Args:
       after_s: seconds.
@@ -117,27 +125,58 @@ class Alarm:
     """
 
     def __init__(self, after_s: float, told: Callable[[], str]) -> None:
-        self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
-        weakref.finalize(
-            self, self._over.put, None
-        ).atexit = False  # an interrupt may come right before `__exit__`
+        self._block = _Block()
+        self._closed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        weakref.finalize(self, self._closed.put, None).atexit = False
         self._thread = threading.Thread(
-            target=_warn_unless_over, args=(self._over, after_s, told), name="feedline-alarm", daemon=True
+            target=_warn, args=(self._block, self._closed, after_s, told), name="feedline-alarm", daemon=True
         )
 
     def __enter__(self) -> None:
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._block.began = time.monotonic()
 
     def __exit__(self, *exception: object) -> None:
-        self._over.put(None)
-        self._thread.join()
+        self._block.began = None
+
+    def close(self) -> None:
+        """End the thread. Does not wait; `join` does. Idempotent, from anywhere, also a finalizer."""
+        self._closed.put(None)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread of an alarm that was closed."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
 
-def _warn_unless_over(over: queue.SimpleQueue[None], after_s: float, told: Callable[[], str]) -> None:
+@contextlib.contextmanager
+def alarmed(after_s: float, told: Callable[[], str]) -> Iterator[None]:
+    """An `Alarm` for one block, whose thread has ended when the block has."""
+    alarm = Alarm(after_s, told)
     try:
-        over.get(timeout=after_s)
-    except queue.Empty:
-        _log.warning("%s. Stacks of all threads:\n%s", told(), stacks())
+        with alarm:
+            yield
+    finally:
+        alarm.close()
+        alarm.join()
+
+
+def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, told: Callable[[], str]) -> None:
+    warned_of, wait_s = None, after_s
+    while True:
+        try:
+            return closed.get(timeout=wait_s)
+        except queue.Empty:
+            began = block.began
+        wait_s = after_s  # no block that begins from here on is due earlier
+        if began is not None and began != warned_of:
+            left_s = began + after_s - time.monotonic()
+            if left_s > 0:
+                wait_s = left_s
+            else:
+                warned_of = began
+                _log.warning("%s. Stacks of all threads:\n%s", told(), stacks())
 
 
 def stacks() -> str:

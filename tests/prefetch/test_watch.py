@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import queue
 import threading
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from feedline import Feed, Reading, StallError
 from feedline.prefetch import watch as module
 from feedline.prefetch.handover import Empty
 from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.watch import Alarm, Watch, stacks
+from feedline.prefetch.watch import Alarm, Watch, alarmed, stacks
 
 
 class Clock:
@@ -193,7 +194,7 @@ def warned():
 
 def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
     before = threading.enumerate()
-    with Alarm(0.01, lambda: "a block has taken too long"):
+    with alarmed(0.01, lambda: "a block has taken too long"):
         arrived(warned)
     assert threading.enumerate() == before
     (told,) = warned.text
@@ -205,11 +206,63 @@ def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
 def test_an_alarm_of_a_block_that_ends_says_nothing_and_leaves_no_thread(warned, raises):
     before = threading.enumerate()
     ends = pytest.raises(KeyError) if raises else contextlib.nullcontext()
-    with ends, Alarm(PATIENCE_S, pytest.fail):
+    with ends, alarmed(PATIENCE_S, pytest.fail):
         if raises:
             raise KeyError
     assert threading.enumerate() == before
     assert warned.text == []
+
+
+def test_blocks_of_an_alarm_share_a_thread():
+    before = threading.enumerate()
+    alarm = Alarm(PATIENCE_S, pytest.fail)
+    seen = set()
+    for _ in range(3):
+        with alarm:
+            seen |= set(threading.enumerate()) - set(before)
+    alarm.close()
+    (thread,) = seen
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_each_block_of_an_alarm_is_warned_of(warned):
+    alarm = Alarm(0.01, lambda: "a block has taken too long")
+    for _ in range(2):
+        with alarm:
+            arrived(warned)
+            warned.clear()
+    alarm.close()
+    assert len(warned.text) == 2
+
+
+class Sleeps:
+    """Stands in for the queue that wakes the thread of an alarm: a list of how long it sleeps, on a clock."""
+
+    def __init__(self, clock, *happens):
+        self.clock, self.happens, self.asked = clock, iter(happens), []
+
+    def get(self, timeout):
+        self.asked.append(timeout)
+        self.clock.now += timeout
+        begin = next(self.happens, None)
+        if begin is None:
+            return
+        begin()
+        raise queue.Empty
+
+
+def test_an_alarm_looks_when_a_warning_may_be_due(clock, warned):
+    block = module._Block()
+
+    def began(at):
+        return lambda: setattr(block, "began", at)
+
+    # looks at 30, where no block is under way; 60, where one is since 42; 72; 102, the same; 132, one since 131
+    sleeps = Sleeps(clock, began(None), began(42), began(42), began(42), began(131))
+    module._warn(block, sleeps, 30, lambda: f"at {clock.now}")
+    assert sleeps.asked == [30, 30, 12, 30, 30, 29]
+    assert [text.split(".")[0] for text in warned.text] == ["at 72"]
 
 
 def test_an_alarm_that_is_dropped_ends_its_thread():
