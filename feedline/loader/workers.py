@@ -42,11 +42,6 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
-
-    Args:
-      settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
-    """
-    threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
     settings.state_everywhere()
 
