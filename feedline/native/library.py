@@ -10,7 +10,7 @@ from pathlib import Path
 INTERFACE = 1
 """Of the C functions and structs that this package calls; `columns.c` has the same number."""
 
-PATH = Path(__file__).with_name("libcolumns.so")
+PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
 """Where the build puts it."""
 
 
