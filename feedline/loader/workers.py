@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from typing import Any
 
@@ -29,6 +30,10 @@ _NO_GUARD = (
 
 def prepare_worker(index: int, count: int) -> None:
     """Run in each worker process before anything else there: the one place that sets a worker up."""
+    # Ctrl-C, a launcher and Slurm signal every process of a job: the trainer may read on until it has saved. Not
+    # SIG_IGN, which programs that the worker starts would inherit
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     import jax
 
