@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ import numpy.typing as npt
 
 from feedline.errors import RowError
 from feedline.loader import digests, extras, files
-from feedline.loader.declared import Declared
+from feedline.loader.declared import Declared, Decode
 from feedline.loader.file_version import FileVersion
 from feedline.loader.indexed import IndexedSource
 from feedline.loader.opening import opening
 from feedline.loader.shards import Indices, Shards
 from feedline.loader.spec import RowSpec
-from feedline.loader.values import as_array
+from feedline.loader.values import as_array, is_list, of_record
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")
@@ -127,7 +126,7 @@ class ArrayRecordSource(IndexedSource):
         if self._declared.decode is None:
             return self._unpacked(shard, rows, records)
         try:
-            return jax.tree.map(functools.partial(as_array, "a leaf"), self._declared.decode(records))
+            return _decoded_by(self._declared.decode, records)
         except Exception as error:
             raise self._failed(shard, rows, records, error) from error
 
@@ -151,7 +150,7 @@ class ArrayRecordSource(IndexedSource):
         told = "decode failed on this record with {}: {}"
         for row, record in zip(rows, records, strict=True):
             try:
-                self._declared.decode([record])
+                _decoded_by(self._declared.decode, [record])
             except Exception as alone:  # noqa: BLE001  # of any type: it is the user's code, and is raised by the caller
                 return self._error(shard, row, told.format(type(alone).__name__, alone))
         told = f"decode failed on {len(records)} records from this one on, but on none alone, with {{}}: {{}}"
@@ -162,6 +161,16 @@ class ArrayRecordSource(IndexedSource):
 
     def __reduce__(self) -> Any:
         return _opened_again, (self._arguments, self._versions)
+
+
+def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
+    """The tree of arrays that these records are. A list of numbers is an array, as in a record of a dataset."""
+
+    def converted(path: Any, value: Any) -> Array:
+        name = f"batch{jax.tree_util.keystr(path)}"
+        return as_array(name, of_record(name, value))
+
+    return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
 
 
 def _opened_again(arguments: tuple[Sequence[str], Declared], versions: list[FileVersion]) -> ArrayRecordSource:

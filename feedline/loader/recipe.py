@@ -215,7 +215,9 @@ class Recipe:
                 )
             asked = places.epoch * self.schedule.rows + index
         try:
-            self.source.read(asked, out)
+            returned: Any = self.source.read(asked, out)  # type: ignore[func-returns-value]
+            if returned is not None:
+                raise TypeError(f"read writes its rows into out, and must not return a {type(returned).__name__}")
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration must not pass for the end of the feed

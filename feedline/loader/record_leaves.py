@@ -133,6 +133,10 @@ def share_memory(*trees: Any) -> bool:
     )
     if any(np.may_share_memory(a, b) for a, b in itertools.product(*arrays)):
         return True
-    # the array of a list is new each time, and both records may hold one list
-    lists = ([x for x in jax.tree_util.tree_leaves(tree, is_leaf=is_list) if is_list(x)] for tree in trees)
-    return any(a is b for a, b in itertools.product(*lists))
+    # the array of a list, or of a tensor that copies, is new each time, and both records may hold one of these
+    numbers = (int, float, complex, np.generic)
+    objects = (
+        [x for x in jax.tree_util.tree_leaves(tree, is_leaf=is_list) if not isinstance(x, numbers)]
+        for tree in trees
+    )
+    return any(a is b for a, b in itertools.product(*objects))

@@ -144,6 +144,8 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     """
     if isinstance(source, grain.IterDataset | Lanes):
         return source
+    if isinstance(source, type):
+        raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
     if isinstance(source, grain.MapDataset):
         return RecordSource(source)
     if isinstance(source, str | bytes | os.PathLike):

@@ -137,7 +137,7 @@ def _placed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _leaf(name: str, value: Any) -> Leaf:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
+    if not isinstance(shape, tuple) or dtype is None:
         raise TypeError(
             f"{name}: each leaf of a row must be a NumPy array or scalar, got {type(value).__name__}; "
             "tokenise or encode it as numbers first, as in grain.MapDataset.source(rows).map(encode)"

@@ -108,6 +108,25 @@ def test_a_decoder_that_changes_its_form_or_fails_on_many_is_told(tmp_path):
             source.read(np.arange(3), np.empty(3, np.uint8))
 
 
+def test_a_decoder_may_return_lists_of_numbers_and_a_masked_record_is_named(tmp_path):
+    _write(tmp_path / "x.array_record", [bytes(i % 4) for i in range(40)])
+    source = feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: {"n": [len(r) for r in rs]})
+    out = {"n": np.empty(7, np.int64)}
+    source.read(np.arange(7), out)
+    assert out["n"].tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+    def masked(records):
+        lengths = [len(record) for record in records]
+        return np.ma.masked_array(lengths, [length == 3 for length in lengths])
+
+    source = feedline.open_source(tmp_path / "x.array_record", decode=masked)
+    with pytest.raises(feedline.RowError, match=r"decode failed on this record .* 1 of these 1") as error:
+        source.read(np.arange(7), out["n"])
+    assert error.value.row == 3
+    with pytest.raises(feedline.RowError, match=r"got a list with a ndarray in it; .*stack"):
+        feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: [np.zeros(2) for _ in rs])
+
+
 def test_files_that_are_none_are_refused(tmp_path):
     records = [record.tobytes() for record in _records(2000)]
     _write(tmp_path / "x.array_record", records)

@@ -272,20 +272,35 @@ def test_a_masked_record_is_a_bad_row(sharding, delivered):
     assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
 
 
-class OneList(Records):
-    """A decoder that writes every record into the same list."""
+class Copying:
+    """Stands for a tensor that NumPy must copy: its arrays share no memory."""
 
-    def __init__(self, n=200):
-        super().__init__(n)
-        self.ids = [0, 0, 0]
+    def __init__(self):
+        self.values = [0, 0, 0]
+
+    def __setitem__(self, places, values):
+        self.values[places] = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values)
+
+
+class OneObject(Records):
+    """A decoder that writes every record into the same list or tensor."""
+
+    def __init__(self, ids):
+        super().__init__(200)
+        self.ids = ids
 
     def __getitem__(self, i):
         self.ids[:] = [i, i, i]
         return {"x": self.ids, "y": i}
 
 
-def test_records_that_share_one_list_are_written_before_the_next_is_read(sharding, delivered):
-    for batch in delivered(Feed(OneList(), 64, sharding, epochs=1, reading=Reading(threads=1))):
+@pytest.mark.parametrize("kind", [list, Copying])
+def test_records_that_share_one_object_are_written_before_the_next_is_read(sharding, delivered, kind):
+    shared = [0, 0, 0] if kind is list else Copying()
+    for batch in delivered(Feed(OneObject(shared), 64, sharding, epochs=1, reading=Reading(threads=1))):
         np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
 
 

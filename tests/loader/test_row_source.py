@@ -66,6 +66,36 @@ def test_a_feed_asks_for_the_identity_once(sharding):
         assert source.asked == 1
 
 
+class Returning(Squares):
+    """Whoever wrote it took `read` for a function of the rows alone: nothing is written."""
+
+    def read(self, rows, out):
+        return {"row": np.zeros((len(rows), 2)), "square": rows**2}
+
+
+def test_a_read_that_returns_its_rows_is_refused(sharding):
+    with (
+        Feed(Returning(100), 8, sharding) as feed,
+        pytest.raises(RowError, match="read writes its rows into out, and must not return a dict"),
+    ):
+        next(feed)
+
+
+class Typed(Squares):
+    """Its spec holds a dtype in place of a ShapeDtypeStruct."""
+
+    def __init__(self):
+        super().__init__(9)
+        self.spec = {"square": np.int16}
+
+
+def test_what_is_no_source_or_has_no_spec_is_told(sharding):
+    with pytest.raises(TypeError, match=r"got the class Squares; pass Squares\(\.\.\.\)"):
+        Feed(Squares, 8, sharding)
+    with pytest.raises(TypeError, match=r"batch\['square'\]: each leaf of a row must .*, got type"):
+        Feed(Typed(), 8, sharding)
+
+
 class Delegating:
     """A source whose members are another one's, but for the special method."""
 
