@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from typing import Any
 
@@ -37,6 +38,8 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
       settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
     """
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
+    # a terminal sends Ctrl-C to workers, too, and the program may catch it and go on: they end with their run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
     settings.state_everywhere()
 
