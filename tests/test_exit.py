@@ -136,8 +136,8 @@ raise SystemError("mine")
 
 WORKERS = """
 import multiprocessing
-np.save("x.npy", np.arange(6400, dtype=np.float32).reshape(1600, 4))
 def main():
+    np.save("x.npy", np.arange(6400, dtype=np.float32).reshape(1600, 4))  # here: workers import the script, too
     feed = feedline.Feed({"x": "x.npy"}, 8, sharding, reading=feedline.Reading(workers=2))
     next(feed)
     workers = [child.pid for child in multiprocessing.active_children() if "grain" in child.name]
@@ -151,6 +151,19 @@ SHARED = """
         maps = file.read().split()
     print("shared", *{word.removeprefix("/dev/shm/") for word in maps if word.startswith("/dev/shm/")}, flush=True)
 """
+
+
+def test_a_script_that_writes_its_file_again_in_each_worker_is_told_so(tmp_path):
+    script = """
+np.save("x.npy", np.arange(64, dtype=np.float32))
+if __name__ == "__main__":
+    with feedline.Feed({"x": "x.npy"}, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
+        next(feed)
+"""
+    done, _ = run(tmp_path, script)
+    assert done.returncode == 1
+    told = "A worker process imports your script again: what writes the file must stand under `if __name__ =="
+    assert told in done.stderr
 
 
 @pytest.mark.parametrize("end", ["", "feed.close()", "feed.close(); del batch"])
@@ -231,7 +244,8 @@ def test_a_worker_that_ends_ends_the_feed_with_an_error_within_seconds(tmp_path,
     done, _ = run(
         tmp_path,
         f"""
-np.save("x.npy", np.arange(1600, dtype=np.float32))
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(1600, dtype=np.float32))
 def leave(batch, rows):
     if 800 in rows.index and len(rows.index) > 1 and not os.path.exists("left"):
         open("left", "w").close()
@@ -269,7 +283,8 @@ def test_shared_memory_that_is_full_is_named(tmp_path, size):
     done, _ = run(
         tmp_path,
         """
-np.save("x.npy", np.zeros((4, 1 << 20), np.uint8))
+if __name__ == "__main__":
+    np.save("x.npy", np.zeros((4, 1 << 20), np.uint8))
 if __name__ == "__main__":
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with feedline.Feed({"x": "x.npy"}, 4, one, reading=feedline.Reading(workers=2)) as feed:

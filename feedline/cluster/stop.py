@@ -50,7 +50,7 @@ def should_stop(step: int) -> bool:
       RuntimeError: the first call is not made in the main thread, which alone receives signals.
 
     Example:
-      >>> for step in range(3):
+      >>> for step in range(3):  # doctest: +SKIP
       ...     if should_stop(step):  # after the train step
       ...         break  # save here, then sys.exit(143)
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import NamedTuple
 
@@ -83,9 +84,15 @@ class FileVersion(NamedTuple):
 
 
 def _changed(path: str | os.PathLike[str], found: str) -> FeedError:
+    hint = ""
+    if multiprocessing.parent_process() is not None:
+        hint = (
+            ". A worker process imports your script again: what writes the file must stand under `if __name__ == "
+            '"__main__":`'
+        )
     return FeedError(
         f"a file must not change while a feed reads it, and {found} since the source was opened. Write new data "
-        "to a new path, and build a new feed",
+        f"to a new path, and build a new feed{hint}",
         stage="read",
         file=os.fspath(path),
     )

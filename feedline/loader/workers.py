@@ -37,9 +37,11 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
     Args:
       settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
     """
+    # Ctrl-C, a launcher and Slurm signal every process of a job: the trainer may read on until it has saved. Not
+    # SIG_IGN, which programs that the worker starts would inherit
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
-    # a terminal sends Ctrl-C to workers, too, and the program may catch it and go on: they end with their run
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
     settings.state_everywhere()
 

@@ -14,8 +14,10 @@ from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
+from feedline.cli.steps import _later
 from feedline.cli.train import Train, use_cpu_devices
 from feedline.data.labelled import DIGITS
+from feedline.order import rows_at
 from feedline.trainer.modes import Mode
 
 DEFAULT = "jit_multi"
@@ -97,10 +99,12 @@ def test_the_summary_is_for_people(capsys):
     assert "step 1 of 4 | loss " in told.err
 
 
-def test_json_stays_json_when_training_diverges(capsys):
+def test_training_that_diverges_prints_no_result(capsys):
     options = ["--data", "synthetic", "--rows", "400", "--learning-rate", "1e38", "--steps", "5", "--json"]
-    assert main(["train", *options]) == 0
-    assert json.loads(capsys.readouterr().out)["final_loss"] is None
+    assert main(["train", *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the loss is nan at step 2" in err
 
 
 @pytest.mark.parametrize("form", ["npz", "directory"])
@@ -160,3 +164,35 @@ def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
     use_cpu_devices(3)
     assert os.environ["XLA_FLAGS"] == "--xla_a=1 --xla_force_host_platform_device_count=3"
     assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
+def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, capsys):
+    """Not with exit code 0 after hours. Nothing is saved from that step on."""
+    chance = np.random.default_rng(0)
+    image, bad = chance.normal(size=(100, 6)).astype(np.float32), 29
+    image[37] = np.nan  # of the rows trained on, which are those but 0, 5, 10, …, number 29
+    np.savez(tmp_path / "rows.npz", image=image, label=chance.integers(0, 3, 100))
+    order = rows_at(feedline.Order(seed=0), 80, 0, np.arange(80))
+    step = int(np.flatnonzero(order == bad)[0]) // 8 + 1
+    options = ["--batch-size", "8", "--layers", "1", "--width", "4"]
+    folder = ["--checkpoint-dir", str(tmp_path / "run"), "--save-every", "1"]
+    assert main(["train", "--data", str(tmp_path / "rows.npz"), "--epochs", "3", *options, *folder]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    rows = ", ".join(map(str, order[(step - 1) * 8 : step * 8]))
+    assert f"the loss is nan at step {step}, the first at which it is no finite number" in told
+    assert f"The batch of that step holds the training rows {rows}; look whether" in told
+    assert told.endswith(f"[stage train, epoch 0, position {(step - 1) * 8}]")
+    assert max(int(path.name) for path in (tmp_path / "run").glob("[0-9]*")) == step - 1
+
+
+@pytest.mark.parametrize("position", [0, 13, 20, 29, 30, 33])
+def test_the_state_some_batches_later_is_that_of_a_walk(position):
+    """Where the last rows of each epoch are dropped, and the first batches may have been of another size."""
+    rows, size, state = 33, 4, {"epoch": 2, "position": position}
+    for batches in range(30):
+        epoch, at = 2, position
+        for _ in range(batches + 1):
+            if at + size > rows:
+                epoch, at = epoch + 1, 0
+            before, at = (epoch, at), at + size
+        assert _later(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}

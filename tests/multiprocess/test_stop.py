@@ -115,3 +115,38 @@ def test_a_second_sigterm_kills_a_program_that_does_not_ask():
         _, err = launcher.communicate(timeout=PATIENCE_S)
     assert launcher.returncode == 128 + signal.SIGKILL
     assert "after SIGTERM, SIGTERM had been passed on" in err
+
+
+WITH_WORKERS = (
+    "import os, signal, sys\n"
+    "import jax, numpy as np\n"
+    "import feedline\n"
+    "def main():\n"
+    "    np.save(sys.argv[1], np.arange(40_000))\n"
+    "    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])\n"
+    "    feed = feedline.Feed(sys.argv[1], 8, device, reading=feedline.Reading(workers=2))\n"
+    "    stopped = 0\n"
+    "    for step, _ in enumerate(feed):\n"
+    "        if step == 5:\n"
+    "            os.killpg(os.getpgid(0), signal.SIGTERM)\n"
+    "        stopped += feedline.cluster.should_stop(step)\n"
+    "        if stopped == 200:\n"
+    "            break\n"
+    "    feed.close()\n"
+    "    print('read on')\n"
+    "if __name__ == '__main__':\n"
+    "    main()\n"
+)
+
+
+def test_workers_that_get_the_signal_too_read_on(tmp_path):
+    """Slurm, `feedline launch` and Ctrl-C at a terminal signal every process of a job."""
+    (tmp_path / "script.py").write_text(WITH_WORKERS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", tmp_path / "rows.npy"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "read on\n"), done.stderr
