@@ -346,6 +346,31 @@ feed.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_ctrl_c_that_the_program_catches_leaves_its_workers(tmp_path, prefetch):
+    """A terminal sends it to all processes of the program."""
+    done, _ = run(
+        tmp_path,
+        f"""
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setpgrp()
+    np.save("x.npy", np.arange(800))
+    order = feedline.Order(shuffle=False)
+    reading = feedline.Reading(workers=2)
+    with feedline.Feed("x.npy", 8, sharding, order=order, epochs=1, prefetch={prefetch}, reading=reading) as feed:
+        rows = [np.asarray(next(feed)) for _ in range(9)]  # both workers are there
+        try:
+            os.killpg(0, signal.SIGINT)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            rows += [np.asarray(batch) for batch in feed]
+    print(np.concatenate(rows).tolist() == list(range(800)))
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_forked_process_that_ends_leaves_the_workers_to_its_parent(tmp_path, prefetch):
     done, _ = run(
         tmp_path,
