@@ -130,7 +130,8 @@ def travel(journey, spec, remainder, open_sources):
 def run_of(open_source, prefetch):
     """A run that is started, and whose batches stay on the host."""
     keep = lambda host: host  # noqa: E731
-    run = Prefetcher(open_source, keep, prefetch, Watch(Reading())) if prefetch else Synchronous(open_source, keep)
+    watch = Watch(Reading())
+    run = Prefetcher(open_source, keep, prefetch, watch) if prefetch else Synchronous(open_source, keep, watch)
     run.start()
     return run
 

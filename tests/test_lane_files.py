@@ -1,5 +1,6 @@
 """`save_lanes` and `load_lanes`: a checkpoint of lanes, whole or refused."""
 
+import contextlib
 import json
 import resource
 
@@ -76,17 +77,20 @@ def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, mo
     assert len(list(tmp_path.iterdir())) == 3  # and no part of a file
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files():
-    """Files may have 64 bytes: a write beyond fails as on a full disk."""
+    """Files may have 64 bytes: a write beyond fails as on a full disk. No fixture: pytest's own log would be cut."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path, small_files):
-    with pytest.raises(OSError, match=r"could not write a lane \(File too large\).* save to another") as caught:
+def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path):
+    told = r"could not write a lane \(File too large\).* save to another"
+    with pytest.raises(OSError, match=told) as caught, small_files():
         save_lanes(state(), tmp_path / "new")
     assert caught.value.filename == str(tmp_path / "new" / "lane-00000-of-00003.json")
     assert list((tmp_path / "new").iterdir()) == []
