@@ -26,6 +26,7 @@ from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm
 from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.reading import HostBatches
+from feedline.loader.reads import Reads
 from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.spec import RowSpec
@@ -204,6 +205,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
                 cursor,
                 reading,
                 lambda: None,
+                reads=Reads(),
             )
             for form in forms
         ]
