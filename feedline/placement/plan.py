@@ -163,7 +163,8 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
     if isinstance(sharding, SingleDeviceSharding):
         return sharding
     raise TypeError(
-        f"a NamedSharding or a SingleDeviceSharding is needed to shard the batch axis alone, got {sharding!r}"
+        f"a NamedSharding or a SingleDeviceSharding is needed to shard the batch axis alone, got {sharding!r}; "
+        'for example NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under jax.set_mesh(mesh)'
     )
 
 
