@@ -79,7 +79,7 @@ def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, mo
 
 @contextlib.contextmanager
 def small_files():
-    """Files may have 64 bytes: a write beyond fails as on a full disk. No fixture, which would cut pytest's log."""
+    """Files may have 64 bytes: a write beyond fails as on a full disk. No fixture: it would cut pytest's log."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
