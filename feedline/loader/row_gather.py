@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,34 +36,44 @@ class RowGather:
     """
 
     def __init__(self, parts: Sequence[Array]) -> None:
-        self._parts = parts
-        self._shards = Shards([len(part) for part in parts])
-        compiled, whole = library(), all(part[0].flags.c_contiguous for part in parts if len(part))
-        self._library = compiled if whole and len(self._shards) else None
-        self._segments = Segments(parts) if self._library is not None else None
-        by_numpy = self._library is None and len(self._shards) and Scattered.fits(parts)
-        self._scattered = Scattered(parts) if by_numpy else None
+        compiled, filled = library(), [part for part in parts if len(part)]
+        self._by_c: tuple[ctypes.CDLL, Segments] | None = None
+        self._by_numpy: _ByNumPy | None = None
+        if compiled is not None and filled and all(part[0].flags.c_contiguous for part in filled):
+            self._by_c = compiled, Segments(filled)
+        else:
+            self._by_numpy = _ByNumPy(parts)
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of row rows[i] to out[i], which has the dtype of the parts and may be strided.
+        """Write the `columns` of row rows[i] to out[i], which may be strided.
 
         Raises:
           IndexError: there is no such row.
         """
-        if self._library is not None and self._segments is not None:
-            self._segments.gather(self._library, np.ascontiguousarray(rows, np.int64), columns, out)
-        elif self._scattered is not None:
-            self._read_scattered(self._scattered, rows, columns, out)
-        else:
+        if self._by_c is not None:
+            compiled, segments = self._by_c
+            segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
+        elif self._by_numpy is not None:
+            self._by_numpy.read(rows, columns, out)
+
+
+class _ByNumPy:
+    """What `RowGather` does where the library was not built, or where rows are not contiguous."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._shards = Shards([len(part) for part in parts])
+        self._scattered = Scattered(parts) if len(self._shards) and Scattered.fits(parts) else None
+
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        if self._scattered is None:
             for shard, local, places in self._shards.split(rows):
                 out[places] = _picked(self._parts[shard], local, columns)
-
-    def _read_scattered(self, scattered: Scattered, rows: Indices, columns: Columns, out: Array) -> None:
-        if len(self._parts) == 1:
-            scattered.read(None, rows, columns, out)
+        elif len(self._parts) == 1:
+            self._scattered.read(None, rows, columns, out)
         else:
             part = self._shards.of(rows)
-            scattered.read(part, rows - self._shards.firsts.take(part), columns, out)
+            self._scattered.read(part, rows - self._shards.firsts.take(part), columns, out)
 
 
 def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
