@@ -61,8 +61,8 @@ class Segments:
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self._parts = [part for part in parts if len(part)]
-        row = self._parts[0][0]
-        self._shape, self._dtype = row.shape, row.dtype
+        # not of a row: of an array without further axes that is a scalar, which has lost the byte order
+        self._shape, self._dtype = self._parts[0].shape[1:], self._parts[0].dtype
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)

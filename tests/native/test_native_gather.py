@@ -12,7 +12,7 @@ from feedline.native.gather import Segments
 from feedline.native.library import library
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
-DTYPES = [np.bool_, np.uint8, np.int16, np.float32, np.float64, np.complex128]
+DTYPES = [np.bool_, np.uint8, np.int16, np.float32, np.float64, np.complex128, ">i8", ">f4"]
 
 
 def filled(shape, dtype, random):
@@ -87,6 +87,16 @@ def test_memory_that_may_not_be_written_is_refused():
     out.flags.writeable = False
     with pytest.raises(ValueError, match="writeable"):
         Segments([np.ones((5, 4), np.int32)]).gather(library(), np.arange(3), (slice(None),), out)
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(5,), (5, 3)])
+@pytest.mark.parametrize("into", ["<i4", ">i4", "<f8", ">f8"])
+def test_another_byte_order_is_converted(shape, into):
+    values = np.arange(np.prod(shape), dtype=">i4").reshape(shape)
+    out = np.empty((3, *shape[1:]), into)
+    Segments([values]).gather(library(), np.array([4, 0, 2]), (slice(None),) * (len(shape) - 1), out)
+    np.testing.assert_array_equal(out, values[[4, 0, 2]])
 
 
 @compiled
