@@ -373,7 +373,7 @@ def test_two_processes_join_and_compute_together():
     options = ["--processes", "2", "--cpu", "--devices-per-process", "2"]
     done = run_feedline("launch", *options, "--", sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
-    assert {"[0] 2 2 4 3", "[1] 2 2 4 3"} <= set(done.stdout.splitlines())  # Gloo writes there too.
+    assert done.stdout.count("2 2 4 3") == 2  # Gloo writes there too, from other threads, and into our lines
     for process in range(2):
         line = (
             rf"\[{process}\] feedline: process {process} of 2, found environment variables "

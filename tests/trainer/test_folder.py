@@ -5,10 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
 import pytest
+from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
@@ -47,6 +49,9 @@ def test_a_directory_that_another_run_uses_is_refused_until_that_is_gone(tmp_pat
         for _ in range(2):
             with Checkpoints(tmp_path, feed, mesh, 1):
                 pass
+        deadline = time.monotonic() + PATIENCE_S  # Orbax removes it on a thread of its own
+        while half.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert not half.exists()
 
 
