@@ -1,11 +1,10 @@
 /* Columns without the interpreter: which rows a batch holds, and the copy of them into it.
  *
  * C11 with no Python API: ctypes loads it and lets go of the interpreter's lock for the length of each call. Two
- * jobs, bit for bit what the NumPy code in feedline/order and feedline/loader does:
+ * jobs, bit for bit what the NumPy code of feedline does:
  *
- *   feedline_order_*   the row at each of some positions of an epoch (see feedline/permutation.py, blocks.py)
- *   feedline_gather    rows of one leaf, wherever their segments lie in memory, into a batch
- *   feedline_fill      both for one part of a batch: the order once, then every leaf
+ *   feedline_order    the row at each of some positions of an epoch (see feedline/permutation.py, blocks.py)
+ *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *
  * Nothing is allocated and nothing is kept between calls, so any number of threads may call at a time. A row that
  * is in no segment is an error code, and nothing is read for it.
@@ -318,24 +317,4 @@ EXPORT int32_t feedline_gather(const Leaf *leaf, const int64_t *rows, int64_t co
   else
     copied(several, rows, count, out, out_stride);
   return OK;
-}
-
-/* ---- both ----------------------------------------------------------------------------------------------------- */
-
-/* A leaf, and where a part of a batch holds it. */
-typedef struct {
-  const Leaf *leaf;
-  unsigned char *out;
-  int64_t out_stride;
-  int64_t stream;
-} Target;
-
-/* Fill one part of a batch: its rows by the order, into `rows`, then each leaf of them. */
-EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
-                             int64_t *rows, const Target *targets, int64_t leaves, int64_t *bad) {
-  int32_t error = feedline_order(order, positions, first, count, rows, bad);
-  for (int64_t i = 0; i < leaves && !error; i++)
-    error = feedline_gather(targets[i].leaf, rows, count, targets[i].out, targets[i].out_stride,
-                            (int32_t)targets[i].stream, bad);
-  return error;
 }
