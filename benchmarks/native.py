@@ -1,0 +1,116 @@
+"""What does the C library gain over the NumPy code that runs without it: for the order, and for gathering rows?
+
+One thread, nothing placed: uint8 rows in memory, shuffled over 1 GiB, into six buffers in turn as a feed uses
+them. Refuted if the C order takes more than 4 ns a row, or if the gather as a feed calls it, which chooses between
+stores into the cache and past it, is slower than `np.take` or than either kind of stores by more than noise.
+
+- order: ns a row, of 65,536 adjacent positions.
+- take, cached, streamed, chosen: GB/s of np.take, of the C gather with either kind of stores, and as a feed calls
+  it.
+- many: GB/s of a feed's gather where the rows lie in 64 arrays, by C and by NumPy.
+
+    python benchmarks/native.py             # two minutes; --quick: seconds; --json: one object in the last line
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+from feedline import Blocks, Order
+from feedline.bench.machine import describe
+from feedline.blocks import blocked
+from feedline.loader.row_gather import RowGather
+from feedline.loader.scattered import Scattered
+from feedline.native import order as native
+from feedline.native.gather import Segments
+from feedline.native.library import library
+from feedline.permutation import permuted, words
+
+ROW_BYTES, BATCH_MIB = (4, 256, 1024, 3072, 12_288, 150_528), (4, 16)
+WHOLE = (slice(None),)
+
+
+def rates(work, amount, rounds):
+    """The median of `amount` a second of each function of `work`, called in turns with the number of the round."""
+    taken = {name: [] for name in work}
+    for i in range(rounds + 1):  # the first round warms up
+        for name, call in work.items():
+            began = time.perf_counter()
+            call(i)
+            taken[name].append(time.perf_counter() - began)
+    return {name: amount / float(np.median(times[1:])) for name, times in taken.items()}
+
+
+def of_order(n, shuffle, rounds):
+    """ns a row, by C and by NumPy."""
+    positions = np.arange(1 << 16)
+    order, words_ = Order(shuffle=shuffle), words("order", 0, 0)
+    by_numpy = (
+        (lambda i: blocked(shuffle, n, 0, 0, positions.view(np.uint64)))
+        if isinstance(shuffle, Blocks)
+        else (lambda i: permuted(n, words_, positions.view(np.uint64)))
+    )
+    by_c = lambda i: native.rows_at(library(), order, n, 0, positions)  # noqa: E731
+    return {name: 1e9 / rate for name, rate in rates({"C": by_c, "NumPy": by_numpy}, 1 << 16, rounds).items()}
+
+
+def of_gather(row_bytes, batch_mib, data_bytes, rounds):
+    """GB/s of each way to gather a batch."""
+    count, n = (batch_mib << 20) // row_bytes, data_bytes // row_bytes
+    data = np.ones((n, row_bytes), np.uint8)
+    random = np.random.default_rng(0)
+    rows = [random.integers(0, n, count) for _ in range(4)]
+    buffers = [np.zeros((count, row_bytes), np.uint8) for _ in range(6)]
+    one, feed = Segments([data]), RowGather([data])
+    pieces = [piece.copy() for piece in np.array_split(data, 64)]
+    many, scattered = RowGather(pieces), Scattered(pieces)
+    ends = np.cumsum([len(piece) for piece in pieces])
+
+    def by_numpy(i):
+        part = np.searchsorted(ends, rows[i % 4], side="right")
+        firsts = np.concatenate([[0], ends[:-1]]).take(part)
+        scattered.read(part, rows[i % 4] - firsts, WHOLE, buffers[i % 6])
+
+    work = {
+        "take": lambda i: np.take(data, rows[i % 4], axis=0, out=buffers[i % 6], mode="clip"),
+        "cached": lambda i: one.gather(library(), rows[i % 4], WHOLE, buffers[i % 6], stream=False),
+        "streamed": lambda i: one.gather(library(), rows[i % 4], WHOLE, buffers[i % 6], stream=True),
+        "chosen": lambda i: feed.read(rows[i % 4], WHOLE, buffers[i % 6]),
+        "many, C": lambda i: many.read(rows[i % 4], WHOLE, buffers[i % 6]),
+        "many, NumPy": by_numpy,
+    }
+    return {name: rate / 1e9 for name, rate in rates(work, count * row_bytes, rounds).items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="little data and few rounds: only to see that it runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
+    options = parser.parse_args()
+    if library() is None:
+        raise SystemExit("the C library was not built, or FEEDLINE_PURE_PYTHON=1: there is nothing to compare")
+    rounds, data_bytes = (2, 16 << 20) if options.quick else (30, 1 << 30)
+    found = {"machine": describe(), "order": {}, "gather": {}}
+    for n in (10**6, 10**9, 10**15):
+        for name, shuffle in {"full": True, "blocked": Blocks(4096, 64)}.items():
+            found["order"][f"{n:.0e} {name}"] = told = of_order(n, shuffle, rounds)
+            print(f"order, n = {n:.0e}, {name:>7}: " + ", ".join(f"{k} {v:.1f} ns" for k, v in told.items()))
+    for batch_mib in BATCH_MIB[: 1 if options.quick else None]:
+        for row_bytes in ROW_BYTES:
+            found["gather"][f"{row_bytes} B, {batch_mib} MiB"] = told = of_gather(
+                row_bytes, batch_mib, data_bytes, rounds
+            )
+            print(
+                f"gather, {row_bytes:7,} B, {batch_mib:2} MiB: "
+                + ", ".join(f"{k} {v:.2f}" for k, v in told.items())
+            )
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

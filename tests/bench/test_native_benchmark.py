@@ -1,0 +1,24 @@
+"""The benchmark of the C library runs, and measures every way in every case."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedline.native.library import library
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
+
+
+@pytest.mark.skipif(library() is None, reason="the library was not built")
+def test_it_runs_and_measures_every_way():
+    done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["machine"]["columns"] == "C"
+    assert len(found["order"]) == len(found["gather"]) == 6
+    for told in found["gather"].values():
+        assert set(told) == {"take", "cached", "streamed", "chosen", "many, C", "many, NumPy"}
+        assert min(told.values()) > 0
