@@ -70,6 +70,7 @@ class _ByNumPy:
             for shard, local, places in self._shards.split(rows):
                 out[places] = _picked(self._parts[shard], local, columns)
         elif len(self._parts) == 1:
+            self._shards.check(rows)
             self._scattered.read(None, rows, columns, out)
         else:
             part = self._shards.of(rows)
