@@ -162,5 +162,7 @@ def requeued(launcher, job):
     while not again <= set(told := launcher.run("scontrol", "show", "job", job).stdout.split()):
         assert time.monotonic() < end, told
         if "Reason=BeginTime" in told:
-            launcher.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            launcher.run(
+                "sh", "-c", f"scontrol update JobId={job} StartTime=now || true"
+            )  # it may just have started
         time.sleep(0.5)
