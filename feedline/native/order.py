@@ -100,8 +100,9 @@ def rows_at(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: n
     """The row at each position, as `feedline.order.rows_at`.
 
     Args:
-      positions: 64-bit integers[k] in [0, n), adjacent in memory.
+      positions: 64-bit integers[k] in [0, n); any strides.
     """
+    positions = np.ascontiguousarray(positions)  # C steps through memory, not through strides
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
     epochs = epoch_order(order, n, epoch)

@@ -11,6 +11,7 @@ from feedline import Blocks, Order
 from feedline.blocks import blocked
 from feedline.native import order as native
 from feedline.native.library import library
+from feedline.order import rows_at
 from feedline.permutation import LARGEST, permuted, words
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
@@ -45,6 +46,15 @@ def test_both_give_the_same_rows(n, shuffle, seed, epoch, data):
     order = Order(seed, shuffle)
     found = native.rows_at(library(), order, n, epoch, positions)
     np.testing.assert_array_equal(found, by_numpy(order, n, epoch, positions))
+
+
+@compiled
+@pytest.mark.parametrize("shuffle", [True, Blocks(100, 7)])
+@pytest.mark.parametrize("cut", [slice(None, None, 2), slice(None, None, -1), slice(3, None, 7)])
+def test_positions_may_have_any_strides(shuffle, cut):
+    positions = np.arange(20_000)[cut]
+    found = rows_at(Order(5, shuffle), 20_000, 1, positions)
+    np.testing.assert_array_equal(found, by_numpy(Order(5, shuffle), 20_000, 1, positions))
 
 
 @compiled
