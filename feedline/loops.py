@@ -1,4 +1,4 @@
-"""What a loop over a feed is easily wrong about: which pass it gets. Two warnings, each once a feed."""
+"""Warnings about loops that get less than a whole pass of a feed: each is given once a feed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a feed shows of itself: what it was asked for, and its picture in a terminal or a notebook."""
+"""The read-only properties of a feed, and its `repr` in a terminal and in a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAVES = 12
 
 
 class Shown:
-    """The part of `Feed` that is only looked at: from any thread, also once it is closed. It waits for nothing."""
+    """The part of `Feed` that only reads. It may be used from any thread and on a closed feed, and never blocks."""
 
     _pipeline: Pipeline
     _request: Request
