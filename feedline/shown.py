@@ -17,7 +17,7 @@ _LEAVES = 12
 
 
 class Shown:
-    """The part of `Feed` that only reads. It may be used from any thread and on a closed feed, and never blocks."""
+    """The part of `Feed` that only reads. It works from any thread and on a closed feed, and never blocks."""
 
     _pipeline: Pipeline
     _request: Request
