@@ -238,6 +238,42 @@ ENDS = {
 }
 
 
+def test_a_collection_within_the_resource_tracker_finds_no_semaphore_of_ended_workers(tmp_path):
+    """Python's tracker cannot be called from within itself, which a garbage collection at a bad moment would do."""
+    done, _ = run(
+        tmp_path,
+        """
+if __name__ == "__main__":
+    import gc
+    from multiprocessing import resource_tracker
+    gc.disable()
+    tracker = resource_tracker._resource_tracker
+    alive = tracker._check_alive  # called with the tracker's lock held
+    tracker._check_alive = lambda: gc.collect() >= 0 and alive()
+    np.save("x.npy", np.arange(160, dtype=np.float32))
+def leave(batch, rows):
+    if 80 in rows.index and len(rows.index) > 1 and not os.path.exists("left"):
+        open("left", "w").close()
+        os._exit(0)
+    return batch
+if __name__ == "__main__":
+    feed = feedline.Feed(
+        {"x": "x.npy"}, 8, sharding, order=feedline.Order(shuffle=False), transform=leave, epochs=1,
+        reading=feedline.Reading(workers=2),
+    )
+    try:
+        for batch in feed:
+            pass
+    except feedline.WorkerError:
+        print("ended")
+    for batch in feed:  # from new workers
+        pass
+    feed.close()
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
 @pytest.mark.parametrize("how", ENDS)
 def test_a_worker_that_ends_ends_the_feed_with_an_error_within_seconds(tmp_path, how):
     ends, told = ENDS[how]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import multiprocessing
 import re
 from collections.abc import Callable
@@ -101,13 +102,26 @@ class HostBatches:
         iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
         if iterator is not None:
             iterator.close()
+            del iterator
+            if self._workers:
+                _collect_semaphores()
 
     def _start(self) -> Any:
         if self._workers:
+            _collect_semaphores()
             see_every_end()
             if not flags.FLAGS.is_parsed():
                 flags.FLAGS.mark_as_parsed()  # Grain hands absl's flags to its workers; we are no absl app
         return iter(self._dataset)
+
+
+def _collect_semaphores() -> None:
+    """Free what ended workers left, outside of Python's resource tracker.
+
+    Their semaphores lie in reference cycles. If those are collected while the tracker enters or removes another
+    semaphore, their finalizers call it from within itself, and it warns that it cannot do that.
+    """
+    gc.collect()
 
 
 def check_workers(recipe: Recipe) -> None:
