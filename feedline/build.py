@@ -18,18 +18,19 @@ from feedline.cluster.agree import together
 from feedline.cluster.coordination import coordination
 from feedline.cluster.gather import Gather
 from feedline.description import described, processes_of
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.groups import GroupSource
 from feedline.loader.lanes import FirstItem, Lanes
 from feedline.loader.quarantine import Quarantine
-from feedline.loader.reading import check_workers
-from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
+from feedline.loader.row_source import is_columnar
 from feedline.loader.sources import RowSource, as_source, read_first
 from feedline.loader.spec import RowSpec
 from feedline.loader.ways import RandomAccess, Sequential
+from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading
 from feedline.pipeline import Pipeline
 from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
@@ -111,12 +112,12 @@ def _build(request: Request, key: str | None) -> Pipeline:
         spec,
         order.seed,
         functools.partial(read_first, source),
-        reads_leaves=hasattr(source, "read_leaf"),
+        reads_leaves=is_columnar(source),
     )
-    recipe = Recipe(source, order, schedule, form)
+    reader = BatchReader(source, order, schedule, form)
     reading = request.resolved()
     if reading.workers:
-        check_workers(recipe)
+        check_workers(reader)
     fingerprint = {
         "rows": rows,
         "spec": spec.described(),
@@ -125,7 +126,7 @@ def _build(request: Request, key: str | None) -> Pipeline:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    way = RandomAccess(recipe, _buffers(request, form, request.reading.buffer))
+    way = RandomAccess(reader, _buffers(request, form, request.reading.buffer))
     return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
 
 

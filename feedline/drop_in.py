@@ -89,9 +89,8 @@ class MeshIterator(ProcessBound):
         source = self._source = _Source(iterable, copy, settings, idle)
         place = _Place(sharding, settings)
         self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
-        give = lambda offer: source  # noqa: E731  the user's iterator has no threads of its own to place on
         watch = Watch(Reading())
-        self._run = Prefetcher(give, place, prefetch, watch) if prefetch else Synchronous(give, place, watch)
+        self._run = Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False

@@ -19,7 +19,7 @@ from feedline.options import Blocks, Order, checked_integer
 from feedline.permutation import LARGEST, hashed, permuted, words
 
 
-def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:
     """The row at each position of an epoch: for every (seed, epoch) a bijection of [0, n).
 
     The order never changes, not between versions nor between machines: a run that resumes relies on it.
@@ -28,7 +28,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       order: the seed, and how to shuffle.
       n: how many rows there are; to shuffle, at most 2⁶².
       epoch: below 2⁶⁴.
-      positions: integers[k] in [0, n), in any order, with repeats.
+      positions: integers[k] in [0, n), in any order, with repeats; or a range of step 1.
 
     Returns:
       int64[k], a new array. Without shuffling, the positions.
@@ -43,11 +43,13 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
       array([637444280427135,  60713028302490])
     """
     n, epoch = checked_integer("n", n, at_least=0), _checked_word("epoch", epoch)
+    if order.shuffle and n > LARGEST:
+        raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
+    if isinstance(positions, range):
+        positions = np.arange(positions.start, positions.stop, positions.step)
     places = _checked(positions, n)
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
-    if n > LARGEST:
-        raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
     if (compiled := library()) is not None:
         return native.rows_at(compiled, order, n, epoch, places)
     if isinstance(order.shuffle, Blocks):

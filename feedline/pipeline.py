@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from feedline.loader.loaded import HostBatch
+from feedline.loader.local_batches import InOrder, LocalBatches
 from feedline.loader.quarantine import Quarantine
 from feedline.loader.sources import RowSource
 from feedline.loader.ways import RandomAccess, Sequential
 from feedline.options import Reading
 from feedline.placement.place import Placement
-from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.prefetcher import HostIterator, Prefetcher
+from feedline.prefetch.readers import Readers
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.replicas import ReplicaCheck
@@ -28,7 +31,9 @@ class Placed(NamedTuple):
     place_s: float
 
 
-Run = Prefetcher[HostBatch, Placed] | Synchronous[HostBatch, Placed]
+T = TypeVar("T")
+AnyRun = Readers[HostBatch, T] | Prefetcher[HostBatch, T] | Synchronous[HostBatch, T]
+Run = AnyRun[Placed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +63,9 @@ class Pipeline:
     def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
         """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
         watch = Watch(self.reading)
-        source = functools.partial(self.way.open, after, lanes, self.reading, watch)
+        batches = self.way.open(after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
-        if self.prefetch:
-            return Prefetcher(source, place, self.prefetch, watch)
-        return Synchronous(source, place, watch)
+        return run_of(batches, place, self.reading, self.prefetch, watch)
 
     @property
     def slabs(self) -> int:
@@ -78,6 +81,22 @@ class Pipeline:
         self.way.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()
+
+
+def run_of(
+    batches: LocalBatches | HostIterator[HostBatch],
+    place: Callable[[HostBatch], T],
+    reading: Reading,
+    prefetch: int,
+    watch: Watch,
+) -> AnyRun[T]:
+    """What reads and places batches ahead of the consumer; with `prefetch=0` on its thread. Not yet started."""
+    if isinstance(batches, LocalBatches):
+        if prefetch:
+            threads, ahead = reading.threads or 1, reading.buffer + 1
+            return Readers(batches, place, prefetch, watch, threads=threads, ahead=ahead)
+        batches = InOrder(batches)
+    return Prefetcher(batches, place, prefetch, watch) if prefetch else Synchronous(batches, place, watch)
 
 
 def _place(placement: Placement, check: ReplicaCheck | None, host: HostBatch) -> Placed:

@@ -156,6 +156,25 @@ class Schedule:
         valid = np.ones_like(position, bool) if wraps else beyond == 0
         return Places(epoch, position, valid)
 
+    def positions(
+        self, start: Cursor, offsets: npt.NDArray[np.int64]
+    ) -> list[tuple[int, slice, npt.NDArray[np.int64] | range]]:
+        """The positions of the rows `offsets`, ascending, of the batch that starts at `start`, epoch by epoch.
+
+        Returns:
+          (epoch, which of the rows stand in it, their positions) for each stretch of ascending positions. A range
+          where they follow each other.
+        """
+        count = len(offsets)
+        if count and offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
+            first, last = start.position + int(offsets[0]), start.position + int(offsets[-1])
+            adjacent = last - first == count - 1
+            return [
+                (start.epoch, slice(0, count), range(first, last + 1) if adjacent else offsets + start.position)
+            ]
+        places = self.places(start, offsets)
+        return [(epoch, some, places.position[some]) for epoch, some in places.runs()]
+
     def real_rows(self, start: Cursor) -> int:
         """Rows of the batch at `start` that are not padding."""
         left = self.rows - start.position

@@ -61,9 +61,9 @@ def expected_batches(n, batch_size, remainder, epochs):
 
 
 def all_prefetched():
-    """Wait until the placement thread has placed all there is, and ended."""
+    """Wait until the reading threads have placed all there is, and ended."""
     for thread in threading.enumerate():
-        if thread.name == "feedline-place":
+        if thread.name.startswith("feedline-read-"):
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 

@@ -21,10 +21,10 @@ from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
 from feedline.loader.arrays import ArraySource
-from feedline.loader.batches import LocalBatches
+from feedline.loader.local_batches import LocalBatches
 from feedline.order import rows_at
 from feedline.placement.place import Placement
-from feedline.prefetch.prefetcher import Prefetcher
+from feedline.prefetch.readers import Readers
 from feedline.prefetch.watch import Watch
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
@@ -77,8 +77,8 @@ def rows_in(batch):
     return np.asarray(batch["row"]).tolist()
 
 
-def placement_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "feedline-place"]
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("feedline-read-")]
 
 
 READINGS = [
@@ -365,12 +365,12 @@ def test_close_while_another_thread_is_about_to_start_the_run(monkeypatch):
     """Between its look at whether the feed is open and the first read."""
     about, go_on = threading.Event(), threading.Event()
 
-    def start(run, start=Prefetcher.start):
+    def start(run, start=Readers.start):
         about.set()
         arrived(go_on)
         start(run)
 
-    monkeypatch.setattr(Prefetcher, "start", start)
+    monkeypatch.setattr(Readers, "start", start)
     feed = feed_of(Rows())
     waiting = spawn(lambda: next(feed))
     arrived(about)
@@ -392,12 +392,12 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     np.save(tmp_path / "x.npy", np.arange(N))
     inside, gate, closed = threading.Event(), threading.Event(), []
 
-    def read(source, *arguments, read=ArraySource.read):
+    def read(source, *arguments, read=ArraySource.read_in_order):
         inside.set()
         arrived(gate)
-        read(source, *arguments)
+        return read(source, *arguments)
 
-    monkeypatch.setattr(ArraySource, "read", read)
+    monkeypatch.setattr(ArraySource, "read_in_order", read)
     monkeypatch.setattr(ArraySource, "close", lambda source: closed.append(gate.is_set()))
     feed = Feed(tmp_path / "x.npy", B, SHARDING)
     waiting = spawn(lambda: next(feed))
@@ -406,7 +406,7 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     with pytest.raises(ValueError, match=CLOSED):
         waiting.result(PATIENCE_S)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
+        "feedline-read-0 is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     feed.close(timeout_s=0.01)
     assert closed == []  # never while it is read
@@ -426,7 +426,7 @@ def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
     caplog.clear()
     feed.close(timeout_s=0.01)
     assert [record.getMessage() for record in caplog.records] == [
-        "feedline-place is still busy with a read or a transfer 0.01 s after close, so the source stays open"
+        "feedline-read-0 is still busy with a read or a transfer 0.01 s after close, so the source stays open"
     ]
     source.gate.set()
 
@@ -445,7 +445,7 @@ def test_every_end_of_a_run_ends_its_threads(way):
             list(feed)
     else:
         next(feed)
-        assert len(placement_threads()) == 1
+        assert len(reading_threads()) == 3
         feed.seek(0) if way == "seek" else feed.close()
     assert left_behind(before) == []
     feed.close()
@@ -498,7 +498,7 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}
         with Feed(source, batch_size, SHARDING, epochs=1, prefetch=9, reading=Reading(threads=1)) as feed:
             next(feed)
-            for thread in placement_threads():
+            for thread in reading_threads():
                 thread.join(PATIENCE_S)  # until all is placed
             assert feed.statistics().ready == 3
             count = 0
@@ -517,18 +517,16 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
     assert calls(1, 8) == calls(1, 4096) == calls(20, 8) < 100
 
 
-def test_the_first_batch_is_placed_by_the_thread_that_read_it(monkeypatch):
-    names = []
+def test_batches_are_placed_by_the_threads_that_read_them(monkeypatch):
+    names = set()
     place = Placement.place
     monkeypatch.setattr(
-        Placement,
-        "place",
-        lambda self, leaves: names.append(threading.current_thread().name) or place(self, leaves),
+        Placement, "place", lambda self, leaves: names.add(threading.current_thread().name) or place(self, leaves)
     )
-    with feed_of(Rows(), prefetch=9, reading=Reading(threads=1)) as feed:
+    source = Rows()
+    with feed_of(source, reading=Reading(threads=2)) as feed:
         assert [rows_in(batch) for batch in feed] == ORDER
-    assert names[0].startswith("grain-prefetch")
-    assert set(names[1:]) <= {names[0], "feedline-place"}  # which, depends on how long it takes
+    assert names <= source.threads <= {"feedline-read-0", "feedline-read-1"}
 
 
 def test_runs_that_were_given_up_are_let_go_of(monkeypatch):

@@ -21,21 +21,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.loader.arrays import ArraySource
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm
 from feedline.loader.lanes import FirstItem, Lanes
-from feedline.loader.reading import HostBatches
-from feedline.loader.reads import Reads
-from feedline.loader.recipe import Recipe
 from feedline.loader.records import RecordSource
 from feedline.loader.spec import RowSpec
 from feedline.loader.streams import StreamBatches
+from feedline.loader.ways import RandomAccess
 from feedline.options import Blocks, Order, Reading
 from feedline.order import rows_at
+from feedline.pipeline import run_of
 from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.schedule import Cursor, Schedule
 
@@ -103,15 +101,18 @@ class Together:
 def travel(journey, spec, remainder, open_sources):
     """The batches that were delivered, their sizes, and the cursor after the last one.
 
-    `open_sources(leg, forms, cursor, lanes, together)` gives, for each process, what opens its host batches from
-    there on.
+    `open_sources(leg, forms, cursor, lanes, together)` gives, for each process, its host batches from there on.
     """
     cursor, lanes, delivered, sizes = Cursor(0, 0), {}, [], []
     for leg in journey:
         plans = leg.plans(spec)
         together = Together(len(plans))
         sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
-        runs = [run_of(source, leg.prefetch) for source in sources]
+        reading, watch = Reading(threads=leg.threads), Watch(Reading())
+        keep = lambda host: host  # noqa: E731  batches stay on the host
+        runs = [run_of(batches, keep, reading, leg.prefetch, watch) for batches in sources]
+        for run in runs:
+            run.start()
         with ThreadPoolExecutor(len(runs)) as pool:
             for _ in range(leg.batches):
                 found = list(pool.map(lambda run: run.take(), runs))
@@ -126,15 +127,6 @@ def travel(journey, spec, remainder, open_sources):
             run.close()
         assert not any(run.join(PATIENCE_S) for run in runs)
     return delivered, sizes, cursor
-
-
-def run_of(open_source, prefetch):
-    """A run that is started, and whose batches stay on the host."""
-    keep = lambda host: host  # noqa: E731
-    watch = Watch(Reading())
-    run = Prefetcher(open_source, keep, prefetch, watch) if prefetch else Synchronous(open_source, keep, watch)
-    run.start()
-    return run
 
 
 def put_together(size, plans, found, remainder):
@@ -196,19 +188,14 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
     rows, order = SOURCES[source](n), Order(3, shuffle)
 
     def open_sources(leg, forms, cursor, lanes, together):
-        schedule, reading = Schedule(n, leg.size, remainder, None), Reading(threads=leg.threads)
-        return [
-            functools.partial(
-                HostBatches,
-                Recipe(rows, order, schedule, form),
-                BatchBuffers(form, 3),
-                cursor,
-                reading,
-                lambda: None,
-                reads=Reads(),
-            )
-            for form in forms
-        ]
+        schedule, reading, watch = (
+            Schedule(n, leg.size, remainder, None),
+            Reading(threads=leg.threads),
+            Watch(Reading()),
+        )
+        readers = [BatchReader(rows, order, schedule, form) for form in forms]
+        ways = [RandomAccess(reader, BatchBuffers(reader.form, 3)) for reader in readers]
+        return [way.open(cursor, None, reading, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
     epochs = range(cursor.epoch + 2)  # one more: the run goes on where the last batch ended
@@ -268,11 +255,10 @@ def test_streams_and_lanes(stream, journey):
                 dataclasses.replace(recipe, gather=gather, window=max(1, leg.prefetch))
                 for recipe, gather in zip(recipes, gathers, strict=True)
             ]
-        batches = [
+        return [
             StreamBatches(recipe, BatchBuffers(recipe.form, 3), cursor, states, lambda stage: None, lambda: False)
             for recipe in recipes
         ]
-        return [lambda offer, source=source: source for source in batches]
 
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)
     delivered, sizes, cursor = travel(journey, spec, remainder, open_sources)

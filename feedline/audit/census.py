@@ -13,6 +13,7 @@ from feedline.audit.digest import row_digests
 from feedline.audit.held import Census, Difference, Held, State, joined
 from feedline.audit.places import places
 from feedline.feed import Feed
+from feedline.loader.records import RecordSource
 from feedline.loader.sources import RowSource, as_source
 
 _MOST_ROWS = 1 << 23
@@ -69,7 +70,7 @@ def _compared(feed: Feed, source: RowSource | Any, held: Held, first: State) -> 
         indices = feed.rows_of({**first, **before})
         real = np.flatnonzero(indices >= 0)
         asked = indices[real]
-        if getattr(source, "per_epoch", False):
+        if isinstance(source, RecordSource):
             asked = epoch[real] * len(source) + asked
         out = _empty(source.spec, len(real))
         source.read(asked, out)

@@ -22,6 +22,11 @@ from feedline.loader.shards import Indices
 from feedline.loader.spec import is_numeric
 from feedline.loader.values import as_array, is_in_memory, is_list
 from feedline.loader.windows import windows
+from feedline.native.fill import fill
+from feedline.native.library import library
+from feedline.native.order import Positions, epoch_order
+from feedline.options import Order
+from feedline.order import rows_at
 from feedline.placement.plan import Columns
 
 Array = npt.NDArray[Any]
@@ -110,6 +115,27 @@ class ArraySource(IndexedSource):
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._check_files()
         self._gathers[leaf].read(rows, columns, out)
+
+    def read_in_order(
+        self, order: Order, epoch: int, positions: Positions, cuts: Sequence[tuple[int, Columns, Array]]
+    ) -> Indices:
+        """As `read_leaf` for each (leaf, columns, out) of `cuts`, of the rows at some positions of an epoch.
+
+        With the C library that is one call, which computes which rows these are, too.
+
+        Returns:
+          int64[k]: the row at each position.
+        """
+        self._check_files()
+        if (compiled := library()) is not None:
+            copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+            made = [copy for copy in copies if copy is not None]
+            if len(made) == len(copies):
+                return fill(compiled, epoch_order(order, len(self), epoch), positions, made)
+        rows = rows_at(order, len(self), epoch, positions)
+        for leaf, columns, out in cuts:
+            self._gathers[leaf].read(rows, columns, out)
+        return rows
 
     def close(self) -> None:
         """Nothing to do: a mapped file is unmapped with the last array that refers to it."""

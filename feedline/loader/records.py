@@ -23,8 +23,7 @@ _GROUP = 64
 class RecordSource(IndexedSource):
     """A `RowSource` over a Grain dataset: decoding and augmentation are Grain's, order is feedline's.
 
-    It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs;
-    `batches` knows that from the attribute `per_epoch`.
+    It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs.
 
     Raises:
       ValueError: the dataset is empty.
@@ -37,9 +36,6 @@ class RecordSource(IndexedSource):
       >>> out["x"].tolist()
       [4.0, 1.0]
     """
-
-    per_epoch = True
-    picklable = True  # Grain pickles the user's dataset, and names the part that it cannot
 
     def __init__(self, dataset: grain.MapDataset[Any]) -> None:
         self._dataset = dataset

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feedline.loader.scattered import Scattered
 from feedline.loader.shards import Indices, Shards
-from feedline.native.gather import Segments
+from feedline.native.gather import Copy, Segments
 from feedline.native.library import library
 from feedline.placement.plan import Columns
 
@@ -55,6 +55,10 @@ class RowGather:
             segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
         elif self._by_numpy is not None:
             self._by_numpy.read(rows, columns, out)
+
+    def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
+        """The copy of the `columns` of some `count` rows to `out`, to be made by C; None: C cannot make it."""
+        return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
 
 
 class _ByNumPy:

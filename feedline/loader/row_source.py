@@ -60,6 +60,25 @@ class RowSource(Protocol):
         """Let go of files. A feed calls it once for a source that it opened; a `read` may still run then."""
 
 
+class ColumnarSource(RowSource, Protocol):
+    """A `RowSource` that can also read one leaf alone, and of it only some columns: those that a mesh cuts out."""
+
+    def read_leaf(
+        self, leaf: int, rows: npt.NDArray[np.int64], columns: tuple[Any, ...], out: npt.NDArray[Any]
+    ) -> None:
+        """Write the `columns` of row rows[i] of one leaf to out[i], which has the leaf's dtype.
+
+        Args:
+          leaf: in the order in which JAX flattens `spec`.
+          columns: for each axis of a row, a slice or int64[k].
+        """
+
+
+def is_columnar(source: RowSource) -> TypeGuard[ColumnarSource]:
+    """Whether it is a `ColumnarSource`."""
+    return hasattr(source, "read_leaf")
+
+
 def is_row_source(value: Any) -> TypeGuard[RowSource]:
     """Whether it has the members of a `RowSource`. On Python 3.11 `isinstance` would compute `identity` to see."""
     has = set(dir(value))

@@ -6,25 +6,20 @@ A way opens process-local batches from any cursor, and does the arithmetic on cu
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.drafts import StreamRecipe
-from feedline.loader.loaded import HostBatch
-from feedline.loader.reading import HostBatches
+from feedline.loader.local_batches import LocalBatches
 from feedline.loader.reads import Reads
-from feedline.loader.recipe import Recipe
 from feedline.loader.streams import StreamBatches
+from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Reading
 from feedline.schedule import ENDLESS, Cursor
-
-Offer = Callable[[int, HostBatch], bool]
-"""Called with k by the thread that read batch k: whether it was taken at once."""
 
 
 class Progress(Protocol):
@@ -42,7 +37,7 @@ class RandomAccess:
       reads: those of all its runs.
     """
 
-    recipe: Recipe
+    reader: BatchReader
     buffers: BatchBuffers
     reads: Reads = dataclasses.field(default_factory=Reads)
     lanes: ClassVar[list[str]] = []
@@ -53,14 +48,17 @@ class RandomAccess:
     @property
     def order(self) -> Order:
         """Of the rows."""
-        return self.recipe.order
+        return self.reader.order
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress, offer: Offer
-    ) -> HostBatches:
-        """The process-local batches that come after the cursor `after`; None where `offer` took one."""
-        advanced = functools.partial(watch.advanced, "read")
-        return HostBatches(self.recipe, self.buffers, after, reading, advanced, offer, self.reads)
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+    ) -> LocalBatches | WorkerBatches:
+        """The process-local batches after the cursor `after`: read by threads of this process, or by workers."""
+        if reading.workers:
+            return WorkerBatches(self.reader, self.buffers, after, reading)
+        # more threads than batches ahead share each batch
+        parts = max(1, -(-(reading.threads or 0) // reading.buffer))
+        return LocalBatches(self.reader, self.buffers, after, parts, self.reads)
 
     def end_reads(self, timeout_s: float) -> str | None:
         """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
@@ -68,31 +66,31 @@ class RandomAccess:
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
-        schedule = self.recipe.schedule
+        schedule = self.reader.schedule
         return schedule.batch_at(after, 0) if schedule.batches_from(after) else after
 
     def next_pass(self, after: Cursor) -> Cursor:
         """Where the pass after that of `after` starts."""
-        return self.recipe.schedule.start_of_pass(self.recipe.schedule.pass_of(after) + 1)
+        return self.reader.schedule.start_of_pass(self.reader.schedule.pass_of(after) + 1)
 
     def steps_per_epoch(self) -> int:
         """Batches of an epoch."""
-        return self.recipe.schedule.steps_per_epoch
+        return self.reader.schedule.steps_per_epoch
 
     def batches(self) -> int:
         """Batches of a pass."""
-        count = self.recipe.schedule.batches_of_pass(0)
+        count = self.reader.schedule.batches_of_pass(0)
         if count == ENDLESS:
             raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
         return count
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
-        schedule = self.recipe.schedule
+        schedule = self.reader.schedule
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
         start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
-        return np.where(schedule.places(start, offsets).valid, self.recipe.locate(start, offsets), -1)
+        return np.where(schedule.places(start, offsets).valid, self.reader.locate(start, offsets), -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Sequential:
         return self.recipe.gather is not None
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress, offer: Offer
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)

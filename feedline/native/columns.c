@@ -1,10 +1,11 @@
 /* Columns without the interpreter: which rows a batch holds, and the copy of them into it.
  *
  * C11 with no Python API: ctypes loads it and lets go of the interpreter's lock for the length of each call. Two
- * jobs, bit for bit what the NumPy code of feedline does:
+ * jobs, bit for bit what the NumPy code of feedline does, and both in one call:
  *
  *   feedline_order    the row at each of some positions of an epoch (see feedline/permutation.py, blocks.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
+ *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *
  * Nothing is allocated and nothing is kept between calls, so any number of threads may call at a time. A row that
  * is in no segment is an error code, and nothing is read for it.
@@ -26,7 +27,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Raised whenever a struct or a function changes: the binding refuses another one. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3 };
 
@@ -291,30 +292,50 @@ static ALWAYS_INLINE void streamed(Place at, const int64_t *rows, int64_t count,
 }
 #endif
 
-/* Copy row rows[i] of the leaf to out + i * out_stride. `stream` asks for stores past the cache, where they fit.
+/* Where the rows of a leaf go: row i to out + i * out_stride. */
+typedef struct {
+  const Leaf *leaf;
+  unsigned char *out;
+  int64_t out_stride;
+  int64_t stream; /* asks for stores past the cache, where they fit */
+} Copy;
+
+/* Copy row rows[i] of the leaf to its place.
  * Error: `*bad` is the first row that is in no segment, and nothing has been copied. */
-EXPORT int32_t feedline_gather(const Leaf *leaf, const int64_t *rows, int64_t count, unsigned char *out,
-                               int64_t out_stride, int32_t stream, int64_t *bad) {
-  if (leaf == NULL || rows == NULL || out == NULL || bad == NULL || count < 0 || leaf->segments < 1)
+EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
+  if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
+      copy->leaf->segments < 1)
     return BAD_ARGUMENT;
+  const Leaf *leaf = copy->leaf;
+  unsigned char *out = copy->out;
+  const int64_t out_stride = copy->out_stride;
   const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
   for (int64_t i = 0; i < count; i++)
     if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
+  if (leaf->runs < 1 || leaf->run_bytes < 1) return OK; /* rows of no bytes */
   const Place one = {*leaf, leaf->bases[0], leaf->strides[0], 1}, several = {*leaf, NULL, 0, 0};
 #if X86
-  if (stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
+  if (copy->stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
     if (leaf->segments == 1)
       streamed(one, rows, count, out, out_stride);
     else
       streamed(several, rows, count, out, out_stride);
     return OK;
   }
-#else
-  (void)stream;
 #endif
   if (leaf->segments == 1)
     copied(one, rows, count, out, out_stride);
   else
     copied(several, rows, count, out, out_stride);
   return OK;
+}
+
+/* The rows at `count` positions (see feedline_order), which are also written to `rows`, of each of some leaves.
+ * Error: of the order or the first leaf that has one; leaves before it may have been copied. */
+EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
+                             int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
+  if (copies == NULL || leaves < 0) return BAD_ARGUMENT;
+  int32_t code = feedline_order(order, positions, first, count, rows, bad);
+  for (int64_t leaf = 0; leaf < leaves && code == OK; leaf++) code = feedline_gather(&copies[leaf], rows, count, bad);
+  return code;
 }

@@ -1,4 +1,4 @@
-"""Rows of one leaf, wherever their segments lie in memory, copied into a batch by one C call."""
+"""Rows of leaves, wherever their segments lie in memory, copied into a batch by one C call."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ class _Leaf(ctypes.Structure):
     """Of a row with the wanted columns alone."""
 
 
+class Copy(ctypes.Structure):
+    """`Copy` of columns.c: where the rows of one leaf come from, and where they go."""
+
+    _fields_ = (
+        ("leaf", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("stream", ctypes.c_int64),
+    )
+
+
 class Segments:
     """The rows of arrays of one dtype and row shape, one after the other, anywhere in memory.
 
@@ -83,28 +94,28 @@ class Segments:
           IndexError: there is no such row; nothing has been written.
           ValueError: `out` has another shape, or may not be written.
         """
-        cut = tuple(map(_Column, columns))
-        leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
-        if out.shape != (len(rows), *leaf.row_shape) or not out.flags.writeable:
-            raise ValueError(f"out must be writeable and have the shape {[len(rows), *leaf.row_shape]}")
-        if out.size == 0:
-            return
-        if out.dtype != self._dtype or not out[:1].flags.c_contiguous:
+        copy = self.copy(len(rows), columns, out, stream)
+        if copy is None:
             out[:] = self._gathered(library, rows, columns, out.shape)
             return
+        bad = ctypes.c_int64()
+        if library.feedline_gather(ctypes.byref(copy), rows.ctypes.data, len(rows), ctypes.byref(bad)):
+            raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
+
+    def copy(self, count: int, columns: Columns, out: Array, stream: bool | None = None) -> Copy | None:
+        """The copy of the `columns` of some `count` rows to `out`, which is valid as long as both are alive.
+
+        None: C cannot make it, since `out` has another dtype, or gaps inside of rows.
+        """
+        cut = tuple(map(_Column, columns))
+        leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
+        if out.shape != (count, *leaf.row_shape) or not out.flags.writeable:
+            raise ValueError(f"out must be writeable and have the shape {[count, *leaf.row_shape]}")
+        if out.dtype != self._dtype or not out[:1].flags.c_contiguous:
+            return None
         if stream is None:
             stream = leaf.run_bytes >= _STREAMED_RUN_BYTES and out.nbytes >= _STREAMED_BYTES
-        bad = ctypes.c_int64()
-        if library.feedline_gather(
-            ctypes.byref(leaf),
-            rows.ctypes.data,
-            len(rows),
-            out.ctypes.data,
-            out.strides[0],
-            stream,
-            ctypes.byref(bad),
-        ):
-            raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
+        return Copy(ctypes.addressof(leaf), out.ctypes.data, out.strides[0], stream)
 
     def _gathered(self, library: ctypes.CDLL, rows: Indices, columns: Columns, shape: tuple[int, ...]) -> Array:
         whole = np.empty(shape, self._dtype)

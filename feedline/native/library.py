@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
@@ -34,7 +34,8 @@ def library() -> ctypes.CDLL | None:
         )
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
-    loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer, number, ctypes.c_int32, pointer)
+    loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer)
+    loaded.feedline_fill.argtypes = (pointer, pointer, number, number, pointer, pointer, number, pointer)
     return loaded
 
 

@@ -14,6 +14,8 @@ from feedline.options import Blocks, Order
 from feedline.permutation import FEW, ROUNDS, explicit, grid, words
 
 Indices = npt.NDArray[np.int64]
+Positions = npt.NDArray[Any] | range
+"""64-bit integers[k] of any strides, or a range of step 1."""
 _Keys = tuple[np.uint64, ...]
 _SHUFFLED, _BLOCKED = 1, 2
 
@@ -96,19 +98,32 @@ def _set_permutation(epochs: EpochOrder, table: str, network: str, n: int, keys:
         setattr(epochs, network, _Network.of(n, keys))
 
 
-def rows_at(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: npt.NDArray[Any]) -> Indices:
-    """The row at each position, as `feedline.order.rows_at`.
-
-    Args:
-      positions: 64-bit integers[k] in [0, n); any strides.
-    """
-    positions = np.ascontiguousarray(positions)  # C steps through memory, not through strides
+def rows_at(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: Positions) -> Indices:
+    """The row at each position in [0, n), as `feedline.order.rows_at`."""
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
     epochs = epoch_order(order, n, epoch)
+    addressed = Addressed(positions)
     code = library.feedline_order(
-        ctypes.byref(epochs), positions.ctypes.data, 0, len(positions), rows.ctypes.data, ctypes.byref(bad)
+        ctypes.byref(epochs), addressed.address, addressed.first, len(rows), rows.ctypes.data, ctypes.byref(bad)
     )
     if code:
         raise IndexError(f"positions must be in [0, {n}), got {bad.value} (code {code})")
     return rows
+
+
+class Addressed:
+    """Positions as C takes them, valid as long as this is alive.
+
+    Attributes:
+      address: of the integers; None: they are `first` and those that follow it.
+    """
+
+    __slots__ = ("_kept", "address", "first")
+
+    def __init__(self, positions: Positions) -> None:
+        if isinstance(positions, range):
+            self.address, self.first = None, positions.start
+        else:
+            self._kept = np.ascontiguousarray(positions)  # C steps through memory, not through strides
+            self.address, self.first = self._kept.ctypes.data, 0

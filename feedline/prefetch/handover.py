@@ -37,14 +37,15 @@ class Handover(Generic[T]):
       depth: items that may wait, at least 1.
     """
 
+    _signal = queue.SimpleQueue[None]
+
     def __init__(self, depth: int) -> None:
         # Guarantee 5 asks for SimpleQueue, whose put is reentrant. A semaphore has a lock inside, and a
         # finalizer that runs while its own thread holds that lock would wait for ever.
-        # one entry for each item that got a slot and was not waited for; close() adds one to wake who waits
-        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(depth):
-            self._slots.put(None)
         self._slotted = depth  # how many items have, or had, a slot; the consumer alone changes it
+        self._waiting: dict[
+            int, queue.SimpleQueue[None]
+        ] = {}  # of each item that waits for its slot: wakes its thread
         # what was put; close() adds a None to wake the consumer
         self._items: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
         self._early: dict[int, tuple[int, T]] = {}  # what came out of it before its turn
@@ -66,10 +67,14 @@ class Handover(Generic[T]):
         """Whether this item may be made now. Never waits; any thread may ask."""
         return number < self._slotted and not self._closed
 
-    def wait_for_slot(self) -> bool:
-        """Wait until the next item has its slot. Called once for each item, by one thread. False: closed."""
-        if not self._closed:
-            self._slots.get()
+    def wait_for_slot(self, number: int) -> bool:
+        """Wait until this item may be made. Called once for each item, by any thread. False: closed."""
+        if not self.has_slot(number):
+            # entered before the second look: a slot or a close that comes after that look finds the entry
+            woken = self._waiting[number] = self._signal()
+            if number >= self._slotted and not self._closed:
+                woken.get()
+            self._waiting.pop(number, None)
         return not self._closed
 
     def put(self, number: int, item: T) -> None:
@@ -95,7 +100,8 @@ class Handover(Generic[T]):
             if entry is not None:
                 self._next += 1
                 self._slotted += 1
-                self._slots.put(None)
+                if (woken := self._waiting.pop(self._slotted - 1, None)) is not None:
+                    woken.put(None)
                 return entry[1]
             try:
                 entry = self._items.get(timeout=timeout_s)
@@ -109,7 +115,8 @@ class Handover(Generic[T]):
     def close(self) -> None:
         """Wake all sides and let go of the items. Idempotent, from any thread, never waits."""
         self._closed = True
-        self._slots.put(None)
+        for woken in list(self._waiting.values()):
+            woken.put(None)
         self._early.clear()
         while True:
             try:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from feedline.prefetch.handover import Closed
-from feedline.prefetch.prefetcher import HostIterator, Offer, placed
+from feedline.prefetch.prefetcher import HostIterator
+from feedline.prefetch.threaded import placed
 from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
@@ -19,16 +20,14 @@ class Synchronous(Generic[H, T]):
     The consumer calls `take`; the owner `start` once and `close` as often as it likes.
 
     Args:
-      open_source, place: as for `Prefetcher`; nothing is offered.
+      source, place: as for `Prefetcher`.
       watch: gives the alarm that warns of a `take` that hangs.
     """
 
     waiting = 0
 
-    def __init__(
-        self, open_source: Callable[[Offer[H]], HostIterator[H]], place: Callable[[H], T], watch: Watch
-    ) -> None:
-        self._source = open_source(lambda number, host: False)
+    def __init__(self, source: HostIterator[H], place: Callable[[H], T], watch: Watch) -> None:
+        self._source = source
         self._place = place
         self._watch = watch
         self._alarm = watch.alarm()
@@ -50,7 +49,6 @@ class Synchronous(Generic[H, T]):
         with self._alarm:
             self._watch.advanced("read")
             host = next(self._source)
-            assert host is not None  # no offer is taken
             self._watch.advanced("place")
             return placed(self._place, host)
 

@@ -20,11 +20,11 @@ from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError
 from feedline.loader.bad_rows import BadRow, failing
-from feedline.loader.batches import LocalBatches
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.local_batches import LocalBatches
 from feedline.loader.quarantine import Quarantine, _locked
-from feedline.loader.recipe import Recipe
 from feedline.loader.spec import RowSpec
 from feedline.order import rows_at, spares_at
 from feedline.placement.plan import plan_leaf, union_of_rows
@@ -276,10 +276,10 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         transform = (lambda batch, rows: jax.tree.map(np.copy, batch)) if transforms else None
         mask = plans[0].rows
         form = LocalForm(spec, transform, SEED, spec, plans, union_of_rows(plans), False, mask, 1, policy)
-        recipe = Recipe(source, Order(SEED), schedule, form)
-        batches = LocalBatches(recipe, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
+        reader = BatchReader(source, Order(SEED), schedule, form)
+        batches = LocalBatches(reader, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
-        (batch,) = [one.batch for one in [batches[part] for part in parts] if one.batch]
+        (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]
         narrow, told, values = batch.leaves
         np.testing.assert_array_equal(narrow, rows[plans[0].rows])
         np.testing.assert_array_equal(

@@ -9,10 +9,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import order
 from feedline.loader.arrays import ArraySource
-from feedline.loader.batches import LocalBatches
+from feedline.loader.batch_reader import BatchReader, Part
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
-from feedline.loader.recipe import _STRETCH, Recipe
+from feedline.loader.local_batches import LocalBatches
 from feedline.loader.spec import RowSpec
 from feedline.options import Blocks, Order
 from feedline.placement.plan import plan_leaf, union_of_rows
@@ -22,9 +22,9 @@ from feedline.schedule import Cursor, Schedule
 @given(data=st.data())
 @settings(max_examples=100)
 def test_every_position_has_the_row_that_the_order_says(data):
-    rows = data.draw(st.integers(1, 3 * _STRETCH))
+    rows = data.draw(st.integers(1, 200_000))
     remainder = data.draw(st.sampled_from(["drop", "pad", "wrap"]))
-    most = rows if remainder == "drop" else min(3 * _STRETCH, 20 * rows)  # every epoch costs an order of its own
+    most = rows if remainder == "drop" else min(200_000, 20 * rows)  # every epoch costs an order of its own
     batch_size = data.draw(st.integers(1, most))
     schedule = Schedule(rows, batch_size, remainder, None)
     how = Order(3, data.draw(st.sampled_from([True, False, Blocks(rows=100, window=7)])))
@@ -32,7 +32,7 @@ def test_every_position_has_the_row_that_the_order_says(data):
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
     places = schedule.places(start, offsets)
-    found = Recipe(None, how, schedule, None).locate(start, offsets)
+    found = BatchReader(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
     told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
     whole = {epoch: order.rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
@@ -66,12 +66,12 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
         else None
     )
     form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
-    recipe = Recipe(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
-    batches = LocalBatches(recipe, BatchBuffers(form, 2), Cursor(0, 0), parts)
+    reader = BatchReader(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
+    batches = LocalBatches(reader, BatchBuffers(form, 2), Cursor(0, 0), parts)
     run = np.concatenate([order.rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
-        elements = [batches[k * batches.parts + part] for part in reversed(range(batches.parts))]
-        (leaves,) = [element.batch.leaves for element in elements if element.batch]
+        read = [batches.read(k, part) for part in reversed(range(batches.parts))]
+        (leaves,) = [batch.leaves for batch in read if batch]
         rows = run[k * BATCH : (k + 1) * BATCH]
         for found, name, plan in zip(leaves, SOURCE, plans, strict=True):
             expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)
@@ -89,8 +89,14 @@ def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
     spec = RowSpec.of(source.spec)
     form = LocalForm(spec, None, 0, spec, plans, union_of_rows(plans), True, None, 0)
     looked_up = []
-    locate = Recipe.locate
-    monkeypatch.setattr(Recipe, "locate", lambda self, *where: looked_up.append(where) or locate(self, *where))
-    found = Recipe(source, Order(), Schedule(40, BATCH, "wrap", None), form).found(Cursor(0, 0))
-    assert [len(part.rows) for part in found] == [4, 16, 4]
-    assert len(looked_up) == 2
+    read = ArraySource.read_in_order
+    monkeypatch.setattr(
+        ArraySource,
+        "read_in_order",
+        lambda self, order, epoch, positions, cuts: (
+            looked_up.append((len(positions), len(cuts))) or read(self, order, epoch, positions, cuts)
+        ),
+    )
+    buffers = BatchBuffers(form, 2).lease()
+    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), Part(0, 1), buffers)
+    assert looked_up == [(4, 2), (16, 1)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.loader.reading import check_workers
+from feedline.loader.worker_batches import check_workers
 from feedline.order import keys_at, rows_at
 
 
@@ -165,7 +165,7 @@ def test_no_reading_thread_outlives_the_feed(sharding, path):
     feed = Feed({"x": path}, 8, sharding, reading=Reading(threads=4, buffer=4))
     next(feed)
     mine = set(threading.enumerate()) - before
-    assert {thread.name.split("_")[0] for thread in mine} == {"feedline-place", "grain-prefetch"}
+    assert {thread.name for thread in mine} == {f"feedline-read-{i}" for i in range(4)}
     assert all(thread.daemon for thread in mine)
     feed.close()
     for thread in mine:

@@ -55,18 +55,18 @@ class Gated:
 
     def __init__(self, monkeypatch):
         self.inside, self.gate, self.closed = threading.Event(), threading.Event(), []
-        usual = ArraySource.read
+        usual = ArraySource.read_in_order
 
-        def read(source, rows, out):
-            if 8 in rows:
+        def read(source, order, epoch, positions, cuts):
+            if 8 in positions:
                 self.inside.set()
                 arrived(self.gate)
-            elif 0 in rows and len(rows) > 1:
+            elif 0 in positions:
                 arrived(self.inside)
                 raise RowError("unreadable", row=0)
-            usual(source, rows, out)
+            return usual(source, order, epoch, positions, cuts)
 
-        monkeypatch.setattr(ArraySource, "read", read)
+        monkeypatch.setattr(ArraySource, "read_in_order", read)
         monkeypatch.setattr(ArraySource, "close", lambda source: self.closed.append(self.gate.is_set()))
 
 
@@ -88,7 +88,7 @@ def test_an_error_comes_at_once_and_the_source_is_closed_after_the_read_ahead(ga
     feed.close(timeout_s=0.01)
     assert gated.closed == []
     (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told.startswith("grain-prefetch")
+    assert told.startswith("feedline-read-")
     assert told.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
     closing = spawn(feed.close)
     gated.gate.set()

@@ -38,7 +38,7 @@ def test_the_tests_of_the_library_pass_under_the_sanitizers(tmp_path):
     runtime = subprocess.run(
         [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True
     ).stdout.strip()
-    tests = [str(ROOT / "tests" / "native" / f"test_native_{name}.py") for name in ("order", "gather")]
+    tests = [str(ROOT / "tests" / "native" / f"test_native_{name}.py") for name in ("order", "gather", "fill")]
     script = (
         "import pathlib, sys, pytest; from feedline.native import library; "
         f"library.PATH = pathlib.Path({str(sanitized)!r}); assert library.library() is not None; "
@@ -71,7 +71,7 @@ def wheel(folder, **environment):
 def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
     name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0")
     assert "-py3-none-linux_" in name
-    assert "feedline/native/libcolumns.so.1" in files
+    assert "feedline/native/libcolumns.so.2" in files
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
 def test_without_a_compiler_the_wheel_is_a_pure_one(tmp_path, environment):
     name, files = wheel(tmp_path, **{"FEEDLINE_PURE_PYTHON": "0", **environment})
     assert "-py3-none-any" in name
-    assert "feedline/native/libcolumns.so.1" not in files
+    assert "feedline/native/libcolumns.so.2" not in files
     assert "feedline/native/columns.c" in files

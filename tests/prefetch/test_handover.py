@@ -1,6 +1,7 @@
 """The guarantees of the hand-over, in every order in which the two sides and the closing can take turns."""
 
 import functools
+import linecache
 import sys
 
 import pytest
@@ -21,10 +22,11 @@ class Stepwise(Handover):
         self._turns = turns
         self.flag = False
         self.slotted = 0
+        self._signal = lambda: Queue(turns)
         super().__init__(depth)
-        self._slots = Queue(turns, [None] * depth)
         self._items = Queue(turns)
         self._early = Early(turns)
+        self._waiting = Early(turns)
 
     @property
     def _closed(self):
@@ -71,40 +73,28 @@ class Early(dict):
 
 
 class Scene:
-    """Who makes `count` items and an end, a consumer, and one who closes; what each of them saw.
+    """Producers who make `count` items and an end, a consumer, and one who closes; what each of them saw.
 
-    Each of the `readers` offers every so-manieth item, and puts it if that has a slot. The producer, who
-    goes through all of them in order, puts the others.
+    Each of the producers makes every few item, in order; the first of them hands over the end.
     """
 
-    def __init__(self, choose, depth, count, readers=0):
+    def __init__(self, choose, depth, count, producers=1):
         self.turns = Turns(choose)
         self.handover = Stepwise(depth, self.turns)
         self.depth = depth
         self.whole = [*range(count), END]
-        self.outcomes = [Queue(self.turns, () if readers else [False]) for _ in range(count)]
-        self.readers = {f"reader_{i}": functools.partial(self.read, i, readers) for i in range(readers)}
+        self.producers = {f"produce_{i}": functools.partial(self.produce, i, producers) for i in range(producers)}
         self.made = set()
         self.taken = []
         self.closed = False  # a close has returned
 
-    def produce(self):
-        for item in self.whole[:-1]:
-            was_put = self.outcomes[item].get()
-            if not self.wait_for_slot():
-                return
-            if not was_put:
-                self.make(item)
-        self.handover.finish(len(self.whole) - 1, END)
-
-    def read(self, first, step):
+    def produce(self, first=0, step=1):
         for item in self.whole[:-1][first::step]:
-            closed = self.closed
-            has_slot = self.handover.has_slot(item)
-            assert not (closed and has_slot), "an item was to be made after close"
-            if has_slot:
-                self.make(item)
-            self.outcomes[item].put(has_slot)
+            if not self.wait_for_slot(item):
+                return
+            self.make(item)
+        if first == 0:
+            self.handover.finish(len(self.whole) - 1, END)
 
     def make(self, item):
         self.made.add(item)
@@ -117,9 +107,9 @@ class Scene:
         while END not in self.taken and self.take():
             pass
 
-    def wait_for_slot(self):
+    def wait_for_slot(self, item=0):
         closed = self.closed
-        has_slot = self.handover.wait_for_slot()
+        has_slot = self.handover.wait_for_slot(item)
         assert not (closed and has_slot), "an item was to be made after close"
         return has_slot
 
@@ -142,8 +132,7 @@ class Scene:
             assert self.handover.kept == []
             assert not self.wait_for_slot()
             assert not self.take()
-        else:
-            assert len(self.handover._slots.items) == self.depth + 1  # as many as ever, and the end's
+        assert self.handover._waiting == {}
 
 
 def test_every_order_of_producer_and_consumer():
@@ -160,6 +149,7 @@ def test_every_order_of_producer_and_consumer():
     ("other", "ready"),
     [
         ("wait_for_slot", []),
+        ("wait_for_slot_2", []),
         ("put", []),
         ("take", []),
         ("take", [0]),
@@ -178,6 +168,7 @@ def test_every_order_of_close_and_another(other, ready):
             "close": scene.close,
             "take": scene.take,
             "wait_for_slot": scene.wait_for_slot,
+            "wait_for_slot_2": lambda: scene.wait_for_slot(2),
         }
         scene.turns.run(close=scene.close, other=calls[other])
         scene.check()
@@ -188,15 +179,15 @@ def test_every_order_of_close_and_another(other, ready):
 @given(
     depth=st.integers(1, 3),
     count=st.integers(0, 4),
-    readers=st.integers(0, 3),
+    producers=st.integers(1, 4),
     closes=st.integers(0, 2),
     data=st.data(),
 )
 @settings(max_examples=300, deadline=None)
-def test_drawn_orders_of_all_roles(depth, count, readers, closes, data):
-    scene = Scene(lambda able: data.draw(st.sampled_from(able)), depth, count, readers)
+def test_drawn_orders_of_all_roles(depth, count, producers, closes, data):
+    scene = Scene(lambda able: data.draw(st.sampled_from(able)), depth, count, producers)
     closers = {f"close_{i}": scene.close for i in range(closes)}
-    scene.turns.run(produce=scene.produce, consume=scene.consume, **scene.readers, **closers)
+    scene.turns.run(consume=scene.consume, **scene.producers, **closers)
     scene.check()
 
 
@@ -247,14 +238,15 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
 
     def closed_at(line):
         handover = Handover(1)
-        calls = {"wait_for_slot": (), "put": (0, "a"), "finish": (0, "a"), "take": (PATIENCE_S,)}
-        seen = 0
+        calls = {"wait_for_slot": (1,), "put": (0, "a"), "finish": (0, "a"), "take": (PATIENCE_S,)}
+        seen, waits = 0, False
 
         def trace(frame, event, _):
-            nonlocal seen
+            nonlocal seen, waits
             if event == "line":
                 seen += 1
                 if seen == line:
+                    waits = "woken.get()" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
                     sys.settrace(None)
                     handover.close()
             return trace
@@ -268,7 +260,7 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
             pass
         finally:
             sys.settrace(None)
-        return seen >= line
+        return seen >= line and not waits  # what waits for a slot that nobody gives comes no further
 
     line = 1
     while spawn(lambda: closed_at(line)).result(PATIENCE_S):  # noqa: B023

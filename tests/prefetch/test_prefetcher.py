@@ -3,13 +3,10 @@
 import gc
 import logging
 import queue
-import random
 import sys
 import threading
-import time
 import traceback
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
@@ -87,19 +84,14 @@ def no_thread_is_left():
     assert left_behind(before) == []
 
 
-def opens(source):
-    """How a run opens it. It offers nothing."""
-    return lambda offer: source
-
-
 def prefetcher(source, place=str, depth=2, watch=None):
-    run = Prefetcher(opens(source), place, depth, watch or Steps())
+    run = Prefetcher(source, place, depth, watch or Steps())
     run.start()
     return run
 
 
 @pytest.fixture(
-    params=[prefetcher, lambda source, place=str: Synchronous(opens(source), place, Watch(Reading()))],
+    params=[prefetcher, lambda source, place=str: Synchronous(source, place, Watch(Reading()))],
     ids=["thread", "none"],
 )
 def run_of(request):
@@ -187,15 +179,14 @@ def test_the_end_needs_no_slot_and_waits_for_nobody(end):
     assert caught.value is end
 
 
-@pytest.mark.parametrize("source", [lambda: opens(Source("a")), lambda: Offering("a", 1)], ids=["read", "offered"])
-def test_an_error_that_was_handled_keeps_nothing_alive(source):
+def test_an_error_that_was_handled_keeps_nothing_alive():
     class BadRow(Exception):
         pass
 
     def place(host):
         raise BadRow
 
-    run = Prefetcher(source(), place, 2, Steps())
+    run = Prefetcher(Source("a"), place, 2, Steps())
     run.start()
     assert run.join(PATIENCE_S) is None
     gc.disable()  # counting references must do
@@ -300,7 +291,7 @@ def test_the_placement_thread_may_close_it(stage):
             return super().__next__()
 
     source = Closing("a", "b")
-    run = Prefetcher(opens(source), lambda host: close() if stage == "place" else host, 2, Steps())
+    run = Prefetcher(source, lambda host: close() if stage == "place" else host, 2, Steps())
     run.start()
     assert run.join(PATIENCE_S) is None
     assert told == ["feedline-place"]  # it does not wait for itself
@@ -310,7 +301,7 @@ def test_the_placement_thread_may_close_it(stage):
 
 
 def test_close_before_start():
-    run = Prefetcher(opens(Source("a")), str, 2, Steps())
+    run = Prefetcher(Source("a"), str, 2, Steps())
     run.close()
     assert run.join(PATIENCE_S) is None
     with pytest.raises(Closed):
@@ -344,123 +335,8 @@ def test_an_error_in_closing_after_close_is_logged(caplog):
     assert str(record.exc_info[1]) == "disk"
 
 
-class Offering:
-    """Reads items on threads of a pool, of which each offers what it read. `reads` is called for each item."""
-
-    def __init__(self, items, threads, reads=lambda item: item):
-        self._items, self._threads, self._reads = items, threads, reads
-        self.offered = {}  # item: whether it was taken
-
-    def __call__(self, offer):
-        self._offer = offer
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="reader")
-        self._reading = iter([self._pool.submit(self._read, k, item) for k, item in enumerate(self._items)])
-        return self
-
-    def __next__(self):
-        return next(self._reading).result(PATIENCE_S)
-
-    def close(self):
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _read(self, k, item):
-        self._reads(item)
-        self.offered[item] = self._offer(k, item)
-        return None if self.offered[item] else item
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_items_that_several_threads_place_come_once_and_in_order(depth, threads):
-    lock, most, placed, taken = threading.Lock(), 0, [], []
-    chance = random.Random(depth * 10 + threads)
-    naps = [chance.choice([0, 0, 1e-4, 1e-3]) for _ in range(300)]
-
-    def place(item):
-        nonlocal most
-        with lock:
-            placed.append(item)
-            most = max(most, len(placed) - len(taken))
-        return item
-
-    source = Offering(range(300), threads, lambda item: time.sleep(naps[item]))
-    run = Prefetcher(source, place, depth, Steps())
-    run.start()
-    for item in range(300):
-        time.sleep(naps[-item])
-        assert run.take() == item
-        taken.append(item)
-    with pytest.raises(StopIteration):
-        run.take()
-    assert sorted(placed) == list(range(300))
-    assert most <= depth + 1  # 1: `take` has it, and we have not noted that yet
-    assert {True, False} == set(source.offered.values())
-    run.close()
-
-
-def test_who_reads_an_item_places_it_and_the_placement_thread_what_was_read_too_early():
-    names, source = [], Offering("abc", 1)
-    run = Prefetcher(source, lambda item: names.append(threading.current_thread().name), 1, Steps())
-    while len(source.offered) < 3:  # all was read, though nobody took any
-        time.sleep(0.001)
-    run.start()
-    for _ in range(3):
-        run.take()
-    assert names == ["reader_0", "feedline-place", "feedline-place"]
-    run.close()
-
-
-def test_an_error_of_who_offers_comes_after_the_good_items():
-    def place(item):
-        if item == "b":
-            raise KeyError("of place")
-        return item
-
-    run = Prefetcher(Offering("abc", 3), place, 3, Steps())
-    run.start()
-    assert run.take() == "a"
-    with pytest.raises(KeyError, match="of place") as caught:
-        run.take()
-    assert "in offer" in "".join(traceback.format_exception(caught.value))
-    run.close()
-
-
-def test_what_takes_long_to_place_is_left_to_the_placement_thread():
-    """So that reading goes on meanwhile."""
-    names, source = [], Offering(range(20), 1)
-
-    def place(item):
-        names.append(threading.current_thread().name)
-        time.sleep(0.002)
-        return item
-
-    run = Prefetcher(source, place, 20, Steps())
-    run.start()
-    assert [run.take() for _ in range(20)] == list(range(20))
-    assert names == ["reader_0"] + 19 * ["feedline-place"]
-    run.close()
-
-
-def test_join_waits_for_who_places_what_it_read():
-    inside, gate = threading.Event(), threading.Event()
-
-    def place(item):
-        inside.set()
-        arrived(gate)
-
-    run = Prefetcher(Offering("ab", 1), place, 2, Steps())
-    run.start()
-    arrived(inside)
-    run.close()
-    assert run.join(0.2) in ("feedline-place", "reader_0")
-    gate.set()
-    assert run.join(PATIENCE_S) is None
-
-
 def test_a_run_that_is_dropped_is_let_go_of_at_once():
-    source = Offering("abc", 1)
-    run = Prefetcher(source, str, 2, Steps())
-    run.start()
+    run = prefetcher(Source("a", "b", "c"))
     assert run.take() == "a"
     run.close()
     assert run.join(PATIENCE_S) is None
@@ -471,18 +347,6 @@ def test_a_run_that_is_dropped_is_let_go_of_at_once():
         assert alive() is None
     finally:
         gc.enable()
-
-
-def test_nothing_is_placed_that_is_offered_after_close():
-    inside, gate, placed = threading.Event(), threading.Event(), []
-    source = Offering("a", 1, lambda item: (inside.set(), arrived(gate)))
-    run = Prefetcher(source, placed.append, 2, Steps())
-    run.start()
-    arrived(inside)
-    run.close()
-    gate.set()
-    assert run.join(PATIENCE_S) is None
-    assert (placed, source.offered) == ([], {"a": False})
 
 
 def test_its_thread_is_named_and_never_holds_up_an_exit():
@@ -498,9 +362,7 @@ def test_its_thread_is_named_and_never_holds_up_an_exit():
 def test_without_a_thread_all_happens_on_the_callers():
     threads = set()
     source = Source("a", "b")
-    run = Synchronous(
-        opens(source), lambda host: threads.add(threading.current_thread()) or host, Watch(Reading())
-    )
+    run = Synchronous(source, lambda host: threads.add(threading.current_thread()) or host, Watch(Reading()))
     run.start()
     assert (run.take(), run.waiting) == ("a", 0)
     run.close()

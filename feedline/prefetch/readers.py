@@ -1,0 +1,129 @@
+"""Reading threads that place what they read: there is no other thread between the source and the consumer."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from feedline.prefetch.threaded import Last, ThreadedRun, placed
+from feedline.prefetch.watch import Watch
+
+H = TypeVar("H")
+H_co = TypeVar("H_co", covariant=True)
+T = TypeVar("T")
+
+
+class PartialBatches(Protocol[H_co]):
+    """Host batches that are read in parts, by any threads and in any order."""
+
+    @property
+    def parts(self) -> int:
+        """Of each batch."""
+
+    @property
+    def count(self) -> int:
+        """How many batches there are."""
+
+    def read(self, number: int, part: int) -> H_co | None:
+        """Read a part of batch `number`. The call that completes the batch returns it."""
+
+    def end(self) -> StopIteration:
+        """What tells the consumer that all batches have been delivered."""
+
+
+class Readers(ThreadedRun[T], Generic[H, T]):
+    """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
+
+    So some threads may place batches while others read. At most `ahead` batches are being read, or wait to be
+    placed: once a batch has been handed over, one more may be read.
+
+    Args:
+      batches: what is read.
+      place: host batch → item; runs on several threads at a time.
+      depth, watch: as for `ThreadedRun`.
+      threads: at least 1.
+      ahead: at least 1.
+    """
+
+    def __init__(
+        self,
+        batches: PartialBatches[H],
+        place: Callable[[H], T],
+        depth: int,
+        watch: Watch,
+        *,
+        threads: int,
+        ahead: int,
+    ) -> None:
+        super().__init__(depth, watch)
+        self._batches = batches
+        self._place = place
+        self._ahead = ahead
+        # (number, part), in the order in which they are read; a None ends a thread
+        self._claims: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._next = 0  # the number of the batch that may be read next; held by _lock
+        self._lock = threading.Lock()
+        self._failed: float = math.inf  # the number of a batch that failed: none after it is needed
+        # daemon: a read that never returns must not keep the interpreter from its exit
+        self._threads = [
+            threading.Thread(target=self._run, name=f"feedline-read-{i}", daemon=True) for i in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for _ in range(self._ahead):
+            self._go_on()
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """As `ThreadedRun.close`."""
+        super().close()
+        for _ in self._threads:
+            self._claims.put(None)
+
+    def join(self, timeout_s: float) -> str | None:
+        """As `ThreadedRun.join`."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                return thread.name
+        return None
+
+    def _go_on(self) -> None:
+        """Let the threads read one more batch. After the last one they end, and the end is handed over."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            if number < self._batches.count:
+                for part in range(self._batches.parts):
+                    self._claims.put((number, part))
+            elif number == self._batches.count:
+                self._handover.finish(number, Last(self._batches.end()))
+                for _ in self._threads:
+                    self._claims.put(None)
+
+    def _run(self) -> None:
+        while (claim := self._claims.get()) is not None and not self._handover.closed and claim[0] < self._failed:
+            try:
+                self._read(*claim)
+            except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
+                self._failed = min(self._failed, claim[0])
+                self._handover.finish(claim[0], Last(error))
+
+    def _read(self, number: int, part: int) -> None:
+        """Read a part. If that completes the batch, place it once it has a slot, and hand it over."""
+        host = self._batches.read(number, part)
+        self._watch.advanced("read")
+        if host is None or not self._handover.wait_for_slot(number):
+            return
+        self._watch.advanced("place")
+        self._handover.put(number, placed(self._place, host))
+        self._watch.advanced("read")
+        self._go_on()

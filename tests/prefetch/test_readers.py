@@ -1,0 +1,279 @@
+"""Reading threads that place what they read: order, depth, memory, errors, ends and every way to close."""
+
+import collections
+import gc
+import random
+import threading
+import time
+import traceback
+import weakref
+
+import pytest
+from background import PATIENCE_S, arrived, left_behind, spawn
+
+from feedline import Reading
+from feedline.prefetch.handover import Closed
+from feedline.prefetch.readers import Readers
+from feedline.prefetch.watch import Watch
+
+
+class Batches:
+    """Batches 0 … count − 1 of some parts. `reads` is called with the number and the part of each."""
+
+    def __init__(self, count, parts=1, reads=lambda number, part: None):
+        self.count, self.parts = count, parts
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._missing = collections.Counter()
+        self.begun = []  # (number, part), in the order in which reads began
+
+    def read(self, number, part):
+        with self._lock:
+            self.begun.append((number, part))
+        self._reads(number, part)
+        with self._lock:
+            self._missing[number] += 1
+            return number if self._missing[number] == self.parts else None
+
+    def end(self):
+        return StopIteration("rest")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.enumerate()
+    yield
+    assert left_behind(before) == []
+
+
+def readers(batches, place=lambda host: host, depth=2, threads=2, ahead=3):
+    run = Readers(batches, place, depth, Watch(Reading()), threads=threads, ahead=ahead)
+    run.start()
+    return run
+
+
+def ended(run):
+    with pytest.raises(StopIteration) as end:
+        run.take()
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    return end.value.value
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize(("threads", "parts", "ahead"), [(1, 1, 3), (2, 1, 3), (2, 2, 1), (5, 3, 3), (5, 1, 2)])
+def test_batches_come_once_and_in_order_and_are_bounded(depth, threads, parts, ahead):
+    chance = random.Random(depth * 100 + threads * 10 + parts)
+    naps = [chance.choice([0, 0, 1e-4, 1e-3]) for _ in range(200)]
+    lock, read, placed, taken = threading.Lock(), set(), [], []
+    most_read = most_placed = 0
+
+    def reads(number, part):
+        nonlocal most_read
+        with lock:
+            read.add(number)
+            most_read = max(most_read, len(read) - len(placed))
+        time.sleep(naps[number])
+
+    def place(number):
+        nonlocal most_placed
+        with lock:
+            placed.append(number)
+            most_placed = max(most_placed, len(placed) - len(taken))
+        return number
+
+    run = readers(Batches(200, parts, reads), place, depth, threads, ahead)
+    for number in range(200):
+        time.sleep(naps[-number])
+        assert run.take() == number
+        taken.append(number)
+    assert ended(run) == "rest"
+    assert sorted(placed) == list(range(200))
+    assert most_read <= ahead
+    assert most_placed <= depth + 1  # 1: `take` has it, and the test has not noted that yet
+
+
+def test_parts_begin_in_the_order_of_the_batches():
+    batches = Batches(5, 3)
+    run = readers(batches, threads=1)
+    assert [run.take() for _ in range(5)] == list(range(5))
+    ended(run)
+    assert batches.begun == [(number, part) for number in range(5) for part in range(3)]
+
+
+def test_the_thread_that_completes_a_batch_places_it():
+    threads = {}
+
+    def reads(number, part):
+        if part:
+            arrived(other_part)
+        threads[number, part] = threading.current_thread().name
+        if not part:
+            other_part.set()
+
+    other_part, placed_by = threading.Event(), []
+    run = readers(Batches(1, 2, reads), lambda host: placed_by.append(threading.current_thread().name))
+    run.take()
+    ended(run)
+    assert placed_by == [threads[0, 1]]
+    assert all(name.startswith("feedline-read-") for name in placed_by)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_fewer_batches_than_may_be_ahead(count):
+    run = readers(Batches(count), threads=5)
+    assert [run.take() for _ in range(count)] == list(range(count))
+    assert ended(run) == "rest"
+
+
+def test_all_threads_end_once_all_is_placed():
+    run = readers(Batches(4), depth=9)
+    assert run.join(PATIENCE_S) is None
+    assert run.waiting == 4
+    assert [run.take() for _ in range(4)] == [0, 1, 2, 3]
+    assert ended(run) == "rest"
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+@pytest.mark.parametrize("bad", [0, 1, 5])
+@pytest.mark.parametrize(("threads", "parts"), [(1, 1), (3, 1), (3, 2)])
+def test_an_error_comes_after_all_good_batches_before_it(stage, bad, threads, parts):
+    def fail(number):
+        if number >= bad:  # those after it, too
+            raise KeyError(f"batch {number}")
+
+    def reads(number, part):
+        time.sleep(0.002 * (number < bad))  # later ones fail first
+        if stage == "read":
+            fail(number)
+
+    def place(number):
+        if stage == "place":
+            fail(number)
+        return number
+
+    run = readers(Batches(9, parts, reads), place, depth=5, threads=threads)
+    assert [run.take() for _ in range(bad)] == list(range(bad))
+    with pytest.raises(KeyError, match=f"batch {bad}") as caught:
+        run.take()
+    assert "in fail" in "".join(traceback.format_exception(caught.value))
+    run.close()
+    assert run.join(PATIENCE_S) is None
+
+
+def test_a_stop_iteration_of_place_does_not_pass_for_the_end():
+    run = readers(Batches(3), lambda host: next(iter([])))
+    with pytest.raises(RuntimeError, match="placing a batch raised StopIteration"):
+        run.take()
+    run.close()
+
+
+def test_an_error_that_was_handled_keeps_nothing_alive():
+    class BadRow(Exception):
+        pass
+
+    def place(host):
+        raise BadRow
+
+    run = readers(Batches(1), place, threads=1)
+    gc.disable()  # counting references must do
+    try:
+        run.take()
+    except BadRow as caught:
+        error = weakref.ref(caught)
+    finally:
+        gc.enable()
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    assert error() is None
+
+
+def test_close_while_all_threads_wait_for_a_slot():
+    full, placed = threading.Semaphore(0), []
+    run = readers(Batches(20, 1, lambda number, part: full.release()), placed.append, depth=1, threads=3, ahead=4)
+    for _ in range(4):
+        assert full.acquire(timeout=PATIENCE_S)
+    run.close()
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    assert len(placed) <= 1
+    with pytest.raises(Closed):
+        run.take()
+
+
+@pytest.mark.parametrize("stage", ["read", "place"])
+def test_close_while_a_thread_is_busy_names_it_and_lets_go_of_what_it_makes(stage):
+    inside, gate, items = threading.Event(), threading.Event(), weakref.WeakSet()
+
+    class Item:
+        pass
+
+    def busy(here):
+        if stage == here:
+            inside.set()
+            arrived(gate)
+
+    def place(host):
+        busy("place")
+        items.add(item := Item())
+        return item
+
+    run = readers(Batches(9, 1, lambda number, part: busy("read")), place, threads=1)
+    taken = spawn(run.take)
+    arrived(inside)
+    run.close()
+    with pytest.raises(Closed):
+        taken.result(PATIENCE_S)
+    assert run.join(0) == "feedline-read-0"
+    gate.set()
+    assert run.join(PATIENCE_S) is None
+    assert len(items) == 0
+
+
+def test_a_reading_thread_may_close_it_and_does_not_wait_for_itself():
+    told = []
+
+    def close(number, part):
+        started.wait(PATIENCE_S)
+        run.close()
+        told.append(run.join(0.1))
+
+    started = threading.Event()
+    run = readers(Batches(9, 1, close), threads=1)
+    started.set()
+    with pytest.raises(Closed):
+        run.take()
+    assert run.join(PATIENCE_S) is None
+    assert told == ["feedline-read-0"]
+
+
+def test_close_before_start():
+    run = Readers(Batches(3), str, 2, Watch(Reading()), threads=2, ahead=2)
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    with pytest.raises(Closed):
+        run.take()
+
+
+def test_a_run_that_is_dropped_is_let_go_of_at_once():
+    run = readers(Batches(9))
+    assert run.take() == 0
+    run.close()
+    assert run.join(PATIENCE_S) is None
+    alive = weakref.ref(run)
+    gc.disable()  # counting references must do
+    try:
+        del run
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_its_threads_never_hold_up_an_exit():
+    gate = threading.Event()
+    run = readers(Batches(9, 1, lambda number, part: arrived(gate)))
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("feedline-read-")]
+    assert len(mine) == 2
+    assert all(thread.daemon for thread in mine)
+    gate.set()
+    run.close()
