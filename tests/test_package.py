@@ -225,7 +225,8 @@ OF_FEEDLINE = {
     "bench": ["bench", "feed", "order", "options", "native.library", "loader.staging", "placement.place",
               "cluster.cores"],
     "target": ["feed", "loader.sources"],
-    "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "loader.records", "errors", "schedule"],
+    "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "loader.records", "errors",
+              "schedule"],
     "cli": ["cli", "", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed",
             "errors", "options"],  # "": the version
     "__main__": ["cli"],
