@@ -19,6 +19,24 @@ COLOURS = {"limit": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d149
 OTHERS = "#30638e"
 GLOBAL = 0.5
 """Jumps of a shuffle over all rows are about 1."""
+LABELS = {
+    "limit": "np.take alone",
+    "gather": "fastest gather alone",
+    "feedline_records": "feedline, record by record",
+    "numpy": "NumPy and placement",
+    "grain_batches": "Grain, whole batches",
+    "grain_records": "Grain, per record",
+    "grain_records_best": "Grain, per record, tuned",
+    "spdl": "SPDL, vectorised",
+    "jax_dataloader": "jax-dataloader",
+    "torch_batched": "PyTorch, vectorised",
+    "torch_usual": "PyTorch, as usually written",
+    "tf_data_gather": "tf.data, one gather a batch",
+    "tf_data_slices": "tf.data, slices",
+    "mosaic_streaming": "MosaicML Streaming",
+    "litdata": "LitData",
+}
+"""What a chart calls each entrant."""
 
 
 def draw(result, path):
@@ -31,7 +49,7 @@ def draw(result, path):
     for chart, size in zip(charts[0], sizes, strict=True):
         _bars(chart, result, int(size))
     machine, plan = result["machine"], result["plan"]
-    missing = ", ".join(result["failures"])
+    missing = ", ".join(LABELS.get(name, name) for name in result["failures"])
     figure.suptitle(
         f"Rows per second onto 8 CPU devices, from {plan['data_bytes'] / 2**30:g} GiB in memory or on the local "
         f"disk, shuffled, batches of {plan['batch_bytes'] / 2**20:g} MiB\n"
@@ -47,7 +65,7 @@ def _bars(chart, result, size):
     names = list(found)
     locally = {c["entrant"] for c in result["checks"] if c["row_bytes"] == size and c["jump"] < GLOBAL}
     medians = [found[name]["median_rows_per_s"] for name in names]
-    labels = [f"{name}\n(shuffles nearby rows)" if name in locally else name for name in names]
+    labels = [LABELS.get(name, name) + "\n(shuffles nearby rows)" * (name in locally) for name in names]
     chart.barh(range(len(names)), medians, color=[COLOURS.get(name, OTHERS) for name in names], height=0.7)
     for sample in result["samples"]:
         if sample["row_bytes"] == size:

@@ -1,0 +1,119 @@
+"""The Python of the README and of docs/ runs as it stands, block after block, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.order import rows_at
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _given():
+    """What the pages leave to the reader: a step, an evaluation, an iterator; and the README's own names."""
+
+    def logits(state, batch):
+        return (batch["image"].reshape(len(batch["image"]), -1) / 255.0) @ state
+
+    @jax.jit
+    def train_step(state, batch):
+        def loss(state):
+            return -jnp.mean(
+                jax.nn.log_softmax(logits(state, batch))[jnp.arange(len(batch["label"])), batch["label"]]
+            )
+
+        value, gradient = jax.value_and_grad(loss)(state)
+        return state - 0.1 * gradient, value
+
+    @jax.jit
+    def evaluate(state, batch):
+        right = (logits(state, batch).argmax(axis=1) == batch["label"]) & batch["valid"]
+        return right.sum(), batch["valid"].sum()
+
+    def my_batches():
+        for i in range(3):
+            yield {"image": np.full((64, 4, 4), i, np.uint8), "label": np.zeros(64, np.int32)}
+
+    return {
+        "train_step": train_step, "evaluate": evaluate, "my_batches": my_batches,
+        "state": np.zeros((16, 10), np.float32), "feedline": feedline,
+        "sharding": NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A current folder with the two files that all pages read: 200 rows, so 3 whole batches of 64 an epoch."""
+    monkeypatch.chdir(tmp_path)
+    np.save("image.npy", np.random.default_rng(0).integers(0, 256, (200, 4, 4)).astype(np.uint8))
+    np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
+
+
+def run(page, **more):
+    """The names that are there once all Python of a page has run."""
+    names = _given() | more
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, f"<{page}>", "exec"), names)  # of a real file Grain would look up the lines
+    return names
+
+
+def test_the_readme(files, capsys):
+    names = run("README.md")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in printed[:10]] == [f"step {step}" for step in range(0, 100, 10)]
+    # 100 steps of 64 rows, 3 an epoch, are 33 epochs and a batch: the next row is number 64 of epoch 33
+    assert names["saved"]["position"] == 64
+    assert printed[10].startswith("33 96 [")
+
+
+def test_feed(files, capsys):
+    run("docs/feed.md")
+    shape, *accuracies = capsys.readouterr().out.splitlines()
+    assert shape == "(64, 4, 4)"
+    assert [line.split(" over ")[1] for line in accuracies] == ["200 rows"] * 2
+
+
+def test_checkpoints(files):
+    with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, _given()["sharding"]) as feed:
+        next(feed), next(feed)
+        names = run("docs/checkpoints.md", feed=feed)
+    # the rows of step s, the first being 1, are batch s - 1 of 64 rows, of which an epoch has 3
+    for name, step in (("after_checkpoint", 3), ("at_step_41200", 41_200)):
+        epoch, batch = divmod(step - 1, 3)
+        expected = rows_at(feedline.Order(), 200, epoch, np.arange(64 * batch, 64 * batch + 64))
+        np.testing.assert_array_equal(names[name], expected)
+
+
+def test_bad_rows(files, capsys):
+    run("docs/bad_rows.md")
+    assert capsys.readouterr().out == "0 bad rows\n"
+    assert Path("bad.jsonl").read_text() == ""
+
+
+def test_streams(files):
+    names = run("docs/streams.md")
+    assert names["stream"].get_state()["step"] == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    """Files exist, and a page that is named with a heading has it."""
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if heading:
+            assert heading in _anchors(file), target
+
+
+def _anchors(page):
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
