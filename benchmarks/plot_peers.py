@@ -1,4 +1,4 @@
-"""Draws what `python -m feedline.bench.peers --out peers.json` saved, as a bar chart for each size of rows.
+"""Draws what `python benchmarks/peers.py --out peers.json` saved, as a bar chart for each size of rows.
 
     python benchmarks/plot_peers.py peers.json peers.svg
 

@@ -252,7 +252,7 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "bench": ["numpy", "jax", "matplotlib", "tyro"],
+    "bench": ["numpy", "jax", "matplotlib"],
     "target": ["jax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "flax", "optax", "rich", "tyro"],

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from feedline.bench.peers import Peers
 from feedline.cli.train import use_cpu_devices
 
 _MB = 1_000_000
@@ -216,7 +215,7 @@ class Resume(_Measurement):
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measure this machine, your own feed, or other loaders on the same bytes.
+    """Measure this machine, or your own feed.
 
     Run it alone: another program on the same cores changes what is measured.
     """
@@ -227,7 +226,6 @@ class Bench:
         | Annotated[Place, tyro.conf.subcommand("place")]
         | Annotated[Overlap, tyro.conf.subcommand("overlap")]
         | Annotated[Resume, tyro.conf.subcommand("resume")]
-        | Annotated[Peers, tyro.conf.subcommand("peers")]
     ]
 
     def run(self) -> int:

@@ -1,5 +1,6 @@
 """The peers benchmark: it runs, tells whoever cannot run or delivers wrong rows, and adds up rightly."""
 
+import doctest
 import importlib.util
 import json
 import subprocess
@@ -8,16 +9,17 @@ import types
 
 import jax
 import numpy as np
+import peers_entrants as entrants
+import peers_environments as environments
 import pytest
+from peers import Peers
+from peers_contest import contest, random_bytes
+from peers_environments import CannotRun, interpreter_for
+from peers_process import Peer
+from peers_standings import standings, table
+from peers_sweep import Sweep
 
-from feedline.bench import entrants, environments
-from feedline.bench.contest import contest, random_bytes
-from feedline.bench.environments import CannotRun, interpreter_for
-from feedline.bench.peers import Peers
-from feedline.bench.process import Peer
 from feedline.bench.ratios import paired
-from feedline.bench.standings import standings, table
-from feedline.bench.sweep import Sweep
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
 CONSUMER = """
@@ -52,7 +54,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         str(saved),
     ]
     ran = subprocess.run(
-        [sys.executable, "-m", "feedline.bench.peers", *options, "--json"],
+        [sys.executable, entrants.READERS.with_suffix(".py"), *options, "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -89,7 +91,7 @@ def test_options_that_do_not_fit(options, told):
 
 
 def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
-    assert {path.parent.name for path in entrants.peers_folder().glob("*/reader.py")} == set(entrants.ENTRANTS)
+    assert {path.parent.name for path in entrants.READERS.glob("*/reader.py")} == set(entrants.ENTRANTS)
 
 
 # --- the rows ---
@@ -97,7 +99,7 @@ def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
 
 @pytest.fixture(scope="module")
 def consume():
-    spec = importlib.util.spec_from_file_location("consume", entrants.peers_folder() / "consume.py")
+    spec = importlib.util.spec_from_file_location("consume", entrants.READERS / "consume.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["consume"] = module
     spec.loader.exec_module(module)
@@ -249,7 +251,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
                 raise CannotRun("the disk is full")
             return {"rows_per_s": 1e6}
 
-    monkeypatch.setattr("feedline.bench.contest.Entrant", Fake)
+    monkeypatch.setattr("peers_contest.Entrant", Fake)
     options = Peers(only=("limit", "numpy", "feedline"), gib=0.1, rounds=3, row_bytes=(256,), work=tmp_path)
     result = contest(options.plan())
     assert [sample["entrant"] for sample in result["samples"]] == [
@@ -281,7 +283,7 @@ def test_a_sweep_goes_on_without_a_setting_that_fails(tmp_path, monkeypatch, cap
                 raise CannotRun("no workers here")
             return {"rows_per_s": 2e6}
 
-    monkeypatch.setattr("feedline.bench.sweep.Entrant", Fake)
+    monkeypatch.setattr("peers_sweep.Entrant", Fake)
     saved = tmp_path / "sweep.json"
     sweep = Sweep(only=("spdl",), quick=True, row_bytes=(256,), rounds=2, work=tmp_path, out=saved)
     assert sweep.run() == 1
@@ -305,6 +307,13 @@ def test_ratios_are_taken_round_by_round():
     assert found.high / found.low == pytest.approx(np.exp(2 * 1.96 * 0.1 / np.sqrt(200)), rel=0.01)
     assert paired({0: 1.0}, {1: 1.0}) is None
     assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
+
+
+@pytest.mark.parametrize("module", ["peers_contest", "peers_standings"])
+def test_examples_run(module):
+    failed, attempted = doctest.testmod(sys.modules[module])
+    assert attempted
+    assert not failed
 
 
 def test_standings_keep_sizes_apart():

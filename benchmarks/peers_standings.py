@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.bench.entrants import FEEDLINE, LIMIT, PAIR
+from peers_entrants import FEEDLINE, LIMIT, PAIR
+
 from feedline.bench.ratios import paired
 
 _GLOBAL_JUMP = 0.5
