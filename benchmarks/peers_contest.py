@@ -55,6 +55,7 @@ def contest(plan: Plan) -> dict[str, Any]:
         "samples": [],
         "standings": {},
     }
+    print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}", flush=True)
     plan.work.mkdir(parents=True, exist_ok=True)
     data = random_bytes(plan.work, plan.data_bytes)
     with contextlib.ExitStack() as stack:

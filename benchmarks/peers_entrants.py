@@ -10,12 +10,14 @@ from peers_process import Peer
 
 READERS = Path(__file__).with_name("peers")
 LIMIT = "limit"
+GATHER = "gather"
 FEEDLINE = "feedline"
 PAIR = ("feedline_records", "grain_records_best")
 """The two ways of the same records to batches; neighbours below, so that a round measures them together."""
 
 ENTRANTS = (
     LIMIT,
+    GATHER,
     FEEDLINE,
     "numpy",
     "grain_batches",

@@ -224,7 +224,7 @@ OF_FEEDLINE = {
     "data": ["data", "loader", "options"],
     "trainer": ["trainer", "options", "errors"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
-    "bench": ["bench", "feed", "order", "options", "native.library", "loader.staging", "placement.place",
+    "bench": ["bench", "feed", "order", "options", "native", "loader.staging", "placement.place",
               "cluster.cores"],
     "target": ["feed", "loader.sources"],
     "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "errors", "schedule"],

@@ -45,6 +45,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         *QUICK,
         "--only",
         "limit",
+        "gather",
         "numpy",
         "feedline",
         "litdata",
@@ -67,19 +68,19 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
     assert ran.stdout.count("CANNOT BE MEASURED") == 1
     assert json.loads(saved.read_text()) == result
     assert {told["entrant"]: told["right"] for told in result["checks"]} == dict.fromkeys(
-        ["limit", "numpy", "feedline"], True
+        ["limit", "gather", "numpy", "feedline"], True
     )
     assert all(0.8 < told["jump"] < 1.2 for told in result["checks"])
-    assert len(result["samples"]) == 2 * 3
+    assert len(result["samples"]) == 2 * 4
     found = result["standings"]["256"]["entrants"]
-    assert found["feedline"]["of_limit"]["rounds"] == 2
+    assert found["feedline"]["of_limit"]["rounds"] == found["feedline"]["of_gather"]["rounds"] == 2
     assert "jaxlib" in result["entrants"]["feedline"]["versions"]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"only": ("limit", "grian")}, "--only takes limit, .*, got grian"),
+        ({"only": ("limit", "grian")}, "--only takes limit, gather, .*, got grian"),
         ({"rounds": 0}, "--rounds must be above 0, got 0"),
         ({"gib": 0.001}, "the data one batch; got --row-bytes 256, --batch-mib 16 and --gib 0.001"),
         ({"row_bytes": (4,)}, "at least, .* got --row-bytes 4"),
@@ -326,6 +327,7 @@ def test_standings_keep_sizes_apart():
     assert list(found["entrants"]) == ["limit", "feedline"]
     assert found["entrants"]["feedline"]["median_rows_per_s"] == 12e6
     assert found["entrants"]["feedline"]["of_limit"]["ratio"] == 0.75
+    assert found["entrants"]["feedline"]["of_gather"] is None
     assert found["pair"] is None
     result = {"standings": {"256": found}, "checks": [], "failures": {"spdl": "no"}}
     assert "feedline                12.000    3.07  0.75 [0.75, 0.75]" in table(result, 256)
