@@ -51,7 +51,7 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
     axes.axhline(1, color="black", linewidth=0.8, label="np.take alone")
     gathers = [result["entrants"]["gather"]["of_limit"] for result in results]
     lefts, rights = zip(*((k - 0.45, k + 0.45) for k in range(len(results))), strict=True)
-    axes.hlines(gathers, lefts, rights, color="tab:red", label="fastest gather alone")
+    axes.hlines(gathers, lefts, rights, color="black", linestyle="dashed", label="fastest gather alone")
     axes.set_xticks(
         range(len(results)),
         [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],

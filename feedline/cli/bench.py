@@ -63,14 +63,11 @@ class _Measurement:
 class Feed(_Measurement):
     """How fast a feed delivers: your own, or shuffled rows of several sizes beside copying them alone.
 
-    Copying alone is measured twice, into buffers that are used again and in an order that was computed before: by
-    np.take, and by the fastest gather known, which is feedline's own in C.
-
     Attributes:
       target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
         current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
-        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with
-        copying alone.
+        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with copying
+        alone: by np.take, and by the fastest gather known, which is feedline's own in C.
       row_bytes: sizes of generated rows.
       batch_mb: sizes of batches of generated rows, in 10^6 bytes.
       gib: size of the generated data, in memory and once more in a file.
