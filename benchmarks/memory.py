@@ -47,7 +47,7 @@ def run(batches: int, transform: bool) -> dict[str, object]:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     source = {"x": np.zeros((50_000, 1_000), np.uint8), "y": np.zeros(50_000, np.int64)}
     keep = (lambda batch, rows: dict(batch)) if transform else None
-    samples, held = [], None
+    samples, held, warm_up = [], None, min(WARM_UP, batches // 2)
     with feedline.Feed(source, 64, sharding, transform=keep) as feed:
         for batch in range(1, batches + 1):
             _before, held = held, None  # two are held at a time
@@ -56,14 +56,15 @@ def run(batches: int, transform: bool) -> dict[str, object]:
                 time.sleep(0.5)
             if batch == SETTLED:
                 slabs = feed.statistics().slabs
-            if batch == WARM_UP or batch % max(1, batches // 20) == 0:
+            if batch in (SETTLED, warm_up, batches) or batch % max(1, batches // 20) == 0:
                 samples.append((batch, resident_bytes(), feed.statistics().slabs))
         after = feed.statistics().slabs
-    start = next(resident for batch, resident, _ in samples if batch >= WARM_UP)
+    at = {batch: resident for batch, resident, _ in samples}
     return {
         "batches": batches,
         "transform": transform,
-        "growth_bytes": samples[-1][1] - start,
+        "growth_bytes": at[batches] - at[warm_up],
+        "growth_bytes_after_20": at[batches] - at[SETTLED],
         "slabs_after_20": slabs,
         "slabs_at_the_end": after,
         "samples": samples,
@@ -72,7 +73,7 @@ def run(batches: int, transform: bool) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=100_000)
+    parser.add_argument("--batches", type=int, default=100_000, help="at least 40")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = describe()

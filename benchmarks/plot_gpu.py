@@ -93,7 +93,7 @@ def _feed(panel, results):
     for place, name in enumerate(names):
         at = [k + (place - (len(names) - 1) / 2) * 0.8 / len(names) for k in range(len(results))]
         rates = [each["entrants"][name]["median"] * each["row_bytes"] / 1e9 for each in results]
-        label, colour = (name, "#9aa0a6") if name == "limit" else (f"{name} devices", None)
+        label, colour = (name, "#9aa0a6") if name in ("limit", "gather") else (f"{name} devices", None)
         panel.bar(at, rates, 0.8 / len(names), label=label, color=colour)
     panel.set_xticks(range(len(results)), [f"{each['row_bytes']} B" for each in results])
     panel.set(title="Feeds of shuffled rows, beside the memory limit", xlabel="size of a row", ylabel="GB/s")

@@ -1,4 +1,4 @@
-"""Draws what `python -m feedline.bench.peers --out peers.json` saved, as a bar chart for each size of rows.
+"""Draws what `python benchmarks/peers.py --out peers.json` saved, as a bar chart for each size of rows.
 
     python benchmarks/plot_peers.py peers.json peers.svg
 
@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-COLOURS = {"limit": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d1495b"}
+COLOURS = {"limit": "#9aa0a6", "gather": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d1495b"}
 OTHERS = "#30638e"
 GLOBAL = 0.5
 """Jumps of a shuffle over all rows are about 1."""

@@ -33,9 +33,8 @@ from feedline.bench.feed import filler
 from feedline.bench.limit import MemoryLimit
 from feedline.bench.machine import describe
 from feedline.bench.rounds import Entrant, alternate, compared
-from feedline.loader.recipe import Recipe
+from feedline.loader.arrays import ArraySource
 from feedline.placement.place import Placement
-from feedline.schedule import Cursor
 
 FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that a stand-in replaces, and settings
     "whole": ((), {}),
@@ -53,10 +52,13 @@ def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "order" in stages:
 
-            def locate(_: Recipe, start: Cursor, offsets: np.ndarray) -> np.ndarray:
-                return order[start.position : start.position + len(offsets)]
+            def read(source: ArraySource, _: Any, epoch: int, positions: range, cuts: Any) -> np.ndarray:
+                rows = order[positions.start : positions.stop]
+                for leaf, columns, out in cuts:
+                    source.read_leaf(leaf, rows, columns, out)
+                return rows
 
-            stack.enter_context(mock.patch.object(Recipe, "locate", locate))
+            stack.enter_context(mock.patch.object(ArraySource, "read_in_order", read))
         if "place" in stages:
             stack.enter_context(mock.patch.object(Placement, "place", lambda _, leaves: leaves))
         yield

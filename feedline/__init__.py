@@ -22,6 +22,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from feedline.version import __version__ as __version__
+
 _WHERE = {
     "Blocks": "options",
     "Feed": "feed",
@@ -45,7 +47,6 @@ _WHERE = {
 _MODULES = ("cluster",)
 
 __all__ = [*_WHERE, *_MODULES]
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from feedline import cluster as cluster

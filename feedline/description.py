@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from feedline import __version__
 from feedline import state as states
 from feedline.options import Reading
 from feedline.schedule import Remainder
+from feedline.version import __version__
 
 _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import graphlib
 import importlib
 import inspect
 import json
@@ -182,6 +183,7 @@ def test_what_other_processes_are_told_of_an_error_is_plain():
 
 OF_FEEDLINE = {
     # the pure core: nothing but options and errors, and a state the cursor that it holds
+    "version": [],
     "errors": [],
     "options": [],
     "permutation": [],
@@ -199,9 +201,9 @@ OF_FEEDLINE = {
     "loader": ["loader", "native", "jax_settings", "errors", "options", "order", "schedule", "placement.plan"],
     "placement": ["placement", "jax_settings"],
     "prefetch": ["prefetch", "errors", "options"],
-    "observe": ["observe"],
+    "observe": [],
     # their compositions. The cores that a process may use follow from the environment, which cluster reads
-    "description": ["", "options", "schedule", "state"],  # "": its version
+    "description": ["version", "options", "schedule", "state"],
     "request": ["options", "schedule", "cluster.cores", "loader.form"],  # a type
     "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "replicas"],
     "build": ["request", "pipeline", "prefetch.watch", "loader", "placement", "options", "schedule", "state",
@@ -215,20 +217,20 @@ OF_FEEDLINE = {
              "cluster.monitor", "errors", "options", "schedule", "state", "observe", "placement.plan",
              "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
     "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit",
-                "process_bound", "errors", "options"],
+                "process_bound", "options"],
     "exit": ["loader.ending"],  # reads, which it stops
     # beside them
     "cluster": ["cluster", "errors", "options"],
-    "data": ["data", "loader", "errors", "options"],
+    "data": ["data", "loader", "options"],
     "trainer": ["trainer", "options", "errors"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
-    "bench": ["bench", "feed", "order", "options", "native.library", "loader.staging", "placement.place",
+    "bench": ["bench", "feed", "order", "options", "native", "loader.staging", "placement.place",
               "cluster.cores"],
     "target": ["feed", "loader.sources"],
     "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "loader.records", "errors",
               "schedule"],
-    "cli": ["cli", "", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed",
-            "errors", "options"],  # "": the version
+    "cli": ["cli", "version", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed",
+            "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -251,7 +253,7 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "bench": ["numpy", "jax", "matplotlib", "tyro"],
+    "bench": ["numpy", "jax", "matplotlib"],
     "target": ["jax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "flax", "optax", "rich", "tyro"],
@@ -274,24 +276,43 @@ def is_within(module, packages):
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def allowed(table, path):
-    """What the most special entry for a file allows; an entry of nothing where there is none."""
+def rule(table, path):
+    """The most special entry of a table for a file; None where there is none."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    entries = [name for name in table if is_within(module, [name])]
-    return table[max(entries, key=len)] if entries else []
+    return max((name for name in table if is_within(module, [name])), key=len, default=None)
 
 
-@pytest.mark.parametrize("path", [path for path in TREES if path != "__init__.py"])
-def test_directions(path):
-    inside = [f"feedline.{name}".rstrip(".") for name in allowed(OF_FEEDLINE, path)]
-    for module in imports(TREES[path]):
-        top = module.partition(".")[0]
-        if module == "feedline":
-            assert module in inside
-        elif top == "feedline":
-            assert is_within(module, [name for name in inside if name != "feedline"]), f"{path} imports {module}"
-        elif top not in sys.stdlib_module_names:
-            assert top in allowed(FROM_OUTSIDE, path), f"{path} imports {module}"
+def imports_of_files():
+    """(file, module that it imports, whether that is in feedline), of all files but the map."""
+    for path, tree in TREES.items():
+        for module in imports(tree) if path != "__init__.py" else ():
+            top = module.partition(".")[0]
+            if top == "feedline" or top not in sys.stdlib_module_names:
+                yield path, module, top == "feedline"
+
+
+def test_directions():
+    """Each import has an allowance, and each allowance an import."""
+    unused = {("feedline", name, to) for name, allowed in OF_FEEDLINE.items() for to in allowed}
+    unused |= {("outside", name, to) for name, allowed in FROM_OUTSIDE.items() for to in allowed}
+    against = []
+    for path, module, inside in imports_of_files():
+        table = OF_FEEDLINE if inside else FROM_OUTSIDE
+        name = rule(table, path)
+        allowed = [to for to in table.get(name, []) if is_within(module, [f"feedline.{to}" if inside else to])]
+        if not allowed:
+            against.append(f"{path} imports {module}")
+        unused -= {("feedline" if inside else "outside", name, to) for to in allowed}
+    assert against == []
+    assert sorted(unused) == []
+
+
+def test_no_import_leads_back_to_its_module():
+    """Wherever the imports stand: inside a function, or for type checkers alone."""
+    names = {path: f"feedline.{path.removesuffix('.py').replace('/', '.')}" for path in TREES}
+    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    edges = {names[path]: set(imports(tree)) & set(names.values()) for path, tree in TREES.items()}
+    graphlib.TopologicalSorter(edges).prepare()  # a CycleError names the modules
 
 
 def test_every_part_has_its_directions():
@@ -305,6 +326,7 @@ def test_the_map_imports_only_for_type_checkers():
         "from __future__ import annotations",
         "import importlib",
         "from typing import TYPE_CHECKING, Any",
+        "from feedline.version import __version__ as __version__",
     ]
 
 

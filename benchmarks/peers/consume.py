@@ -6,7 +6,7 @@
     def batches(task, **settings) -> Iterator           # uint8[batch_rows, row_bytes], placed by task.sharding
     def prepare(task) -> None                           # optional: converts the rows to the peer's own format
     AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
-    SWEEP: list[dict]                                   # optional: settings that feedline.bench.sweep compares
+    SWEEP: list[dict]                                   # optional: settings that peers_sweep.py compares
 
 Each line on standard input is one request, each line on standard output its answer; whatever the
 peer itself prints goes to standard error. An error ends the process.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_LIMIT = "limit"
+_LIMITS = ("limit", "gather")
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -34,13 +34,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> None:
-    """Each kind of feed as a share of the memory limit; a user's own feed by the time of its stages."""
+    """Each kind of feed, and the fastest gather, as a share of `np.take`; a user's feed by its stages' time."""
     if isinstance(results, dict):
         stages = ("read_s", "transform_s", "place_s", "wait_s")
         axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
         axes.set(xlabel="milliseconds a batch", title=f"{results['rows_per_s']:,.0f} rows/s")
         return
-    names = [name for name in results[0]["entrants"] if name != _LIMIT]
+    names = [name for name in results[0]["entrants"] if name not in _LIMITS]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
         told = [result["entrants"][name] for result in results]
@@ -48,15 +48,20 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
         beyond = [[abs(each["of_limit_interval"][side] - each["of_limit"]) for each in told] for side in (0, 1)]
         places = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
         axes.bar(places, shares, width, yerr=beyond, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
-    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(1, color="black", linewidth=0.8, label="np.take alone")
+    gathers = [result["entrants"]["gather"]["of_limit"] for result in results]
+    lefts, rights = zip(*((k - 0.45, k + 0.45) for k in range(len(results))), strict=True)
+    axes.hlines(gathers, lefts, rights, color="black", linestyle="dashed", label="fastest gather alone")
     axes.set_xticks(
         range(len(results)),
         [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
     )
     axes.set(
-        ylabel="share of the memory limit", ylim=(0, 1.25), title="Shuffled rows to the mesh, beside copying alone"
+        ylabel="share of np.take",
+        ylim=(0, max(1.25, *gathers) * 1.15),
+        title="Shuffled rows to the mesh, beside copying alone",
     )
-    axes.legend(loc="upper left", ncols=4, fontsize=8)
+    axes.legend(loc="upper left", ncols=3, fontsize=8)
 
 
 def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:

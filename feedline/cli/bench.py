@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from feedline.bench.peers import Peers
 from feedline.cli.train import use_cpu_devices
 
 _MB = 1_000_000
+_LIMITS = {"limit": "np.take alone", "gather": "gather alone"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,7 @@ class _Measurement:
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         name = type(self).__name__.lower()
         machine = describe()
+        _print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}")
         result = {"benchmark": name, "machine": machine, "options": options, "results": self.measured()}
         text = json.dumps(result, default=str)
         if self.out is not None:
@@ -60,13 +61,13 @@ class _Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Feed(_Measurement):
-    """How fast a feed delivers: your own, or shuffled rows of several sizes beside the memory limit.
+    """How fast a feed delivers: your own, or shuffled rows of several sizes beside copying them alone.
 
     Attributes:
       target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
         current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
-        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with the
-        memory limit.
+        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with copying
+        alone: by np.take, and by the fastest gather known, which is feedline's own in C.
       row_bytes: sizes of generated rows.
       batch_mb: sizes of batches of generated rows, in 10^6 bytes.
       gib: size of the generated data, in memory and once more in a file.
@@ -89,7 +90,7 @@ class Feed(_Measurement):
 
         if self.target is not None:
             return self._own(self.target)
-        columns = f"{'from → devices':<16} {'M rows/s':>9} {'GB/s':>7}  of the memory limit"
+        columns = f"{'from → devices':<16} {'M rows/s':>9} {'GB/s':>7}  {'÷ np.take':<17}  ÷ fastest gather"
         _print(f"{'row B':>8} {'batch MB':>8}  {columns}")
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             return feed.matrix(
@@ -216,7 +217,7 @@ class Resume(_Measurement):
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measure this machine, your own feed, or other loaders on the same bytes.
+    """Measure this machine, or your own feed.
 
     Run it alone: another program on the same cores changes what is measured.
     """
@@ -227,7 +228,6 @@ class Bench:
         | Annotated[Place, tyro.conf.subcommand("place")]
         | Annotated[Overlap, tyro.conf.subcommand("overlap")]
         | Annotated[Resume, tyro.conf.subcommand("resume")]
-        | Annotated[Peers, tyro.conf.subcommand("peers")]
     ]
 
     def run(self) -> int:
@@ -239,9 +239,14 @@ def _print_feeds(result: dict[str, Any]) -> None:
     size, batch = result["row_bytes"], result["batch_bytes"] / _MB
     for name, told in result["entrants"].items():
         rate = told["median"]
-        low, high = told["of_limit_interval"]
-        share = "" if name == "limit" else f"{told['of_limit']:.2f} [{low:.2f}, {high:.2f}]"
-        _print(f"{size:>8} {batch:>8g}  {name:<16} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  {share}")
+        shares = [
+            f"{told[of]:.2f} [{told[f'{of}_interval'][0]:.2f}, {told[f'{of}_interval'][1]:.2f}]"
+            for of in ("of_limit", "of_gather")
+        ]
+        _print(
+            f"{size:>8} {batch:>8g}  {_LIMITS.get(name, name):<16} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  "
+            f"{shares[0]:<17}  {shares[1]}"
+        )
 
 
 def _print(line: str) -> None:

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn, Protocol
 
-import feedline
 from feedline.cli.interrupt import Ended, interrupts_get_through
 from feedline.cluster.monitor import abort, leave
 from feedline.errors import FeedError
 from feedline.native.library import implementation
+from feedline.version import __version__
 
 _READING_FAILED = 1
 _WRONG_ARGUMENT = 2
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ran(arguments: list[str]) -> int:
     if arguments == ["--version"]:
-        print(f"feedline {feedline.__version__}, columns by {implementation()}")
+        print(f"feedline {__version__}, columns by {implementation()}")
         return 0
     try:
         return _parsed(arguments).run()

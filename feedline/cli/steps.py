@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from feedline.cli.interrupt import Ended, interrupts_wait
-from feedline.cli.train import DEFAULT_SAVE_EVERY, Train
+from feedline.cli.train_options import DEFAULT_SAVE_EVERY, TrainOptions
 from feedline.cluster.stop import should_stop, stopping
 from feedline.errors import FeedError
 from feedline.feed import Feed
@@ -26,7 +26,7 @@ _ROWS_SHOWN = 8
 _NOTHING = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
 
 
-def run_steps(options: Train, program: Compiled, feed: Feed, rows: int) -> tuple[State, Progress]:
+def run_steps(options: TrainOptions, program: Compiled, feed: Feed, rows: int) -> tuple[State, Progress]:
     """Train as long as the options say, and save on the way if they say so. The last state, and what was done.
 
     Args:
@@ -74,7 +74,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _rows_are_told(options: Train, feed: Feed, rows: int) -> Iterator[None]:
+def _rows_are_told(options: TrainOptions, feed: Feed, rows: int) -> Iterator[None]:
     """A loss that is no finite number is told with the rows of its step."""
     began = feed.get_state()
     try:
@@ -103,7 +103,7 @@ def _later(state: Mapping[str, Any], batches: int, batch_size: int, rows: int) -
     return {**state, "epoch": state["epoch"] + 1 + epochs, "position": batches * batch_size}
 
 
-def steps_left(options: Train, feed: Feed, rows: int) -> int:
+def steps_left(options: TrainOptions, feed: Feed, rows: int) -> int:
     """Steps from where the feed stands, perhaps in batches of another size until now, to the options' end."""
     if options.passes is None:
         delivered: int = feed.get_state()["step"]

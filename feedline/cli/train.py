@@ -1,83 +1,24 @@
-"""`feedline train`: its options."""
+"""`feedline train`: the command."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
-from pathlib import Path
-from typing import Literal
 
 from feedline.cli.interrupt import interrupts_wait
-from feedline.options import checked_integer
+from feedline.cli.train_options import TrainOptions
 
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-_DEFAULT_EPOCHS = 40
-DEFAULT_SAVE_EVERY = 100
-_COUNTS = (
-    "rows", "features", "classes", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Train:
+class Train(TrainOptions):
     """Train an MLP that classifies rows, and test it on rows it has not seen.
 
     Without options it learns 1,437 handwritten digits on all devices, in a few seconds. The same
     command runs on several processes: under `feedline launch`, srun or mpirun.
-
-    Attributes:
-      mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
-        one program each. All three take the same batches and reach the same losses.
-      data: what to learn: digits, synthetic (see --rows), or a path. The path is a .npz file with the
-        arrays image [n, ...] (any numbers; bytes are divided by 255, all else is taken as it is) and
-        label int [n] (0, 1, 2, ...), or a directory with image.npy and label.npy.
-      test_data: path of rows to test on, of the same form. None: rows 0, 5, 10, ... of --data are held
-        out, and not trained on.
-      rows: training rows of --data synthetic; a fifth as many more are tested on.
-      features: bytes in one row of --data synthetic.
-      classes: classes of --data synthetic.
-      batch_size: rows in the global batch, over all devices of all processes.
-      steps: batches to train on, over as many epochs as it takes. Not together with --epochs.
-      epochs: passes over the training rows. None: 40, unless --steps is given.
-      layers: hidden layers.
-      width: units in each hidden layer.
-      learning_rate: of the Adam optimizer.
-      seed: of the first weights and of the order of rows, below 2^32.
-      checkpoint_dir: save checkpoints in this directory, and go on from the newest one that is there, on any
-        mode and number of devices and processes. The newest 3 are kept.
-      save_every: steps from one checkpoint to the next; the last step is saved too. None: 100.
-      cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
-      threads: threads that read rows. None: as many as this process has cores, at most 16.
-      prefetch: batches that wait on the devices, at the most. 0: read only when asked, for debugging.
-      json: print the result as one line of JSON on standard output, in place of the summary.
     """
-
-    mode: Literal["jit_single", "jit_multi", "pmap"] = "jit_multi"
-    data: str = "digits"
-    test_data: Path | None = None
-    rows: int = 1_000_000
-    features: int = 256
-    classes: int = 10
-    batch_size: int = 128
-    steps: int | None = None
-    epochs: int | None = None
-    layers: int = 2
-    width: int = 128
-    learning_rate: float = 3e-3
-    seed: int = 0
-    checkpoint_dir: Path | None = None
-    save_every: int | None = None
-    cpu_devices: int | None = None
-    threads: int | None = None
-    prefetch: int = 2
-    json: bool = False
-
-    @property
-    def passes(self) -> int | None:
-        """Epochs to train, None if steps are counted instead."""
-        return None if self.steps is not None else self.epochs or _DEFAULT_EPOCHS
 
     def run(self) -> int:
         """Train, test, and print. The exit code."""
@@ -92,30 +33,6 @@ class Train:
         cluster.initialize()
         take_sigterm_back()  # until there are steps to stop between
         return train_and_test(self)
-
-    def check(self) -> None:
-        """Whether the options fit together. Not on construction: the parser would wrap the message in a box.
-
-        Raises:
-          ValueError: they do not.
-        """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in _COUNTS and value is not None:
-                checked_integer(_option(field.name), value, at_least=1)
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError(
-                f"training ends after --steps or after --epochs, got --steps {self.steps} and "
-                f"--epochs {self.epochs}; leave one out"
-            )
-        if self.save_every is not None and self.checkpoint_dir is None:
-            raise ValueError("--save-every needs a place to save in; add --checkpoint-dir, or leave it out")
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"--seed must be at least 0 and below 2^32, got {self.seed}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"--learning-rate must be a positive number, got {self.learning_rate}")
-        if self.test_data is not None and self.data in ("digits", "synthetic"):
-            raise ValueError(f"--test-data goes with a path as --data, which is {self.data}; leave it out")
 
 
 def use_cpu_devices(count: int) -> None:
@@ -132,7 +49,3 @@ def use_cpu_devices(count: int) -> None:
     others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])
-
-
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"

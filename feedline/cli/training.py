@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from feedline.cli.steps import run_steps
-from feedline.cli.train import Train
+from feedline.cli.train_options import TrainOptions
 from feedline.data import labelled
 from feedline.data.labelled import Labelled
 from feedline.feed import Feed
@@ -28,7 +28,7 @@ from feedline.trainer.modes import Compiled, compiled
 _CLOSE_S = 2.0  # a thread that is stuck in a read ends with the process, which is about to end
 
 
-def train_and_test(options: Train) -> int:
+def train_and_test(options: TrainOptions) -> int:
     """Train, test, and print on the first process. All processes call it. The exit code."""
     data = _data(options)
     program = compiled(_learner(options, data), options.mode)
@@ -41,7 +41,7 @@ def train_and_test(options: Train) -> int:
     return 0
 
 
-def _data(options: Train) -> Labelled:
+def _data(options: TrainOptions) -> Labelled:
     if options.data == "digits":
         data = labelled.digits()
     elif options.data == "synthetic":
@@ -56,7 +56,7 @@ def _data(options: Train) -> Labelled:
     return data
 
 
-def _learner(options: Train, data: Labelled) -> Learner:
+def _learner(options: TrainOptions, data: Labelled) -> Learner:
     features = math.prod(data.train.spec["image"].shape)
     sizes = Sizes(features, data.classes, options.layers, options.width)
     return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(options.seed)), optax.adam(options.learning_rate))
@@ -70,7 +70,9 @@ def _closing(feed: Feed) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _training_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.AbstractContextManager[Feed]:
+def _training_feed(
+    options: TrainOptions, data: Labelled, program: Compiled
+) -> contextlib.AbstractContextManager[Feed]:
     feed = Feed(
         data.train,
         options.batch_size,
@@ -83,7 +85,9 @@ def _training_feed(options: Train, data: Labelled, program: Compiled) -> context
     return _closing(feed)
 
 
-def _test_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.AbstractContextManager[Feed]:
+def _test_feed(
+    options: TrainOptions, data: Labelled, program: Compiled
+) -> contextlib.AbstractContextManager[Feed]:
     feed = Feed(
         data.test,
         options.batch_size,
@@ -98,7 +102,7 @@ def _test_feed(options: Train, data: Labelled, program: Compiled) -> contextlib.
 
 
 def _result(
-    options: Train, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
+    options: TrainOptions, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
 ) -> dict[str, Any]:
     """What --json prints. The loss is null if no step was left to do."""
     return {

@@ -1,5 +1,6 @@
 """The peers benchmark: it runs, tells whoever cannot run or delivers wrong rows, and adds up rightly."""
 
+import doctest
 import importlib.util
 import json
 import subprocess
@@ -8,16 +9,17 @@ import types
 
 import jax
 import numpy as np
+import peers_entrants as entrants
+import peers_environments as environments
 import pytest
+from peers import Peers
+from peers_contest import contest, random_bytes
+from peers_environments import CannotRun, interpreter_for
+from peers_process import Peer
+from peers_standings import standings, table
+from peers_sweep import Sweep
 
-from feedline.bench import entrants, environments
-from feedline.bench.contest import contest, random_bytes
-from feedline.bench.environments import CannotRun, interpreter_for
-from feedline.bench.peers import Peers
-from feedline.bench.process import Peer
 from feedline.bench.ratios import paired
-from feedline.bench.standings import standings, table
-from feedline.bench.sweep import Sweep
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
 CONSUMER = """
@@ -43,6 +45,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         *QUICK,
         "--only",
         "limit",
+        "gather",
         "numpy",
         "feedline",
         "litdata",
@@ -52,7 +55,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         str(saved),
     ]
     ran = subprocess.run(
-        [sys.executable, "-m", "feedline.bench.peers", *options, "--json"],
+        [sys.executable, entrants.READERS.with_suffix(".py"), *options, "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -65,19 +68,19 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
     assert ran.stdout.count("CANNOT BE MEASURED") == 1
     assert json.loads(saved.read_text()) == result
     assert {told["entrant"]: told["right"] for told in result["checks"]} == dict.fromkeys(
-        ["limit", "numpy", "feedline"], True
+        ["limit", "gather", "numpy", "feedline"], True
     )
     assert all(0.8 < told["jump"] < 1.2 for told in result["checks"])
-    assert len(result["samples"]) == 2 * 3
+    assert len(result["samples"]) == 2 * 4
     found = result["standings"]["256"]["entrants"]
-    assert found["feedline"]["of_limit"]["rounds"] == 2
+    assert found["feedline"]["of_limit"]["rounds"] == found["feedline"]["of_gather"]["rounds"] == 2
     assert "jaxlib" in result["entrants"]["feedline"]["versions"]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"only": ("limit", "grian")}, "--only takes limit, .*, got grian"),
+        ({"only": ("limit", "grian")}, "--only takes limit, gather, .*, got grian"),
         ({"rounds": 0}, "--rounds must be above 0, got 0"),
         ({"gib": 0.001}, "the data one batch; got --row-bytes 256, --batch-mib 16 and --gib 0.001"),
         ({"row_bytes": (4,)}, "at least, .* got --row-bytes 4"),
@@ -89,7 +92,7 @@ def test_options_that_do_not_fit(options, told):
 
 
 def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
-    assert {path.parent.name for path in entrants.peers_folder().glob("*/reader.py")} == set(entrants.ENTRANTS)
+    assert {path.parent.name for path in entrants.READERS.glob("*/reader.py")} == set(entrants.ENTRANTS)
 
 
 # --- the rows ---
@@ -97,7 +100,7 @@ def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
 
 @pytest.fixture(scope="module")
 def consume():
-    spec = importlib.util.spec_from_file_location("consume", entrants.peers_folder() / "consume.py")
+    spec = importlib.util.spec_from_file_location("consume", entrants.READERS / "consume.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["consume"] = module
     spec.loader.exec_module(module)
@@ -249,7 +252,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
                 raise CannotRun("the disk is full")
             return {"rows_per_s": 1e6}
 
-    monkeypatch.setattr("feedline.bench.contest.Entrant", Fake)
+    monkeypatch.setattr("peers_contest.Entrant", Fake)
     options = Peers(only=("limit", "numpy", "feedline"), gib=0.1, rounds=3, row_bytes=(256,), work=tmp_path)
     result = contest(options.plan())
     assert [sample["entrant"] for sample in result["samples"]] == [
@@ -281,7 +284,7 @@ def test_a_sweep_goes_on_without_a_setting_that_fails(tmp_path, monkeypatch, cap
                 raise CannotRun("no workers here")
             return {"rows_per_s": 2e6}
 
-    monkeypatch.setattr("feedline.bench.sweep.Entrant", Fake)
+    monkeypatch.setattr("peers_sweep.Entrant", Fake)
     saved = tmp_path / "sweep.json"
     sweep = Sweep(only=("spdl",), quick=True, row_bytes=(256,), rounds=2, work=tmp_path, out=saved)
     assert sweep.run() == 1
@@ -307,6 +310,13 @@ def test_ratios_are_taken_round_by_round():
     assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
 
 
+@pytest.mark.parametrize("module", ["peers_contest", "peers_standings"])
+def test_examples_run(module):
+    failed, attempted = doctest.testmod(sys.modules[module])
+    assert attempted
+    assert not failed
+
+
 def test_standings_keep_sizes_apart():
     samples = [
         {"entrant": name, "row_bytes": size, "round": turn, "rows_per_s": rate * (turn + 1)}
@@ -317,6 +327,7 @@ def test_standings_keep_sizes_apart():
     assert list(found["entrants"]) == ["limit", "feedline"]
     assert found["entrants"]["feedline"]["median_rows_per_s"] == 12e6
     assert found["entrants"]["feedline"]["of_limit"]["ratio"] == 0.75
+    assert found["entrants"]["feedline"]["of_gather"] is None
     assert found["pair"] is None
     result = {"standings": {"256": found}, "checks": [], "failures": {"spdl": "no"}}
     assert "feedline                12.000    3.07  0.75 [0.75, 0.75]" in table(result, 256)

@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from feedline.native.library import implementation
+
 MAKE_FEED = """
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -28,20 +30,21 @@ def bench(*arguments, folder):
     last = json.loads(done.stdout.splitlines()[-1])
     assert last == json.loads((folder / "out.json").read_text())
     assert last["machine"]["cores"] >= 1
+    assert done.stdout.splitlines()[0].endswith(f"columns by {implementation()}")
     return last
 
 
 SMALL = ["--gib", "0.01", "--rounds", "2", "--seconds", "0.02"]
 
 
-def test_feeds_are_measured_beside_the_memory_limit(tmp_path):
+def test_feeds_are_measured_beside_both_limits(tmp_path):
     found = bench(
         "feed", "--row-bytes", "256", "3072", "--batch-mb", "0.2", *SMALL, "--plot", "feed.png", folder=tmp_path
     )["results"]
     assert [each["row_bytes"] for each in found] == [256, 3072]
     for each in found:
-        assert set(each["entrants"]) == {"memory → 8", "memory → 1", "mapped → 8", "mapped → 1", "limit"}
-        assert each["entrants"]["limit"]["of_limit"] == 1
+        assert set(each["entrants"]) == {"memory → 8", "memory → 1", "mapped → 8", "mapped → 1", "limit", "gather"}
+        assert each["entrants"]["limit"]["of_limit"] == each["entrants"]["gather"]["of_gather"] == 1
         assert all(len(told["samples"]) == 2 and told["median"] > 0 for told in each["entrants"].values())
     assert (tmp_path / "feed.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} == {"feed.png", "out.json"}  # no data is left behind

@@ -1,4 +1,4 @@
-"""The memory limit: threads that only copy rows into six buffers, used again and again. Nothing is placed.
+"""The limit of NumPy: threads that only copy rows into six buffers, used again and again. Nothing is placed.
 
 What every loader has to do, without the rest: np.take writes each row once. mode="clip" spares the
 hidden temporary that mode="raise" makes beside `out`. Six buffers, because a pipeline has that many
@@ -16,8 +16,14 @@ SETTINGS = {"buffers": 6}
 
 def batches(task, buffers):
     """The buffers as they get full; a buffer is written again when the next one is asked for."""
-    rows, order = task.load(), next(task.orders())
-    count = len(rows) // task.batch_rows
+    rows = task.load()
+    return copied(task, buffers, lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip"))
+
+
+def copied(task, buffers, gather):
+    """Batches that `gather(indices, out)` copies, on `task.threads` threads."""
+    order = next(task.orders())
+    count = len(order) // task.batch_rows
     indices = order[: count * task.batch_rows].reshape(count, task.batch_rows)
     free, full, turns = queue.SimpleQueue(), queue.SimpleQueue(), iter(_turns(count, task.epochs))
     turn = threading.Lock()
@@ -28,7 +34,7 @@ def batches(task, buffers):
                 k = next(turns, None)
             if k is None:
                 break
-            np.take(rows, indices[k], axis=0, out=buffer, mode="clip")
+            gather(indices[k], buffer)
             full.put(buffer)
 
     threads = [threading.Thread(target=copy) for _ in range(task.threads)]

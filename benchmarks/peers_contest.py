@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers_entrants import Entrant
+from peers_environments import CannotRun
+from peers_standings import standings, table
 
-from feedline.bench.entrants import Entrant
-from feedline.bench.environments import CannotRun
 from feedline.bench.machine import describe
-from feedline.bench.standings import standings, table
 
 _CHECKED_BYTES = 32 << 20
 """Of so much a whole epoch is compared, in batches of 1 MiB; of the data itself two batches."""
@@ -24,7 +24,7 @@ _DEVICES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured. `feedline.bench.peers.Peers` explains each."""
+    """What is measured. `peers.Peers` explains each."""
 
     names: tuple[str, ...]
     data_bytes: int
@@ -55,6 +55,7 @@ def contest(plan: Plan) -> dict[str, Any]:
         "samples": [],
         "standings": {},
     }
+    print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}", flush=True)
     plan.work.mkdir(parents=True, exist_ok=True)
     data = random_bytes(plan.work, plan.data_bytes)
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.bench.entrants import FEEDLINE, LIMIT, PAIR
+from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
+
 from feedline.bench.ratios import paired
 
 _GLOBAL_JUMP = 0.5
@@ -18,7 +19,7 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
     """Medians and ratios for one size of rows.
 
     Returns:
-      {"entrants": {name: {"median_rows_per_s", "of_limit", "feedline_over"}}, "pair": ...}, fastest
+      {"entrants": {name: {"median_rows_per_s", "of_limit", "of_gather", "feedline_over"}}, "pair": ...}, fastest
       first. Ratios are `feedline.bench.ratios.Ratio` as dicts, None where nothing can be compared;
       "pair" is feedline's record by record over Grain's.
 
@@ -40,6 +41,7 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
             name: {
                 "median_rows_per_s": medians[name],
                 "of_limit": _ratio(rates, name, LIMIT),
+                "of_gather": _ratio(rates, name, GATHER),
                 "feedline_over": _ratio(rates, FEEDLINE, name),
             }
             for name in sorted(medians, key=lambda name: -medians[name])
@@ -61,12 +63,13 @@ def table(result: Mapping[str, Any], row_bytes: int) -> str:
     local = {told["entrant"] for told in checks if told["jump"] < _GLOBAL_JUMP}
     lines = [
         f"\nrows of {row_bytes} B",
-        f"{'':<20} {'M rows/s':>9} {'GB/s':>7}  {'of the limit':<20}  {'feedline ÷ it':<22}",
+        f"{'':<20} {'M rows/s':>9} {'GB/s':>7}  {'÷ np.take':<20}  {'÷ fastest gather':<20}  feedline ÷ it",
     ]
     for name, told in found["entrants"].items():
         rate = told["median_rows_per_s"]
         lines.append(
             f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(told['of_limit']):<20}  "
+            f"{_shown(told['of_gather']):<20}  "
             f"{_shown(told['feedline_over']):<22}"
             f"{'  WRONG ROWS' if name in wrong else ''}{'  shuffles nearby rows only' if name in local else ''}"
         )

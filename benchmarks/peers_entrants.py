@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from feedline.bench.environments import interpreter_for
-from feedline.bench.process import Peer
+from peers_environments import interpreter_for
+from peers_process import Peer
 
+READERS = Path(__file__).with_name("peers")
 LIMIT = "limit"
+GATHER = "gather"
 FEEDLINE = "feedline"
 PAIR = ("feedline_records", "grain_records_best")
 """The two ways of the same records to batches; neighbours below, so that a round measures them together."""
 
 ENTRANTS = (
     LIMIT,
+    GATHER,
     FEEDLINE,
     "numpy",
     "grain_batches",
@@ -44,17 +47,15 @@ class Entrant:
       threads: cores that it may use.
 
     Raises:
-      FileNotFoundError: the readers are not there.
       CannotRun: its environment cannot be made.
     """
 
     def __init__(self, name: str, environments: Path | None, work: Path, threads: int) -> None:
-        home = peers_folder()
-        interpreter = interpreter_for(home / name / "requirements.txt", environments)
+        interpreter = interpreter_for(READERS / name / "requirements.txt", environments)
         self.name = name
         self._work = work
         self._threads = threads
-        self._peer = Peer(interpreter, home / "consume.py", home / name / "reader.py", work / f"{name}.log")
+        self._peer = Peer(interpreter, READERS / "consume.py", READERS / name / "reader.py", work / f"{name}.log")
         self.close = self._peer.close
 
     def check(self, data: Path, row_bytes: int, batch_rows: int, limit: int | None) -> dict[str, Any]:
@@ -93,18 +94,3 @@ class Entrant:
             "threads": self._threads,
             "folder": str(self._work / f"{self.name}-{data.stem}-{row_bytes}"),
         }
-
-
-def peers_folder() -> Path:
-    """The readers, which are in the repository and not in the package.
-
-    Raises:
-      FileNotFoundError: the package was installed without the repository.
-    """
-    folder = Path(__file__).parents[2] / "benchmarks" / "peers"
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"the peers benchmark needs the repository's benchmarks/peers, and there is no {folder}; "
-            "clone the repository and install it by pip install --editable ."
-        )
-    return folder

@@ -2,7 +2,7 @@
 
 An entrant's settings are the right ones if no other of its SWEEP is faster at most sizes of rows.
 
-    python -m feedline.bench.sweep --only spdl torch_batched --out sweep.json
+    python benchmarks/peers_sweep.py --only spdl torch_batched --out sweep.json
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import statistics
 import sys
 from typing import Any
 
-from feedline.bench.contest import Plan, batch_rows, random_bytes
-from feedline.bench.entrants import Entrant
-from feedline.bench.environments import CannotRun
+import tyro
+from peers import Peers
+from peers_contest import Plan, batch_rows, random_bytes
+from peers_entrants import Entrant
+from peers_environments import CannotRun
+
 from feedline.bench.machine import describe
-from feedline.bench.peers import Peers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,4 @@ def _swept(name: str, plan: Plan, cores: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    import tyro
-
     sys.exit(tyro.cli(Sweep).run())

@@ -3,7 +3,7 @@
 Question: how far is each loader, feedline among them, from what the memory allows? feedline's claim
 is refuted if a peer's ratio `feedline ÷ peer` is below 1, its interval too.
 
-    python -m feedline.bench.peers --out peers.json
+    python benchmarks/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from feedline.bench.entrants import ENTRANTS
-
-if TYPE_CHECKING:
-    from feedline.bench.contest import Plan
+import tyro
+from peers_contest import Plan, contest
+from peers_entrants import ENTRANTS
 
 _CACHE = "~/.cache/feedline/peers"
 _LEAST_ROW_BYTES = 8  # by which a row is recognised
@@ -66,11 +64,8 @@ class Peers:
 
         Raises:
           ValueError: an option does not fit.
-          FileNotFoundError: benchmarks/peers is not there.
         """
         self.check()
-        from feedline.bench.contest import contest  # and not above, nor below: it imports numpy
-
         result = contest(self.sized().plan())
         text = json.dumps(result)
         if self.out is not None:
@@ -107,8 +102,6 @@ class Peers:
 
     def plan(self) -> Plan:
         """These options as the contest takes them."""
-        from feedline.bench.contest import Plan
-
         named = self.environments != "none"
         return Plan(
             names=tuple(name for name in ENTRANTS if name in (self.only or ENTRANTS)),
@@ -124,6 +117,4 @@ class Peers:
 
 
 if __name__ == "__main__":
-    import tyro
-
     sys.exit(tyro.cli(Peers).run())
