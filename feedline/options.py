@@ -78,8 +78,9 @@ class Reading:
     """How rows are read on the host.
 
     Attributes:
-      threads: Grain threads that read, and place what is placed at once. None: the cores this process may use,
-        divided by the processes that share them, at most 16. 0: the placement thread reads.
+      threads: that read rows with random access, and place what they read; 0 is the same as 1. None: the cores
+        this process may use, divided by the processes that share them, at least 2 and at most 16. The items of a
+        stream, and batches that workers read, are placed by one thread.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
         needs seconds to start; sources then travel as paths. Batches come through /dev/shm, which must have room
         for workers · (2 · max(1, buffer // workers) + 3) process-local batches at the most (Docker gives it 64 MB
@@ -100,8 +101,8 @@ class Reading:
         while no stage advanced, or once the feed has been under construction for so long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
         it is the one that hangs. Both at most 1e9, which is never.
-      check_replicas_every: with several processes, compare checksums of every so-manieth batch between
-        those that own the same rows. 0: never. They are computed before the batch is placed, at about 1 GB/s.
+      check_replicas_every: with several processes, compare checksums between those that own the same
+        rows, of every so many batches; 0: never. They are computed before the batch is placed, at about 1 GB/s.
     """
 
     threads: int | None = None

@@ -93,7 +93,7 @@ def run_of(
     """What reads and places batches ahead of the consumer; with `prefetch=0` on its thread. Not yet started."""
     if isinstance(batches, LocalBatches):
         if prefetch:
-            threads, ahead = reading.threads or 1, reading.buffer + 1
+            threads, ahead = max(1, reading.threads or 0), reading.buffer + 1
             return Readers(batches, place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
     return Prefetcher(batches, place, prefetch, watch) if prefetch else Synchronous(batches, place, watch)

@@ -34,7 +34,7 @@ class _Leaf:
 
 
 class ReplicaCheck:
-    """Publishes checksums of every so-manieth batch, and compares them with those that lie there already.
+    """Publishes checksums of every `every`-th batch, and compares them with those that lie there already.
 
     Nobody waits: of two processes the later one finds what the earlier one published, and fails. Its monitor
     ends the other. Called by all threads that place, at once.

@@ -10,7 +10,8 @@ from feedline.loader.form import Transform
 from feedline.options import MOST, MOST_AHEAD, Order, Reading, checked_integer
 from feedline.schedule import REMAINDERS, Remainder
 
-_MOST_THREADS = 16
+_LEAST_THREADS, _MOST_THREADS = 2, 16
+"""By default. With one thread nothing would be read while a batch is placed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,4 +57,4 @@ class Request:
             return dataclasses.replace(self.reading, threads=0)
         if self.reading.threads is not None:
             return self.reading
-        return dataclasses.replace(self.reading, threads=min(own_cores(), _MOST_THREADS))
+        return dataclasses.replace(self.reading, threads=min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS))

@@ -42,7 +42,7 @@ class TrainOptions:
         mode and number of devices and processes. The newest 3 are kept.
       save_every: steps from one checkpoint to the next; the last step is saved too. None: 100.
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
-      threads: threads that read rows. None: as many as this process has cores, at most 16.
+      threads: threads that read rows. None: as many as this process has cores, at least 2 and at most 16.
       prefetch: batches that wait on the devices, at the most. 0: read only when asked, for debugging.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
