@@ -17,7 +17,7 @@ from .layouts import sharding_of
 from .sources import ROWS, N
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE = 16
 ODD = 1

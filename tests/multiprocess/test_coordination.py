@@ -14,7 +14,7 @@ from .cases import case
 from .launch import TOPOLOGIES
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30
 

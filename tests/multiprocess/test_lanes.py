@@ -20,7 +20,7 @@ from .launch import ALONE, TOPOLOGIES
 from .layouts import sharding_of
 from .values import Own, assert_same
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE, EPOCHS, PATIENCE_S = 16, 2, 30
 LENGTHS = {"drop": [30, 23, 26, 41], "pad": [30, 3, 0, 21]}

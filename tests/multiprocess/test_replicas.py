@@ -12,7 +12,7 @@ from .launch import TOPOLOGIES
 from .layouts import sharding_of
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 ROWS, SIZE = 160, 16
 BAD = 53

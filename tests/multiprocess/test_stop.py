@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launched import FEEDLINE, PATIENCE_S
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 ENDLESS = 1_000_000_000
 LAUNCH = [*FEEDLINE, "launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]

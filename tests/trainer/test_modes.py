@@ -100,7 +100,7 @@ def test_refused_modes(monkeypatch):
         mesh_for("jit_single")
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one():
     with socket.socket() as free:
         free.bind(("localhost", 0))
