@@ -106,7 +106,7 @@ from feedline.loader.kept import Kept
 inside = threading.Event()
 def slowly(kept, key, read, get=Kept.get):
     inside.set()
-    time.sleep(0.05)
+    time.sleep(0.03)
     return get(kept, key, read)
 metadata = {"shape": [256, 4], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
@@ -116,7 +116,7 @@ feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, shardin
 next(feed)
 Kept.get = slowly
 atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
-next(feed), next(feed), next(feed)  # the next read takes six seconds
+next(feed), next(feed), next(feed)  # the next read takes four seconds
 assert inside.wait(30)
 print("end", time.time(), flush=True)
 """,
