@@ -1,7 +1,9 @@
-"""Eight CPU devices for every test, set before jax is imported."""
+"""Settings for every test: eight CPU devices, set before jax is imported, what the markers imply, garbage."""
 
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -12,3 +14,17 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # a busy machine is no failure
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cluster tests are slow too: `-m "not slow"` replaces the default `-m "not cluster"`."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """No garbage collection looks at what is loaded by now, which never becomes garbage: each took 0.4 s of it."""
+    gc.collect()
+    gc.freeze()

@@ -15,7 +15,7 @@ def chaos(folder, rounds):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_rounds_lose_and_repeat_nothing_and_a_lost_commit_is_found(tmp_path):
     done = chaos(tmp_path, 5)
     assert done.returncode == 0, done.stderr

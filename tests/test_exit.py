@@ -35,6 +35,16 @@ def run(tmp_path, body, *, timeout_s=60, flags=("-W", "error"), before=()):
     return done, ended - float(ends[-1].split()[1]) if ends else None
 
 
+def exits_within_2_s(tmp_path, body):
+    """Run a script, again where it took longer: a busy machine delays one end, a thread that is waited for all."""
+    for _ in range(3):
+        done, delay_s = run(tmp_path, body)
+        assert (done.returncode, done.stderr) == (0, "")
+        if delay_s < 2:
+            return done
+    pytest.fail(f"the process ended {delay_s:.1f} s after its last line, three times in a row more than 2 s")
+
+
 READS = {
     "idle": "lambda i: {'x': np.float32(i)}",
     "slow": "lambda i: time.sleep(0.3) or {'x': np.float32(i)}",
@@ -44,7 +54,7 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 def test_a_feed_that_nobody_closed_does_not_hold_up_the_exit(tmp_path, read):
-    done, delay_s = run(
+    exits_within_2_s(
         tmp_path,
         f"""
 import grain
@@ -54,12 +64,10 @@ next(feed), next(feed)
 print("end", time.time(), flush=True)
 """,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert delay_s < 2
 
 
 def test_nor_does_a_stream_whose_read_never_returns(tmp_path):
-    done, delay_s = run(
+    exits_within_2_s(
         tmp_path,
         f"""
 import grain
@@ -69,8 +77,6 @@ next(feed)
 print("end", time.time(), flush=True)
 """,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert delay_s < 2
 
 
 def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(tmp_path):
@@ -92,7 +98,7 @@ assert any(t.name.startswith("grain") for t in threading.enumerate())  # busy wi
 
 def test_a_long_read_of_many_chunks_ends_before_the_interpreter_does(tmp_path):
     """Else the interpreter ends its thread inside TensorStore, which aborts the process once in a while."""
-    done, delay_s = run(
+    done = exits_within_2_s(
         tmp_path,
         """
 import atexit, tensorstore
@@ -100,24 +106,22 @@ from feedline.loader.kept import Kept
 inside = threading.Event()
 def slowly(kept, key, read, get=Kept.get):
     inside.set()
-    time.sleep(0.05)
+    time.sleep(0.03)
     return get(kept, key, read)
 metadata = {"shape": [256, 4], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
 store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x.zarr/"}, "metadata": metadata}
-tensorstore.open(store, create=True).result()[...] = np.ones((256, 4), np.float32)
+tensorstore.open(store, create=True, delete_existing=True).result()[...] = np.ones((256, 4), np.float32)
 feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
 next(feed)
 Kept.get = slowly
 atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if t.name.startswith("grain")]))
-next(feed), next(feed), next(feed)  # the next read takes six seconds
+next(feed), next(feed), next(feed)  # the next read takes four seconds
 assert inside.wait(30)
 print("end", time.time(), flush=True)
 """,
     )
-    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "left []"
-    assert delay_s < 2
 
 
 def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):

@@ -15,7 +15,7 @@ from feedline.cli.main import main
 
 HERE = Path(__file__).parent
 PATIENCE_S = 100
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 
 def audit(target, *options):

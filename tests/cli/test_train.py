@@ -75,7 +75,7 @@ def test_the_state_tells_where_the_feed_stands(results):
         assert (feed.epoch, feed.position) == (39, 1408)
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one():
     alone = trained_here("--epochs", "2")
     told = launched(*FEEDLINE, "train", "--epochs", "2", "--json")

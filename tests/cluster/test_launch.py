@@ -147,7 +147,7 @@ def test_a_process_that_a_signal_killed():
     assert finished(sh("kill -SEGV $$"), processes=1).returncode == 128 + signal.SIGSEGV
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_a_process_that_is_silent_is_named_and_not_the_one_that_jax_ends_for_it():
     program = (
         "import os, signal, threading, feedline\n"
@@ -359,7 +359,7 @@ def run_feedline(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_two_processes_join_and_compute_together():
     program = (
         "import feedline\n"

@@ -12,7 +12,7 @@ import pytest
 
 from feedline.cluster.launch import _reserved_port
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("failing.py")
 ABORT_AFTER_S = 0.5

@@ -148,7 +148,7 @@ RUN = (
 )
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_a_second_run_on_the_same_port_leaves_the_first_alone(port, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("FEEDLINE_COORDINATOR", f"127.0.0.1:{port}")

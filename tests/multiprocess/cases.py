@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from .launch import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +32,14 @@ class Here:
 Case = Callable[..., Any]
 CASES: dict[str, Callable[[Here], Any]] = {}
 """By name, in the order in which every process runs them."""
+RUNS_ON: dict[str, Collection[Topology]] = {}
+"""The topologies of those that do not run on every one."""
 
 
-def case(*choices: Iterable[str]) -> Callable[[Case], Case]:
+def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None = None) -> Callable[[Case], Case]:
     """Register `function(here, *chosen)` as one case for each combination of the choices.
+
+    It runs on the topologies `on(*chosen)`, without `on` on every topology.
 
     What it returns is a tree. Global arrays in it are put together from all processes; anything
     else must be equal on all of them, unless it is wrapped as `values.Own`.
@@ -41,7 +47,10 @@ def case(*choices: Iterable[str]) -> Callable[[Case], Case]:
 
     def register(function: Case) -> Case:
         for chosen in itertools.product(*choices):
-            CASES[name_of(function, *chosen)] = functools.partial(_run, function, chosen)
+            name = name_of(function, *chosen)
+            CASES[name] = functools.partial(_run, function, chosen)
+            if on is not None:
+                RUNS_ON[name] = on(*chosen)
         return function
 
     return register

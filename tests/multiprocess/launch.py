@@ -29,6 +29,8 @@ class Topology(NamedTuple):
 
 
 TOPOLOGIES = (Topology(2, 2), Topology(4, 1), Topology(2, 4))
+TWO_OR_FOUR = TOPOLOGIES[:2]
+"""One of each number of processes."""
 ALONE = Topology(1, 8)
 """The process that runs the tests."""
 
@@ -47,6 +49,7 @@ def launch(
     environment = {
         **os.environ,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={topology.devices}",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # each process compiles all, which takes longer than running it
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     with contextlib.ExitStack() as stack:

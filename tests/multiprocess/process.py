@@ -24,14 +24,17 @@ def main(
     faulthandler.dump_traceback_later(_START_S, exit=True)
     import jax
 
-    from .cases import CASES, Here
-    from .launch import gave, result_file
+    from .cases import CASES, RUNS_ON, Here
+    from .launch import Topology, gave, result_file
     from .values import Failed, held
 
     jax.distributed.initialize(address, int(processes), int(process))
     for module in modules:
         importlib.import_module(module)
+    topology = Topology(jax.process_count(), jax.local_device_count())
     for name, function in CASES.items():
+        if topology not in RUNS_ON.get(name, [topology]):
+            continue
         faulthandler.dump_traceback_later(float(patience_s), exit=True)
         with tempfile.TemporaryDirectory() as own:
             earlier = functools.partial(gave, Path(before), name, 0) if before else lambda: None

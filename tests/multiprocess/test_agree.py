@@ -12,12 +12,12 @@ from feedline import description
 from feedline.cluster.coordination import coordination
 
 from .cases import case
-from .launch import TOPOLOGIES
+from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
 from .sources import ROWS, N
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE = 16
 ODD = 1
@@ -108,7 +108,7 @@ def sliced_per_process(here):
     return refused(source=dataset, batch_size=SIZE, sharding=sharding_of("data", here.devices))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_a_dataset_that_was_sliced_per_process_is_found(outcome, topology):
     told, _, waited_s = outcome(topology, sliced_per_process)
     assert "has data " in told
@@ -126,7 +126,7 @@ def cannot_open_on_one(here):
     return Own((type(raised.value).__name__, str(raised.value), time.monotonic() - began))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_a_process_that_cannot_build_its_feed_ends_the_wait_of_the_others(outcome, topology):
     found = outcome(topology, cannot_open_on_one)
     assert found[ODD][0] == "FileNotFoundError"
@@ -156,7 +156,7 @@ def cannot_read_on_one(here):
     return Own((str(raised.value), raised.value.where))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_the_others_name_stage_process_and_row_once(outcome, topology):
     found = outcome(topology, cannot_read_on_one)
     for told, where in found[:ODD] + found[ODD + 1 :]:
@@ -176,7 +176,7 @@ def wrong_on_one(here):
     return Own((str(raised.value), time.monotonic() - began))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_a_wrong_argument_of_one_process_is_told_to_the_others(outcome, topology):
     found = outcome(topology, wrong_on_one)
     assert found[ODD][0] == "batch_size must be at least 1, got 0"
@@ -185,7 +185,7 @@ def test_a_wrong_argument_of_one_process_is_told_to_the_others(outcome, topology
         assert waited_s < 10
 
 
-@case()
+@case(on=lambda: TWO_OR_FOUR)
 def never_comes(here):
     """One process comes only after the others have given up."""
     arguments = {**SAME, "sharding": sharding_of("data", here.devices)}
@@ -198,7 +198,7 @@ def never_comes(here):
     return Own(told[:2])
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_a_process_that_does_not_come_is_named_after_the_timeout(outcome, topology):
     for told, process in outcome(topology, never_comes):
         assert "process 1 did not within 2 s" in told

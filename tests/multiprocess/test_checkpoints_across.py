@@ -20,7 +20,7 @@ from feedline.trainer.modes import compiled
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 LEGS = [*TOPOLOGIES, ALONE]
 STEPS, N = 5, 200  # of a leg, rows

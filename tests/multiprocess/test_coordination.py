@@ -11,10 +11,10 @@ import pytest
 from feedline.cluster.coordination import coordination
 
 from .cases import case
-from .launch import TOPOLOGIES
+from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30
 
@@ -145,7 +145,7 @@ def met(here):
     return count
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_a_barrier_lets_pass_whoever_comes_in_time(outcome, topology):
     assert outcome(topology, met) == 2 * topology.processes
 

@@ -12,7 +12,7 @@ from .layouts import sharding_of
 from .sources import SOURCES, batches
 from .values import assert_same
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE = 16
 PREFETCH = {"synchronous": 0, "prefetched": 2}

@@ -16,11 +16,11 @@ from feedline.cluster.coordination import Coordination, coordination
 from feedline.cluster.gather import Gather
 
 from .cases import case
-from .launch import ALONE, TOPOLOGIES
+from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
 from .values import Own, assert_same
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE, EPOCHS, PATIENCE_S = 16, 2, 30
 LENGTHS = {"drop": [30, 23, 26, 41], "pad": [30, 3, 0, 21]}
@@ -383,7 +383,7 @@ def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
     assert "must build the same one: process 1 has prefetch 2, " in outcome(topology, prefetches_differ)
 
 
-@case(["0", "1", "2", "8"])
+@case(["0", "1", "2", "8"], on=lambda prefetch: TWO_OR_FOUR)
 def begins_again_in_short_epochs(here, prefetch):
     """One process gives up what it has read ahead while that spans many epochs, each of one batch."""
     lanes, sharding = lanes_of([5] * 4), sharding_of("data", here.devices)
@@ -392,12 +392,12 @@ def begins_again_in_short_epochs(here, prefetch):
         for batch in feed:
             batches.append(batch)
             if jax.process_index() == 0 and len(batches) % 7 == 0:
-                time.sleep(0.2)  # until it has read ahead what it may
+                time.sleep(0.05)  # until it has read ahead what it may
                 feed.set_state(feed.get_state())
     return batches
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 @pytest.mark.parametrize("prefetch", ["0", "1", "2", "8"])
 def test_a_process_that_begins_again_catches_up_over_many_epochs(outcome, topology, prefetch):
     expected = list(epoch_of([5] * 4, SIZE, "drop")) * 40

@@ -5,7 +5,7 @@ import pytest
 from .launch import Topology, gave, launch
 from .values import joined
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from .layouts import LAYOUTS, sharding_of
 from .sources import SOURCES, batches
 from .values import Own, assert_same
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE = 16
 

@@ -14,7 +14,7 @@ from .layouts import sharding_of
 from .sources import ORDER, ROWS, SOURCES, batches
 from .values import Own, Shards, assert_same, whole
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 SIZE = 16
 

@@ -8,11 +8,11 @@ import pytest
 import feedline
 
 from .cases import case
-from .launch import TOPOLOGIES
+from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
 from .values import Own
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 ROWS, SIZE = 160, 16
 BAD = 53
@@ -71,7 +71,7 @@ def without_replicas(here):
     return fed(here, "data", every=1)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 @pytest.mark.parametrize("unchecked", [between_checks, off, without_replicas], ids=lambda f: f.__name__)
 def test_batches_that_are_not_checked_are_delivered(outcome, topology, unchecked):
     """Batch 3 is the fourth: the third and the sixth are checked."""
@@ -85,6 +85,6 @@ def agreeing(here):
     return fed(here, "model" if jax.process_count() == 4 else "model_across", 1, same, epochs=4)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES[:2], ids=str)
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 def test_equal_rows_pass(outcome, topology):
     assert outcome(topology, agreeing) == [(4 * ROWS // SIZE, None, None)] * topology.processes

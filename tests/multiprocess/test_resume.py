@@ -14,7 +14,7 @@ from .layouts import sharding_of
 from .sources import SOURCES, batches
 from .values import assert_same
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 LEGS = [*TOPOLOGIES, ALONE]
 STEPS = 3

@@ -10,7 +10,7 @@ from .cases import case
 from .launch import ALONE, TOPOLOGIES
 from .layouts import sharding_of
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 WIDE = 2**40 + np.arange(32)
 

@@ -15,7 +15,7 @@ from .cases import case
 from .launch import ALONE, TOPOLOGIES
 from .layouts import sharding_of
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = pytest.mark.slow
 
 STEPS, SIZE, RATE, N = 20, 16, 0.1, 100
 FEATURES = np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)

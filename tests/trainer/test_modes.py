@@ -2,7 +2,6 @@
 
 import functools
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from flax import nnx
 from mlp_oracle import adam, made_up_rows, weights_of
 
+from feedline.cluster.launch import _reserved_port
 from feedline.trainer.learner import Learner
 from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import Mode, compiled, mesh_for
@@ -100,17 +100,13 @@ def test_refused_modes(monkeypatch):
         mesh_for("jit_single")
 
 
-@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
     worker = Path(__file__).with_name("two_processes.py")
-    started = [
-        subprocess.Popen([sys.executable, worker, address, str(i)], stdout=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    results = [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in started]
+    with _reserved_port() as port:
+        command = [sys.executable, worker, f"127.0.0.1:{port}"]
+        started = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
+        results = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert results[0] == results[1]
     expected = losses_of("jit_single", BATCHES)[0]
