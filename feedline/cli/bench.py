@@ -90,8 +90,7 @@ class Feed(_Measurement):
 
         if self.target is not None:
             return self._own(self.target)
-        columns = f"{'from → devices':<16} {'M rows/s':>9} {'GB/s':>7}  {'÷ np.take':<17}  ÷ fastest gather"
-        _print(f"{'row B':>8} {'batch MB':>8}  {columns}")
+        _print("   row B batch MB  from → devices    M rows/s    GB/s  ÷ np.take          ÷ fastest gather")
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             return feed.matrix(
                 Path(folder),
@@ -238,15 +237,13 @@ class Bench:
 def _print_feeds(result: dict[str, Any]) -> None:
     size, batch = result["row_bytes"], result["batch_bytes"] / _MB
     for name, told in result["entrants"].items():
-        rate = told["median"]
-        shares = [
-            f"{told[of]:.2f} [{told[f'{of}_interval'][0]:.2f}, {told[f'{of}_interval'][1]:.2f}]"
-            for of in ("of_limit", "of_gather")
-        ]
-        _print(
-            f"{size:>8} {batch:>8g}  {_LIMITS.get(name, name):<16} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  "
-            f"{shares[0]:<17}  {shares[1]}"
-        )
+        where, rate = f"{size:>8} {batch:>8g}  {_LIMITS.get(name, name):<16}", told["median"]
+        of_take, of_gather = (_share(told[of], *told[f"{of}_interval"]) for of in ("of_limit", "of_gather"))
+        _print(f"{where} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  {of_take:<17}  {of_gather}")
+
+
+def _share(median: float, low: float, high: float) -> str:
+    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _print(line: str) -> None:
