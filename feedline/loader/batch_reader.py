@@ -227,12 +227,12 @@ class BatchReader:
 
     def _read(self, group: _Group, rows: BatchRows, here: slice, buffers: Buffers) -> None:
         """Read rows of known index."""
+        asked = self._elements(rows) if isinstance(self.source, RecordSource) else rows.indices
         try:
             if self.form.by_leaf and is_columnar(self.source):
                 for i, columns in group.cuts:
                     self.source.read_leaf(i, rows.indices, columns, buffers.read[i][here])
                 return
-            asked = self._elements(rows) if isinstance(self.source, RecordSource) else rows.indices
             out = self.form.spec.tree([leaf[here] for leaf in buffers.read])
             returned: Any = self.source.read(asked, out)  # type: ignore[func-returns-value]
             if returned is not None:
