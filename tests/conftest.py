@@ -10,6 +10,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 _FLAG = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs this small take longer to optimise than to run
 
 # a busy machine is no failure
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

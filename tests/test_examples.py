@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from launched import launched
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
     "smallest.py": "60 steps on 8 devices, loss 0.000000",

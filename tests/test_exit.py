@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BEFORE = """
 import os, signal, sys, threading, time
 import jax, numpy as np

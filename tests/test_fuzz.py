@@ -28,6 +28,7 @@ def scripts(monkeypatch):
     return fuzz, fuzz_inputs
 
 
+@pytest.mark.slow
 def test_a_few_hundred_inputs_give_no_wrong_rows_bad_errors_crashes_or_hangs(scripts, tmp_path):
     _, inputs = scripts
     done = run_fuzz(tmp_path / "refuting", "--inputs", 60, "--seed", 6954)
@@ -49,6 +50,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tmp_path):
     fuzz, _ = scripts
     inputs = [fuzz.Input("npy", number, 0) for number in range(5)]

@@ -100,6 +100,7 @@ def test_a_transform_computes_in_64_bits():
         check(list(feed))
 
 
+@pytest.mark.slow
 def test_worker_processes_compute_in_64_bits(tmp_path):
     np.save(tmp_path / "n.npy", np.arange(32))
     reading = Reading(workers=1)
@@ -110,6 +111,7 @@ def test_worker_processes_compute_in_64_bits(tmp_path):
         check(list(feed))
 
 
+@pytest.mark.slow
 def test_worker_processes_unpickle_in_64_bits(tmp_path):
     """A worker gets what the transform holds before it reads anything."""
     np.save(tmp_path / "n.npy", np.arange(32))

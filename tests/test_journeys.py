@@ -15,6 +15,7 @@ from typing import NamedTuple
 import grain
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -240,6 +241,7 @@ def assert_in_turn(delivered, sizes, lanes, remainder):
         at += size
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(stream=streams(), journey=JOURNEYS)
 def test_streams_and_lanes(stream, journey):

@@ -202,6 +202,7 @@ def structures(rows, n):
         yield statistics.low_bits(rows, n, b, steps, KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [*SIZES[1:], 2**13, 2**20 + 1])
 def test_progressions(n, monkeypatch):
     assert min(structures(feedlines(n), n)) > LIMIT
@@ -247,6 +248,7 @@ def test_rows_that_two_keys_leave_in_place(pair, n):
     assert (statistics.fixed_points(weak_key(n), n, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
 
 
+@pytest.mark.slow
 def test_every_permutation_of_five_rows():
     keys = [(seed, epoch) for seed in range(110) for epoch in range(110)]
     assert statistics.permutations(feedlines(5), 5, keys) > LIMIT

@@ -81,6 +81,7 @@ def a_pass(source, remainder, prefetch, at):
     return batches, (counted.batches, counted.rows, counted.dropped_rows), errors, read.reads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize(
     ("source", "remainder"),

@@ -39,6 +39,7 @@ def result(tmp_path_factory):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_all_of_it_runs_on_cpu_devices(result):
     sections = result["sections"]
     assert {name: len(found["results"]) for name, found in sections.items()} == {
@@ -67,6 +68,7 @@ def test_all_of_it_runs_on_cpu_devices(result):
     assert {each["holds"] for each in result["verdicts"]} == {None}  # nothing is judged on a CPU
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_the_time_is_named(tmp_path):
     ran = run(tmp_path / "gpu.json", "--budget-s", "0", "--only", "transfer", "feed")
     assert ran.returncode == 0, ran.stderr
@@ -156,6 +158,7 @@ def test_verdicts(module):
     assert judged(module, "cpu", 0.96, 0.995, 0.1, 0.91) == [None] * 5
 
 
+@pytest.mark.slow
 def test_a_result_is_drawn(module, result, tmp_path):
     pytest.importorskip("matplotlib")
     module("plot_gpu").draw(result, tmp_path / "gpu.png")

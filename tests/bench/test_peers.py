@@ -39,6 +39,7 @@ def state_of(pid):
         return file.read().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.slow
 def test_the_harness_runs_in_this_interpreter(tmp_path):
     saved = tmp_path / "peers.json"
     options = [

@@ -15,7 +15,6 @@ from feedline.cli.main import main
 
 HERE = Path(__file__).parent
 PATIENCE_S = 100
-pytestmark = pytest.mark.slow
 
 
 def audit(target, *options):
@@ -29,6 +28,7 @@ def same(told):
     return {(layout["name"], layout["processes"]): layout["same"] for layout in told["layouts"]}
 
 
+@pytest.mark.slow
 def test_a_feed_as_it_should_be():
     code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "2")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
@@ -53,6 +53,7 @@ def test_a_file_is_read_by_workers_too_and_compared_with_what_it_holds(tmp_path,
     assert told.splitlines()[-1].startswith("ok in ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "layout", "place", "resumed"),
     [
@@ -71,6 +72,7 @@ def test_a_planted_fault_is_found(fault, layout, place, resumed):
     assert same(told)["one device", 1] is True
 
 
+@pytest.mark.slow
 def test_a_transform_that_looks_at_other_rows_is_found():
     code, told, _ = audit("feeds_to_audit:centred", "--processes", "1")
     assert (code, told["difference"]["layout"]) == (1, "'four threads a batch' on 1 process")
@@ -78,12 +80,14 @@ def test_a_transform_that_looks_at_other_rows_is_found():
     assert "'two workers' on 1 process: TypeError: cannot pickle '_thread.lock' object" in told["not_covered"]
 
 
+@pytest.mark.slow
 def test_a_stream_says_what_is_not_shown():
     code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
     assert (code, told["rows"], told["epochs_counted"]) == (0, None, 0)
     assert "a stream has no row indices, so that rows come once was not shown" in told["not_covered"]
 
 
+@pytest.mark.slow
 def test_lanes_that_several_processes_saved_go_on_on_others():
     """The state half way is saved when some lanes have ended; an epoch is 10 batches."""
     code, told, _ = audit("feeds_to_audit:lanes", "--processes", "1,2,4", "--batches", "12")
@@ -96,6 +100,7 @@ def test_lanes_that_several_processes_saved_go_on_on_others():
     assert told["different_rows"] > 366  # all items, and padding
 
 
+@pytest.mark.slow
 def test_a_late_state_of_lanes_is_found():
     options = ("--processes", "2", "--batches", "4", "--plant", "late-state")
     code, told, _ = audit("feeds_to_audit:lanes", *options)
@@ -104,6 +109,7 @@ def test_a_late_state_of_lanes_is_found():
     assert (outcomes["resumed after a stop", 2], outcomes["resumed after kill -9", 2]) == (False, True)
 
 
+@pytest.mark.slow
 def test_a_process_that_raises_is_named():
     code, told, _ = audit("feeds_to_audit:raises_on_one", "--processes", "2")
     assert code == 1
@@ -113,6 +119,7 @@ def test_a_process_that_raises_is_named():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "options", "text"),
     [
@@ -165,6 +172,7 @@ def heard(end):
     return end.read(4)
 
 
+@pytest.mark.slow
 def test_a_layout_that_hangs_is_ended(hanging):
     auditor, end = hanging("--limit-s", "0.5")
     with auditor, end:
@@ -173,6 +181,7 @@ def test_a_layout_that_hangs_is_ended(hanging):
         assert (auditor.returncode, heard(end)) == (1, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_no_process_outlives_the_audit(number, code, hanging):
     auditor, end = hanging()

@@ -50,6 +50,7 @@ def test_feeds_are_measured_beside_both_limits(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"feed.png", "out.json"}  # no data is left behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["rows.npy", "mine:make_feed"])
 def test_a_feed_of_ones_own_is_measured(target, tmp_path):
     (tmp_path / "mine.py").write_text(MAKE_FEED)

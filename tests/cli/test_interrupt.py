@@ -58,6 +58,7 @@ def test_an_interrupt_waits():
     assert reached == ["the end of the block"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
 def test_ctrl_c_ends_training_with_a_line(mode):
     endless = ["train", "--cpu-devices", "2", "--mode", mode, "--steps", "1000000000"]
@@ -70,6 +71,7 @@ def test_ctrl_c_ends_training_with_a_line(mode):
     assert (training.returncode, out, err) == (130, "", "feedline: interrupted\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_jax_is_imported_is_as_clean():
     with subprocess.Popen(
         [sys.executable, "-v", "-m", "feedline", "train", "--steps", "1000000000"],

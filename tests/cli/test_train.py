@@ -45,6 +45,7 @@ def results():
     return {**here, DEFAULT: json.loads(train("--json").stdout)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", get_args(Mode))
 def test_the_default_run_learns_the_digits(results, mode):
     result = results[mode]
@@ -56,6 +57,7 @@ def test_the_default_run_learns_the_digits(results, mode):
     assert 0 <= result["wait_share"] <= 1
 
 
+@pytest.mark.slow
 def test_the_modes_reach_the_same_losses(results):
     single = results["jit_single"]
     for result in results.values():
@@ -64,6 +66,7 @@ def test_the_modes_reach_the_same_losses(results):
         assert result["state"] == single["state"]
 
 
+@pytest.mark.slow
 def test_the_state_tells_where_the_feed_stands(results):
     state = results["jit_multi"]["state"]
     assert (state["step"], state["epoch"], state["position"]) == (440, 39, 11 * 128)

@@ -19,6 +19,8 @@ from feedline.cli.main import main
 from feedline.cli.steps import steps_left
 from feedline.cli.train import Train
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--layers", "1", "--width", "16"]
 PATIENCE_S = 120
 HALF = ".orbax-checkpoint-tmp"
@@ -235,7 +237,6 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
     assert saved(tmp_path) == [2, 8]
 
 
-@pytest.mark.slow
 def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
     here("--steps", "7", *folder)

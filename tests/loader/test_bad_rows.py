@@ -446,6 +446,7 @@ def test_a_mask_needs_a_dict(sharding):
         Feed(np.zeros((N, 2)), B, sharding, reading=Reading(bad_rows="mask"))
 
 
+@pytest.mark.slow
 def test_of_workers_the_bad_rows_come_back(sharding, tmp_path):
     for name, leaf in _too_large().items():
         np.save(tmp_path / f"{name}.npy", leaf)

@@ -11,6 +11,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.slow
+
 READ = Path(__file__).with_name("read_damaged.py")
 
 

@@ -95,6 +95,7 @@ def test_a_file_that_changed_is_an_error_of_the_feed_and_of_no_row(tmp_path, kin
         assert e.value.file == str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_replaced_file_ends_a_feed_that_substitutes_bad_rows(tmp_path, sharding, workers):
     path = tmp_path / "x.parquet"

@@ -53,6 +53,7 @@ def test_batches_do_not_depend_on_threads_or_buffers(sharding, delivered, path, 
     assert len(batches) == 16
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_batches_and_leave_nothing(sharding, delivered, path):
     with Feed({"x": path}, 24, sharding, epochs=1, transform=_noisy) as feed:
         expected = delivered(feed)
@@ -70,6 +71,7 @@ def test_workers_give_the_same_batches_and_leave_nothing(sharding, delivered, pa
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_workers_resume_where_the_state_says(sharding, path):
     def run(reading, state, count):
         with Feed({"x": path}, 16, sharding, epochs=1, reading=reading) as feed:

@@ -341,7 +341,12 @@ def _tripled(i):
 
 @pytest.mark.parametrize(
     "options",
-    [{"prefetch": 0}, {"prefetch": 1}, {"prefetch": 7}, {"reading": Reading(workers=2)}],
+    [
+        {"prefetch": 0},
+        {"prefetch": 1},
+        {"prefetch": 7},
+        pytest.param({"reading": Reading(workers=2)}, marks=pytest.mark.slow),
+    ],
     ids=["0", "1", "7", "workers"],
 )
 def test_workers_and_prefetch_change_no_record(sharding, delivered, options):

@@ -170,6 +170,7 @@ def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
         assert feed.position == 32
 
 
+@pytest.mark.slow
 def test_workers_take_whatever_pickles(sharding, delivered):
     offset = np.arange(64)  # in memory: each worker gets a copy of it
 

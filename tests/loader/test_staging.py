@@ -203,6 +203,7 @@ def test_no_batch_of_a_drop_in_is_ever_poisoned():
         np.testing.assert_array_equal(batch, np.full((BATCH, 64), i, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("alignment", SHAPES)
 def test_no_batch_of_workers_is_ever_poisoned(alignment):

@@ -49,7 +49,6 @@ def launch(
     environment = {
         **os.environ,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={topology.devices}",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # each process compiles all, which takes longer than running it
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     with contextlib.ExitStack() as stack:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "feedline" / "native" / "columns.c"
 COMPILER = shutil.which("gcc") or shutil.which("cc")

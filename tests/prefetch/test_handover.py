@@ -145,6 +145,7 @@ def test_every_order_of_producer_and_consumer():
     assert all_orders(check) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "ready"),
     [
