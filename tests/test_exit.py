@@ -239,7 +239,7 @@ ENDS = {
 
 
 def test_a_collection_within_the_resource_tracker_finds_no_semaphore_of_ended_workers(tmp_path):
-    """Python's tracker cannot be called from within itself, which a garbage collection at a bad moment would do."""
+    """Python's tracker cannot be called from within itself, as a garbage collection at a bad moment would do."""
     done, _ = run(
         tmp_path,
         """
