@@ -31,9 +31,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_WHERE = {"abort": "monitor", "initialize": "join", "should_stop": "stop"}
+_WHERE = {
+    "abort": "cluster.monitor",
+    "initialize": "cluster.join",
+    "should_stop": "cluster.stop",
+}
 
-__all__ = ["abort", "initialize", "should_stop"]
+__all__ = [*_WHERE]
 
 if TYPE_CHECKING:
     from feedline.cluster.join import initialize as initialize
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'feedline.cluster' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"feedline.cluster.{_WHERE[name]}"), name)
+    value = getattr(importlib.import_module(f"feedline.{_WHERE[name]}"), name)
     globals()[name] = value
     return value
 
