@@ -33,7 +33,7 @@ import numpy as np
 import feedline
 from feedline import Blocks, Order
 from feedline.bench.machine import describe
-from feedline.order import rows_at
+from feedline.order.epoch import rows_at
 
 ROW_BYTES = 3072
 PART_ROWS = 1 << 15

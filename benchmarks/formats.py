@@ -23,7 +23,7 @@ from array_record.python import array_record_module
 
 import feedline
 from feedline.bench.machine import describe
-from feedline.loader.arrays import ArraySource
+from feedline.sources.arrays import ArraySource
 
 BATCH_ROWS = 4096
 GROUP_ROWS = 4096  # a row group, a record batch, a chunk

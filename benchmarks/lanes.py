@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.cluster import gather
+from feedline.agreement import gather
 
 BATCH, STEPS, PAUSE_S, TIMES = 64, 1000, 0.003, 9
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from feedline import Blocks, Order
 from feedline.bench.machine import describe
-from feedline.blocks import blocked
-from feedline.loader.row_gather import RowGather
-from feedline.loader.scattered import Scattered
-from feedline.native import order as native
 from feedline.native.gather import Segments
 from feedline.native.library import library
-from feedline.permutation import permuted, words
+from feedline.order import compiled as native
+from feedline.order.blocks import blocked
+from feedline.order.permutation import permuted, words
+from feedline.sources.row_gather import RowGather
+from feedline.sources.scattered import Scattered
 
 ROW_BYTES, BATCH_MIB = (4, 256, 1024, 3072, 12_288, 150_528), (4, 16)
 WHOLE = (slice(None),)

@@ -33,8 +33,8 @@ from feedline.bench.feed import filler
 from feedline.bench.limit import MemoryLimit
 from feedline.bench.machine import describe
 from feedline.bench.rounds import Entrant, alternate, compared
-from feedline.loader.arrays import ArraySource
 from feedline.placement.place import Placement
+from feedline.sources.arrays import ArraySource
 
 FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that a stand-in replaces, and settings
     "whole": ((), {}),

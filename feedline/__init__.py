@@ -1,17 +1,36 @@
 """feedline hands a JAX training loop global batches that already lie on the mesh.
 
-A map of the package, in the order the data flows::
+A map of the package. First what a user calls and sees::
 
-    order       which row stands at which position of a run          pure
-    loader/     rows → process-local host batches (Grain reads)
-    placement/  host batch → global jax.Array on the mesh
-    prefetch/   placed batches ahead of training, and their bounded hand-over
-    feed        composes the four; state and life cycle
-    state       what a checkpoint holds, and the checks when it comes back
-    lane_files  a checkpoint of a stream with several lanes
-    observe/    statistics
-    cluster/    many processes: initialize, agree, abort, launch
+    feed        the loop's iterator of global batches: its state and life cycle
+    drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
+    options     Order, Reading and Blocks, checked when they are made
+    errors      the family of FeedError
+    state       what a checkpoint holds, and the checks when it is restored
+    statistics  what a feed has done so far
+
+then one folder a stage, in the order in which data flows::
+
+    order/      which row stands at which position of a run     pure
+    rows/       what a row is, and the contract of its source
+    sources/    what rows are read from
+      formats/    one module for each file format
+    loader/     rows → process-local batches
+    streams/    the same for rows that only come one after the other
+    placement/  process-local batch → global jax.Array on the mesh
+    prefetch/   batches that are placed before the step asks for them
+    pipeline/   composes the stages
+
+and what stands beside them::
+
+    native/     one C file for order and gather, and its ctypes binding
+    runtime/    what Python and JAX require of threads and processes
+    agreement/  what processes tell each other
+    cluster/    joins a run of many processes, and launches one
+    audit/      what `feedline audit` checks
+    bench/      what `feedline bench` measures
     trainer/    a bundled MLP trainer, given any iterator of batches
+    data/       what `feedline train` can learn
     cli/        the `feedline` command
 
 Names are resolved on first use (as SPEC 1 does), so ``import feedline`` imports no jax.
@@ -28,21 +47,21 @@ _WHERE = {
     "Blocks": "options",
     "Feed": "feed",
     "FeedError": "errors",
-    "Lanes": "loader.lanes",
+    "Lanes": "sources.lanes",
     "Order": "options",
     "ProcessError": "errors",
     "Reading": "options",
     "RowError": "errors",
-    "RowSource": "loader.sources",
+    "RowSource": "rows.row_source",
     "Rows": "loader.form",
     "StallError": "errors",
-    "Statistics": "observe.statistics",
+    "Statistics": "statistics",
     "WorkerError": "errors",
-    "load_lanes": "lane_files",
+    "load_lanes": "streams.lane_files",
     "local_rows": "placement.plan",
-    "open_source": "loader.sources",
+    "open_source": "sources.open_source",
     "prefetch_to_mesh": "drop_in",
-    "save_lanes": "lane_files",
+    "save_lanes": "streams.lane_files",
 }
 _MODULES = ("cluster",)
 
@@ -57,17 +76,17 @@ if TYPE_CHECKING:
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError
     from feedline.feed import Feed as Feed
-    from feedline.lane_files import load_lanes as load_lanes
-    from feedline.lane_files import save_lanes as save_lanes
     from feedline.loader.form import Rows as Rows
-    from feedline.loader.lanes import Lanes as Lanes
-    from feedline.loader.sources import RowSource as RowSource
-    from feedline.loader.sources import open_source as open_source
-    from feedline.observe.statistics import Statistics as Statistics
     from feedline.options import Blocks as Blocks
     from feedline.options import Order as Order
     from feedline.options import Reading as Reading
     from feedline.placement.plan import local_rows as local_rows
+    from feedline.rows.row_source import RowSource as RowSource
+    from feedline.sources.lanes import Lanes as Lanes
+    from feedline.sources.open_source import open_source as open_source
+    from feedline.statistics import Statistics as Statistics
+    from feedline.streams.lane_files import load_lanes as load_lanes
+    from feedline.streams.lane_files import save_lanes as save_lanes
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from feedline.exit import close_at_exit
-from feedline.jax_settings import JaxSettings
-from feedline.loader.spec import Array, RowSpec, cast_into
 from feedline.loader.staging import Staging
-from feedline.loader.values import as_array
 from feedline.options import MOST_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
@@ -24,7 +20,11 @@ from feedline.prefetch.handover import Closed
 from feedline.prefetch.prefetcher import Prefetcher
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
-from feedline.process_bound import ProcessBound
+from feedline.rows.spec import Array, RowSpec, cast_into
+from feedline.rows.values import as_array
+from feedline.runtime.exit import close_at_exit
+from feedline.runtime.jax_settings import JaxSettings
+from feedline.runtime.process_bound import ProcessBound
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"

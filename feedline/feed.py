@@ -13,22 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import state as states
-from feedline.build import build
-from feedline.cluster.monitor import close_on_abort, failure
+from feedline.agreement.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
-from feedline.exit import close_at_exit
 from feedline.loader.form import Transform
-from feedline.loops import Loops
-from feedline.observe.statistics import Counted, Statistics
 from feedline.options import Order, Reading, checked_integer
-from feedline.pipeline import Placed, Run
+from feedline.order.schedule import Cursor, Remainder
+from feedline.pipeline.build import build
+from feedline.pipeline.loops import Loops
+from feedline.pipeline.pipeline import Placed, Run
+from feedline.pipeline.request import Request
+from feedline.pipeline.shown import Shown
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
-from feedline.process_bound import ProcessBound
-from feedline.request import Request
-from feedline.schedule import Cursor, Remainder
-from feedline.shown import Shown
-from feedline.turn import Turn
+from feedline.runtime.exit import close_at_exit
+from feedline.runtime.process_bound import ProcessBound
+from feedline.runtime.turn import Turn
+from feedline.statistics import Counted, Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"

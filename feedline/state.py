@@ -15,7 +15,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from feedline.schedule import Cursor
+from feedline.order.schedule import Cursor
 
 VERSION = 1
 FIELDS = ("rows", "spec", "data", "order", "format")

@@ -6,6 +6,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ("feed_fixtures",)
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 _FLAG = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

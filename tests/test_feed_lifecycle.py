@@ -20,12 +20,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
-from feedline.loader.arrays import ArraySource
 from feedline.loader.local_batches import LocalBatches
-from feedline.order import rows_at
+from feedline.order.epoch import rows_at
 from feedline.placement.place import Placement
 from feedline.prefetch.readers import Readers
 from feedline.prefetch.watch import Watch
+from feedline.sources.arrays import ArraySource
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 64, 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline.loader.arrays import ArraySource
+from feedline.sources.arrays import ArraySource
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
 

@@ -21,22 +21,22 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.loader.arrays import ArraySource
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.drafts import StreamRecipe
 from feedline.loader.form import LocalForm
-from feedline.loader.lanes import FirstItem, Lanes
-from feedline.loader.records import RecordSource
-from feedline.loader.spec import RowSpec
-from feedline.loader.streams import StreamBatches
-from feedline.loader.ways import RandomAccess
 from feedline.options import Blocks, Order, Reading
-from feedline.order import rows_at
-from feedline.pipeline import run_of
+from feedline.order.epoch import rows_at
+from feedline.order.schedule import Cursor, Schedule
+from feedline.pipeline.pipeline import run_of
+from feedline.pipeline.ways import RandomAccess
 from feedline.placement.plan import plan_leaf, union_of_rows
 from feedline.prefetch.watch import Watch
-from feedline.schedule import Cursor, Schedule
+from feedline.rows.spec import RowSpec
+from feedline.sources.arrays import ArraySource
+from feedline.sources.lanes import FirstItem, Lanes
+from feedline.sources.records import RecordSource
+from feedline.streams.batches import StreamBatches
+from feedline.streams.drafts import StreamRecipe
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes

@@ -182,79 +182,70 @@ def test_what_other_processes_are_told_of_an_error_is_plain():
 # --- imports ---
 
 OF_FEEDLINE = {
-    # the pure core: nothing but options and errors, and a state the cursor that it holds
+    # what a user calls and sees: nothing but options and errors, and a state the cursor that it holds
     "version": [],
     "errors": [],
     "options": [],
-    "permutation": [],
-    "blocks": ["permutation", "options"],
-    "native.library": [],
-    "native": ["native", "permutation", "blocks", "options"],
-    "order": ["permutation", "blocks", "native", "options"],
-    "schedule": [],
-    "state": ["schedule"],
-    "lane_files": [],
+    "statistics": [],
+    "state": ["order.schedule"],
+    # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
+    "native": [],
+    "runtime": ["runtime"],
+    "order": ["order", "native", "options"],  # native: the same order in C
+    "order.schedule": [],
+    "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
     "placement.plan": ["options"],
-    # what holds on every thread of a feed
-    "jax_settings": [],
-    # the stages: each itself, and of others only what is pure
-    "loader": ["loader", "native", "jax_settings", "errors", "options", "order", "schedule", "placement.plan"],
-    "placement": ["placement", "jax_settings"],
     "prefetch": ["prefetch", "errors", "options"],
-    "observe": [],
-    # their compositions. The cores that a process may use follow from the environment, which cluster reads
-    "description": ["version", "options", "schedule", "state"],
-    "request": ["options", "schedule", "cluster.cores", "loader.form"],  # a type
-    "pipeline": ["loader", "placement", "prefetch", "options", "schedule", "replicas"],
-    "build": ["request", "pipeline", "prefetch.watch", "loader", "placement", "options", "schedule", "state",
-              "cluster", "description", "replicas"],
-    "replicas": ["cluster.coordination", "errors", "placement.plan", "schedule"],
-    "turn": [],
-    "process_bound": [],
-    "loops": ["schedule"],
-    "shown": ["pipeline", "request", "options", "schedule"],
-    "feed": ["request", "build", "pipeline", "turn", "process_bound", "loops", "shown", "exit",
-             "cluster.monitor", "errors", "options", "schedule", "state", "observe", "placement.plan",
-             "loader.form", "prefetch.handover"],  # a type, and the exception that says closed
-    "drop_in": ["loader.spec", "loader.staging", "loader.values", "placement", "prefetch", "jax_settings", "exit",
-                "process_bound", "options"],
-    "exit": ["loader.ending"],  # reads, which it stops
+    "rows": ["rows", "order.schedule", "errors"],  # order.schedule: where in the run a bad row is
+    # what rows are read from, and the two ways to process-local batches
+    "sources.formats": ["sources.formats", "rows", "errors", "options"],
+    "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
+                "placement.plan", "errors", "options"],
+    "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
+               "placement.plan", "errors", "options"],
+    "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
+                "runtime.jax_settings", "errors"],
+    # what processes tell each other, and how they come together
+    "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
+    "cluster": ["cluster", "agreement", "errors", "options"],
+    # the compositions
+    # cluster.cores: the default number of threads
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch",
+                 "order.schedule", "agreement", "cluster.cores", "state", "version", "errors", "options"],
+    "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
+             "agreement.monitor", "runtime", "state", "statistics", "errors", "options"],
+    "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
     # beside them
-    "cluster": ["cluster", "errors", "options"],
-    "data": ["data", "loader", "options"],
-    "trainer": ["trainer", "options", "errors"],  # no stage: it is given an iterator
-    # what is measured and what is audited: feeds from outside, as a user has them, and some stages alone
-    "bench": ["bench", "feed", "order", "options", "native", "loader.staging", "placement.place",
-              "cluster.cores"],
-    "target": ["feed", "loader.sources"],
-    "audit": ["audit", "target", "feed", "lane_files", "cluster", "loader.sources", "loader.records", "errors",
-              "schedule"],
-    "cli": ["cli", "version", "native.library", "audit", "bench", "target", "cluster", "data", "trainer", "feed",
-            "errors", "options"],
+    "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
+    "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
+    # what is measured and what is audited: feeds as a user has them, and some stages alone
+    "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
+              "loader.staging", "placement.place", "cluster.cores"],
+    "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
+              "rows.row_source", "order.schedule", "cluster", "errors"],
+    "cli": ["cli", "audit", "bench", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
+            "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
-    "permutation": ["numpy"],
-    "blocks": ["numpy"],
-    "order": ["numpy"],
     "native": ["numpy"],
-    "schedule": ["numpy"],
-    "lane_files": ["jax"],
-    "jax_settings": ["jax"],
+    "runtime": ["jax"],
+    "order": ["numpy"],
     "placement": ["numpy", "jax"],
+    "rows": ["numpy", "jax"],
+    "sources.formats": ["numpy", "jax"],
+    "sources": ["numpy", "jax", "grain"],
     "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
-    "description": ["jax"],
-    "replicas": ["numpy", "jax"],
-    "build": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
-    "feed": ["numpy"],
-    "shown": ["jax"],
-    "drop_in": ["numpy", "jax"],
+    "streams": ["numpy", "jax"],
+    "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
+    "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
+    "feed": ["numpy"],
+    "drop_in": ["numpy", "jax"],
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "bench": ["numpy", "jax", "matplotlib"],
-    "target": ["jax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "flax", "optax", "rich", "tyro"],
 }
@@ -320,6 +311,28 @@ def test_every_part_has_its_directions():
     assert parts - {"__init__"} == {name.partition(".")[0] for name in OF_FEEDLINE}
 
 
+def room_of(path):
+    """The folder of a file; a module of the top level is a room by itself."""
+    return path.rpartition("/")[0] or path
+
+
+def test_rooms_form_no_circle():
+    names = {path: f"feedline.{path.removesuffix('.py').replace('/', '.')}" for path in TREES}
+    rooms = {name.removesuffix(".__init__"): room_of(path) for path, name in names.items()}
+    edges = {room: set() for room in rooms.values()}
+    for path, tree in TREES.items():
+        if path != "__init__.py":  # the map names modules for type checkers
+            edges[room_of(path)] |= {rooms[name] for name in imports(tree) if name in rooms} - {room_of(path)}
+    graphlib.TopologicalSorter(edges).prepare()  # a CycleError names the rooms
+
+
+@pytest.mark.parametrize("folder", sorted({path.rpartition("/")[0] for path in TREES}))
+def test_each_folder_is_small_and_named_in_the_map(folder):
+    assert sum(path.rpartition("/")[0] == folder for path in TREES) <= 18
+    assert ast.get_docstring(TREES[f"{folder}/__init__.py".lstrip("/")])
+    assert not folder or f" {folder.split('/')[-1]}/ " in feedline.__doc__
+
+
 def test_the_map_imports_only_for_type_checkers():
     at_run_time = [node for node in TREES["__init__.py"].body if isinstance(node, ast.Import | ast.ImportFrom)]
     assert [ast.unparse(node) for node in at_run_time] == [
@@ -362,7 +375,7 @@ def test_private_modules_of_jax_and_of_grain_stand_in_one_file_each():
     )
     grain = {"loader/workers.py"}
     assert len(private - grain) <= 1
-    assert all(path.startswith("cluster/") for path in private - grain)
+    assert all(path.startswith("agreement/") for path in private - grain)
 
 
 def test_threads_start_in_prefetch_and_cluster_only():  # and where they are what is measured
@@ -372,7 +385,7 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    assert {path.partition("/")[0] for path in found} <= {"prefetch", "cluster", "bench"}
+    assert {path.partition("/")[0] for path in found} <= {"prefetch", "agreement", "cluster", "bench"}
 
 
 LOADED = """
@@ -396,16 +409,19 @@ def test_what_is_loaded_when():
     pure = [
         "errors",
         "options",
-        "permutation",
-        "blocks",
-        "order",
-        "schedule",
+        "statistics",
         "state",
+        "order",
         "placement.plan",
         "prefetch",
-        "observe",
+        "runtime.exit",
         "cluster",
-        "exit",
+        "agreement.agree",
+        "agreement.coordination",
+        "agreement.differences",
+        "agreement.gather",
+        "agreement.monitor",
+        "agreement.stop",
     ]
     modules = [module for module in MODULES if is_within(module, [f"feedline.{name}" for name in pure])]
     assert {f"feedline.{name}" for name in pure} <= set(modules)
@@ -429,9 +445,9 @@ def test_what_is_loaded_when():
 
 WITHOUT_EXAMPLES = ("feedline.cli", "feedline.data", "feedline.__main__")
 WITH_EXAMPLES = {
-    "feedline.blocks", "feedline.drop_in", "feedline.feed", "feedline.lane_files", "feedline.loader.lanes",
-    "feedline.loader.sources", "feedline.options",
-    "feedline.order", "feedline.permutation", "feedline.placement.plan", "feedline.schedule", "feedline.state",
+    "feedline.drop_in", "feedline.feed", "feedline.options", "feedline.order.blocks", "feedline.order.epoch",
+    "feedline.order.permutation", "feedline.order.schedule", "feedline.placement.plan", "feedline.sources.lanes",
+    "feedline.sources.open_source", "feedline.state", "feedline.streams.lane_files",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.schedule import Cursor
+from feedline.order.schedule import Cursor
 from feedline.state import FIELDS, VERSION, check, check_lanes, digest, make
 
 FINGERPRINT: dict[str, Any] = {

@@ -13,8 +13,9 @@ from feedline.audit.digest import row_digests
 from feedline.audit.held import Census, Difference, Held, State, joined
 from feedline.audit.places import places
 from feedline.feed import Feed
-from feedline.loader.records import RecordSource
-from feedline.loader.sources import RowSource, as_source
+from feedline.rows.row_source import RowSource
+from feedline.sources.open_source import as_source
+from feedline.sources.records import RecordSource
 
 _MOST_ROWS = 1 << 23
 """Row indices that are counted, at the most: 8 bytes each."""

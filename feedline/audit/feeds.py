@@ -11,8 +11,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from feedline.audit.layouts import Layout
+from feedline.audit.target import MakeFeed
 from feedline.feed import Feed
-from feedline.target import MakeFeed
 
 
 def built(

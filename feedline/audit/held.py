@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.audit.digest import Digests, Ranges, row_digests
-from feedline.schedule import Remainder
+from feedline.order.schedule import Remainder
 
 State = dict[str, Any]
 

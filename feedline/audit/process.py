@@ -24,9 +24,9 @@ from feedline.audit.held import Failed, Held, Refused, Settings, State, pieces_o
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import AXES, Layout
 from feedline.audit.plant import planted
+from feedline.audit.target import maker
 from feedline.feed import Feed
-from feedline.lane_files import load_lanes, save_lanes
-from feedline.target import maker
+from feedline.streams.lane_files import load_lanes, save_lanes
 
 _CLOSE_S = 5.0
 

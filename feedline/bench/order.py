@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from feedline.options import Blocks, Order
-from feedline.order import rows_at
+from feedline.order.epoch import rows_at
 
 ROWS = {"10^6": 10**6, "2^20+1": 2**20 + 1, "10^9": 10**9, "2^40+1": 2**40 + 1, "10^12": 10**12, "10^15": 10**15}
 CLAIMED_NS = {8192: None, 16_384: 12.0, 65_536: 8.0}

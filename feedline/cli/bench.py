@@ -106,8 +106,8 @@ class Feed(_Measurement):
         import jax
         import numpy as np
 
+        from feedline.audit.target import maker
         from feedline.bench.feed import own
-        from feedline.target import maker
 
         devices = jax.devices()
         mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn, Protocol
 
+from feedline.agreement.monitor import abort, leave
 from feedline.cli.interrupt import Ended, interrupts_get_through
-from feedline.cluster.monitor import abort, leave
 from feedline.errors import FeedError
 from feedline.native.library import implementation
 from feedline.version import __version__

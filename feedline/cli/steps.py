@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
+from feedline.agreement.stop import should_stop, stopping
 from feedline.cli.interrupt import Ended, interrupts_wait
 from feedline.cli.train_options import DEFAULT_SAVE_EVERY, TrainOptions
-from feedline.cluster.stop import should_stop, stopping
 from feedline.errors import FeedError
 from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State

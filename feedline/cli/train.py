@@ -27,8 +27,8 @@ class Train(TrainOptions):
             use_cpu_devices(self.cpu_devices)
         with interrupts_wait():
             from feedline import cluster
+            from feedline.agreement.stop import take_sigterm_back
             from feedline.cli.training import train_and_test
-            from feedline.cluster.stop import take_sigterm_back
 
         cluster.initialize()
         take_sigterm_back()  # until there are steps to stop between

@@ -8,13 +8,7 @@ A map::
       open_mpi     mpirun
       slurm        srun
       found        what each of them finds
-      rendezvous all processes come before jax starts, or are told who did not
-    coordination what they tell each other           knows jax's private names
-    agree        all build the same feed, or none
-      differences  which process differs in what    pure
-    monitor      the failure of one ends the others
-      gather       what each has to say of a place in a run, for all of them
-    stop         a signal to one ends the loop of all, at the same step
+    rendezvous   all processes come before jax starts, or an error names the absent
     cores        this process's share of the host's cores
     launch       one command as several processes on this machine
       spread       what tells the processes apart      pure, of the environment's variables
@@ -23,6 +17,7 @@ A map::
       lines        their output, line by line
       signals      signals as something to wait for
 
+What processes tell each other once they have joined stands in `feedline.agreement`.
 Importing it imports no jax.
 """
 
@@ -32,17 +27,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
-    "abort": "cluster.monitor",
+    "abort": "agreement.monitor",
     "initialize": "cluster.join",
-    "should_stop": "cluster.stop",
+    "should_stop": "agreement.stop",
 }
 
 __all__ = [*_WHERE]
 
 if TYPE_CHECKING:
+    from feedline.agreement.monitor import abort as abort
+    from feedline.agreement.stop import should_stop as should_stop
     from feedline.cluster.join import initialize as initialize
-    from feedline.cluster.monitor import abort as abort
-    from feedline.cluster.stop import should_stop as should_stop
 
 
 def __getattr__(name: str) -> Any:

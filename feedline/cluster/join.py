@@ -8,10 +8,10 @@ import os
 import sys
 import time
 
-from feedline.cluster.coordination import backends_are_initialized
+from feedline.agreement.coordination import backends_are_initialized
+from feedline.agreement.monitor import watch
 from feedline.cluster.detect import find, why_alone
 from feedline.cluster.found import Found
-from feedline.cluster.monitor import watch
 from feedline.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's own

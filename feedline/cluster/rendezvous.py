@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from feedline.cluster.differences import named
+from feedline.agreement.differences import named
 from feedline.cluster.found import Found
 from feedline.errors import FeedError, ProcessError
 

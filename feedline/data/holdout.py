@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from feedline.loader.sources import RowSource
+from feedline.rows.row_source import RowSource
 
 TEST_EVERY = 5
 
@@ -18,7 +18,7 @@ class Holdout:
     Which rows they are is a closed form, so this costs no memory and no start-up, however many rows.
 
     Example:
-      >>> from feedline.loader.sources import as_source
+      >>> from feedline.sources.open_source import as_source
       >>> rows = as_source({"x": np.arange(12)})
       >>> [Holdout(rows, part).rows_of(np.arange(len(Holdout(rows, part)))).tolist() for part in ("train", "test")]
       [[1, 2, 3, 4, 6, 7, 8, 9, 11], [0, 5, 10]]

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.data.holdout import TEST_EVERY, Holdout
-from feedline.loader.arrays import ArraySource
-from feedline.loader.sources import RowSource, open_source
 from feedline.options import checked_integer
+from feedline.rows.row_source import RowSource
+from feedline.sources.arrays import ArraySource
+from feedline.sources.open_source import open_source
 
 DIGITS = Path(__file__).parent / "digits"
 _LEAVES = ("image", "label")

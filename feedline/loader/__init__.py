@@ -1,1 +1,1 @@
-"""Stage 1: rows → process-local host batches. The only room that imports Grain."""
+"""Stage 1: rows → process-local batches on the host, by threads or by worker processes."""

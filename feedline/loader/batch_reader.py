@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedline import order
 from feedline.errors import FeedError, RowError
-from feedline.jax_settings import JaxSettings
-from feedline.loader.arrays import ArraySource
-from feedline.loader.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.loaded import HostBatch
-from feedline.loader.records import RecordSource
-from feedline.loader.row_source import RowSource, is_columnar
-from feedline.loader.spec import cast_into
 from feedline.options import Order
+from feedline.order.epoch import rows_at, spares_at
+from feedline.order.schedule import Cursor, Places, Schedule
 from feedline.placement.plan import Columns
-from feedline.schedule import Cursor, Places, Schedule
+from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
+from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.spec import cast_into
+from feedline.runtime.jax_settings import JaxSettings
+from feedline.sources.arrays import ArraySource
+from feedline.sources.records import RecordSource
 
 
 class Part(NamedTuple):
@@ -113,7 +113,7 @@ class BatchReader:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions(start, offsets):
-            index[some] = order.rows_at(self.order, self.schedule.rows, epoch, positions)
+            index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
 
@@ -208,7 +208,7 @@ class BatchReader:
         places = rows.places
         epoch, position = int(places.epoch[0]), int(places.position[0])
         error.locate(int(rows.indices[0]), epoch, position)
-        candidates = order.spares_at(self.order.seed, self.schedule.rows, epoch, position)
+        candidates = spares_at(self.order.seed, self.schedule.rows, epoch, position)
         for candidate in candidates.tolist():
             try:
                 self._write(group, rows._replace(indices=np.array([candidate])), here, buffers)

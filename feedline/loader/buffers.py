@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from feedline.loader.form import LocalForm
-from feedline.loader.spec import Array
 from feedline.loader.staging import Staging
+from feedline.rows.spec import Array
 
 
 class Buffers(NamedTuple):

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline import order
-from feedline.loader.bad_rows import BadRow
-from feedline.loader.spec import Array, RowSpec, check_fits
-from feedline.loader.values import as_array
 from feedline.options import BadRows
+from feedline.order.epoch import keys_at
+from feedline.order.schedule import Places
 from feedline.placement.plan import LeafPlan
-from feedline.schedule import Places
+from feedline.rows.bad_rows import BadRow
+from feedline.rows.spec import Array, RowSpec, check_fits
+from feedline.rows.values import as_array
 
 Indices = npt.NDArray[np.int64]
 
@@ -128,7 +128,7 @@ class LocalForm:
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
         for epoch, here in places.runs():
-            keys[here] = order.keys_at(self.seed, epoch, places.position[here])
+            keys[here] = keys_at(self.seed, epoch, places.position[here])
         try:
             batch = _called(transform, self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
         except Exception as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from feedline.loader.bad_rows import BadRow
-from feedline.loader.spec import Array
-from feedline.schedule import Cursor
+from feedline.order.schedule import Cursor
+from feedline.rows.bad_rows import BadRow
+from feedline.rows.spec import Array
 
 
 class HostBatch(NamedTuple):

@@ -10,7 +10,7 @@ from feedline.loader.batch_reader import BatchReader, Filled, Part
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.loaded import HostBatch
 from feedline.loader.reads import Reads
-from feedline.schedule import Cursor
+from feedline.order.schedule import Cursor
 
 
 class _PartialBatch(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feedline.errors import WorkerError
-from feedline.loader.spec import Array
+from feedline.rows.spec import Array
 
 _FOLDER = "/dev/shm"
 """Where Linux keeps shared memory."""

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.loader.spec import Array
+from feedline.rows.spec import Array
 
 Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

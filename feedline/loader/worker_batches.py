@@ -19,7 +19,7 @@ from feedline.loader.local_batches import LocalBatches
 from feedline.loader.segments import ReceivedSegment, Segment, shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended
 from feedline.options import Reading
-from feedline.schedule import ENDLESS, Cursor
+from feedline.order.schedule import ENDLESS, Cursor
 
 
 class _Element(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from feedline.errors import WorkerError
-from feedline.jax_settings import JaxSettings
+from feedline.runtime.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
 """Set once any worker of this process has delivered a batch: so the script has its `__main__` guard."""
@@ -74,7 +74,7 @@ def see_every_end() -> None:
     """Have Grain notice a worker that ended with exit code 0, which its iterator would wait for without end.
 
     A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty, too. These
-    names are private; without them such a worker is reported as a stall, and tests/test_exit.py fails.
+    names are private; without them such a worker is reported as a stall, and tests/runtime/test_exit.py fails.
     """
     try:
         from grain._src.python.dataset.transformations import process_prefetch

@@ -3,7 +3,7 @@
  * C11 with no Python API: ctypes loads it and lets go of the interpreter's lock for the length of each call. Two
  * jobs, bit for bit what the NumPy code of feedline does, and both in one call:
  *
- *   feedline_order    the row at each of some positions of an epoch (see feedline/permutation.py, blocks.py)
+ *   feedline_order    the row at each of some positions of an epoch (see feedline/order/permutation.py, blocks.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *
@@ -54,7 +54,7 @@ typedef struct {
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
   Network rows;         /* kind 1: of all rows; kind 2: of the places of a whole window */
-  /* kind 2; see `Slots` in feedline/blocks.py */
+  /* kind 2; see `Slots` in feedline/order/blocks.py */
   const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
   Network blocks;             /* of the full blocks */
   Network unusual[2];         /* of the windows that have fewer rows than others: n is 0 where there is none */

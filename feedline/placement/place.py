@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from feedline.jax_settings import JaxSettings
 from feedline.placement.plan import (
     LeafPlan,
     batch_axis_sharding,
@@ -21,6 +20,7 @@ from feedline.placement.plan import (
     plan_leaf,
     shards_of,
 )
+from feedline.runtime.jax_settings import JaxSettings
 
 
 @dataclasses.dataclass(frozen=True)

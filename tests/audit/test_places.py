@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from feedline.audit.held import Settings
 from feedline.audit.places import places, starts
-from feedline.schedule import Cursor, Schedule
+from feedline.order.schedule import Cursor, Schedule
 
 
 def batches(schedule, count):

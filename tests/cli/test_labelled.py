@@ -8,7 +8,7 @@ import pytest
 from feedline.data import holdout, labelled
 from feedline.data.holdout import Holdout
 from feedline.data.labelled import DIGITS, digits, from_files, synthetic
-from feedline.loader.arrays import ArraySource
+from feedline.sources.arrays import ArraySource
 
 
 def contents(source):

@@ -17,7 +17,7 @@ from feedline.cli.main import main
 from feedline.cli.steps import _later
 from feedline.cli.train import Train, use_cpu_devices
 from feedline.data.labelled import DIGITS
-from feedline.order import rows_at
+from feedline.order.epoch import rows_at
 from feedline.trainer.modes import Mode
 
 DEFAULT = "jit_multi"

@@ -19,16 +19,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline.loader.bad_rows import BadRow, failing
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.local_batches import LocalBatches
-from feedline.loader.quarantine import Quarantine, _locked
-from feedline.loader.spec import RowSpec
-from feedline.order import rows_at, spares_at
+from feedline.order.epoch import rows_at, spares_at
+from feedline.order.schedule import Cursor, Schedule
+from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.schedule import Cursor, Schedule
+from feedline.rows.bad_rows import BadRow, failing
+from feedline.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
 BAD = {3, 25, 26, 49}  # 25 and 49 are among the elements that a fingerprint samples
@@ -607,8 +607,8 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
 
 FILLS = """
 import resource, signal, sys
-from feedline.loader.bad_rows import BadRow
-from feedline.loader.quarantine import Quarantine, _locked
+from feedline.rows.bad_rows import BadRow
+from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -640,8 +640,8 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_pat
 
 WRITES = """
 import sys
-from feedline.loader.bad_rows import BadRow
-from feedline.loader.quarantine import Quarantine, _locked
+from feedline.rows.bad_rows import BadRow
+from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline import order
-from feedline.loader.arrays import ArraySource
 from feedline.loader.batch_reader import BatchReader, Part
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.local_batches import LocalBatches
-from feedline.loader.spec import RowSpec
 from feedline.options import Blocks, Order
+from feedline.order.epoch import rows_at
+from feedline.order.schedule import Cursor, Schedule
 from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.schedule import Cursor, Schedule
+from feedline.rows.spec import RowSpec
+from feedline.sources.arrays import ArraySource
 
 
 @given(data=st.data())
@@ -35,7 +35,7 @@ def test_every_position_has_the_row_that_the_order_says(data):
     found = BatchReader(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
     told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
-    whole = {epoch: order.rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
+    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
     assert found.tolist() == [whole[epoch][position] for epoch, position in told]
 
 
@@ -68,7 +68,7 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
     form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
     reader = BatchReader(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
     batches = LocalBatches(reader, BatchBuffers(form, 2), Cursor(0, 0), parts)
-    run = np.concatenate([order.rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
+    run = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
         read = [batches.read(k, part) for part in reversed(range(batches.parts))]
         (leaves,) = [batch.leaves for batch in read if batch]

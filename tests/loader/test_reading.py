@@ -10,7 +10,7 @@ import pytest
 
 from feedline import Feed, Order, Reading, RowError
 from feedline.loader.worker_batches import check_workers
-from feedline.order import keys_at, rows_at
+from feedline.order.epoch import keys_at, rows_at
 
 
 def _noisy(batch, rows):

@@ -8,8 +8,8 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.loader.arrays import ArraySource
 from feedline.loader.reads import Reads
+from feedline.sources.arrays import ArraySource
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline import description
-from feedline.cluster.coordination import coordination
+from feedline.agreement.coordination import coordination
+from feedline.pipeline import description
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR

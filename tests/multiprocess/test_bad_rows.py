@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.order import rows_at, spares_at
+from feedline.order.epoch import rows_at, spares_at
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from feedline.cluster.coordination import coordination
+from feedline.agreement.coordination import coordination
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR

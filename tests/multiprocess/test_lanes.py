@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.cluster.coordination import Coordination, coordination
-from feedline.cluster.gather import Gather
+from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.gather import Gather
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR

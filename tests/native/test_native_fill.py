@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline.loader.arrays import ArraySource
-from feedline.native.fill import fill
 from feedline.native.gather import Segments
 from feedline.native.library import library
-from feedline.native.order import epoch_order
-from feedline.order import rows_at
+from feedline.order.compiled import epoch_order
+from feedline.order.epoch import rows_at
+from feedline.sources.arrays import ArraySource
+from feedline.sources.fill import fill
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline.blocks import blocked
-from feedline.native import order as native
 from feedline.native.library import library
-from feedline.order import rows_at
-from feedline.permutation import LARGEST, permuted, words
+from feedline.order import compiled as native
+from feedline.order.blocks import blocked
+from feedline.order.epoch import rows_at
+from feedline.order.permutation import LARGEST, permuted, words
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 word = st.integers(0, 2**64 - 1)

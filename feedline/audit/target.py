@@ -1,0 +1,51 @@
+"""What a command is pointed at: a function of the user's that makes a feed, or rows of which one is made."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline.feed import Feed
+from feedline.sources.open_source import open_source
+
+MakeFeed = Callable[[Mesh], Feed]
+_EPOCH_BATCHES = 8
+_BATCH_ELEMENTS = 1 << 20
+
+
+def maker(target: str, devices: int) -> MakeFeed:
+    """The function that `module:function` names, or one that makes a feed of all leaves of a path or glob.
+
+    Raises:
+      ImportError, AttributeError: there is no such function.
+      ValueError: the file has too few rows.
+    """
+    if re.fullmatch(r"[\w.]+:\w+", target) and not os.path.exists(target):
+        module, _, function = target.partition(":")
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    size = _size_of_batch(target, devices)
+    return lambda mesh: Feed(target, size, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def _size_of_batch(path: str, devices: int) -> int:
+    """Rows of a batch that all devices share evenly: some batches to an epoch, and a million numbers at most."""
+    source = open_source(path)
+    rows, leaves = len(source), jax.tree.leaves(source.spec)
+    source.close()
+    if rows < 2 * devices:
+        raise ValueError(
+            f"this audit divides batches among {devices} devices and needs at least {2 * devices} rows, {path} "
+            f"has {rows}; audit more rows, or fewer processes, as in --processes 1,2"
+        )
+    row = sum(math.prod(leaf.shape) for leaf in leaves)
+    fitting: int = max(1, min(rows // _EPOCH_BATCHES, _BATCH_ELEMENTS // max(1, row)) // devices) * devices
+    return fitting

@@ -1,1 +1,0 @@
-"""What the feed has done so far: statistics."""

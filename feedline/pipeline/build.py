@@ -1,0 +1,249 @@
+"""From a request to a pipeline: open the source, plan what this process reads, agree with the other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from feedline import state as states
+from feedline.agreement.agree import together
+from feedline.agreement.coordination import coordination
+from feedline.agreement.gather import Gather
+from feedline.agreement.replicas import ReplicaCheck
+from feedline.loader.batch_reader import BatchReader
+from feedline.loader.buffers import BatchBuffers
+from feedline.loader.form import LocalForm, transformed_spec
+from feedline.loader.worker_batches import check_workers
+from feedline.options import Order, Reading
+from feedline.order.schedule import Schedule
+from feedline.pipeline.description import described, processes_of
+from feedline.pipeline.pipeline import Pipeline
+from feedline.pipeline.quarantine import Quarantine
+from feedline.pipeline.request import Request
+from feedline.pipeline.ways import RandomAccess, Sequential
+from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
+from feedline.placement.place import Placement, mask_spec, sharded_spec
+from feedline.placement.plan import union_of_rows
+from feedline.prefetch.watch import alarmed
+from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.spec import RowSpec
+from feedline.sources.groups import GroupSource
+from feedline.sources.lanes import FirstItem, Lanes
+from feedline.sources.open_source import as_source, read_first
+from feedline.sources.records import RecordSource
+from feedline.streams.drafts import StreamRecipe
+
+VALID = "valid"
+"""The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
+_PLACES = 3
+"""At which processes agree in an epoch of one batch: the batch, its end in a window of its own, and the rest."""
+_AHEAD = 4
+"""Batches past the last one delivered but for those that wait: handed over, placed, read, and read elsewhere."""
+
+
+def build(request: Request) -> Pipeline:
+    """Open the source, plan what this process reads, and check that all of it fits together.
+
+    With a mesh of several processes all of them do so, and compare what they built.
+
+    Raises:
+      ValueError, TypeError, FileNotFoundError: it does not.
+      ProcessError: another process built something else, failed, or did not come.
+    """
+    reading = request.reading if isinstance(request.reading, Reading) else Reading()
+    processes = processes_of(request.sharding)
+    with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
+        request = request.checked()  # in here: others learn of a wrong argument, too
+        with alarmed(
+            reading.stall_warning_s,
+            lambda: (
+                f"building a feed has taken {reading.stall_warning_s:g} s so far: it opens the source, reads its "
+                "first row, and calls the transform with that"
+            ),
+        ):
+            pipeline = _build(request, meeting.key)
+        try:
+            meeting.agree(
+                described(
+                    fingerprint=pipeline.fingerprint,
+                    batch_size=request.batch_size,
+                    epochs=request.epochs,
+                    remainder=request.remainder,
+                    reading=reading,
+                    prefetch=request.prefetch if pipeline.way.agrees else None,
+                    spec=pipeline.placement.spec,
+                )
+            )
+        except BaseException:
+            pipeline.close()
+            raise
+    return dataclasses.replace(pipeline, check=_check(request, pipeline, meeting.key))
+
+
+def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaCheck | None:
+    service, every = coordination(), request.reading.check_replicas_every
+    if service is None or key is None or not every:
+        return None
+    rows, placement = pipeline.fingerprint["rows"], pipeline.placement
+    return ReplicaCheck(service, key, every, request.batch_size, rows, placement.spec, placement.plans)
+
+
+def _build(request: Request, key: str | None) -> Pipeline:
+    """This process's own part of it. `key` is a path for what the processes of this feed tell each other."""
+    source = as_source(request.source)
+    if isinstance(source, grain.IterDataset | Lanes):
+        return _build_stream(request, Lanes.of(source), key)
+    rows = len(source)
+    if rows < 1:
+        raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
+    order = _order_of(request, source)
+    schedule = Schedule(rows, request.batch_size, request.remainder, request.epochs)
+    spec = RowSpec.of(source.spec)
+    form, placement = _form(
+        request,
+        spec,
+        order.seed,
+        functools.partial(read_first, source),
+        reads_leaves=is_columnar(source),
+    )
+    reader = BatchReader(source, order, schedule, form)
+    reading = request.resolved()
+    if reading.workers:
+        check_workers(reader)
+    fingerprint = {
+        "rows": rows,
+        "spec": spec.described(),
+        "data": _digest(source, request.reading),
+        "order": dataclasses.asdict(order),
+        "format": "records" if isinstance(source, RecordSource) else "columns",
+    }
+    owned = None if source is request.source else source
+    way = RandomAccess(reader, _buffers(request, form, request.reading.buffer))
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
+
+
+def _digest(source: RowSource, reading: Reading) -> str:
+    try:
+        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource):
+            return states.digest(source.identity_of_good())
+        return states.digest(source.identity)
+    except TypeError as error:
+        raise TypeError(
+            f"the identity of a RowSource must be made of JSON values, that of {type(source).__name__} is not: "
+            f"{error}; convert NumPy's numbers with int() or float()"
+        ) from error
+
+
+def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
+    if request.order is not None:
+        raise ValueError(
+            "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
+        )
+    if request.reading.workers:
+        raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
+    if request.remainder == "wrap" and lanes.count > 1:
+        raise ValueError(
+            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
+            'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
+        )
+    lanes.check_batch_size(request.batch_size)
+    first = FirstItem(lanes)
+    form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
+    reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
+    fingerprint = {
+        "rows": None,
+        "spec": first.spec.described(),
+        "data": states.digest(first.identity),
+        "order": None,
+        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
+    }
+    owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
+    if lanes is request.source:
+        warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
+    window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
+    gather = None
+    if not runs_everywhere(owners):
+        gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
+    recipe = StreamRecipe(
+        lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
+    )
+    way = Sequential(
+        recipe,
+        _buffers(request, form, window),
+        lanes=[str(lane) for lane in recipe.local_lanes],
+        writers=[processes[0] for processes in owners],
+    )
+    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
+
+
+def _quarantine(request: Request, form: LocalForm) -> Quarantine:
+    return Quarantine(request.reading, len(form.rows), jax.process_index())
+
+
+def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
+    """With as many idle slabs as a steady run uses: read ahead, being placed, waiting, and two in use."""
+    return BatchBuffers(form, ahead + 1 + request.prefetch + 2)
+
+
+def _form(
+    request: Request, spec: RowSpec, seed: int, read_first: Callable[[Any], None], *, reads_leaves: bool
+) -> tuple[LocalForm, Placement]:
+    """What this process supplies of each batch, and where batches go.
+
+    Args:
+      seed: of the keys that a transform gets.
+      read_first: writes one row into a tree of arrays.
+      reads_leaves: whether the source can read one leaf's rows and columns alone.
+    """
+    out = spec
+    if request.transform is not None:
+        row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
+        read_first(spec.tree(row))
+        out = transformed_spec(request.transform, spec, row)
+    rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed) for leaf in out.leaves])
+    batch = sharded_spec(rows, request.batch_size, request.sharding)
+    plans = Placement.of(batch).plans
+    mask, mask_at = None, 0
+    bad_rows = request.reading.bad_rows
+    if request.remainder == "pad" or bad_rows == "mask":
+        asker = 'remainder="pad"' if request.remainder == "pad" else 'Reading(bad_rows="mask")'
+        batch = _with_mask(batch, request.batch_size, asker)
+        mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
+        mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
+    rows_read = union_of_rows(plans)
+    is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
+    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
+    by_leaf = is_cut and reads_leaves and request.transform is None and bad_rows == "raise"
+    form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows)
+    return form, Placement.of(batch)
+
+
+def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:
+    """The spec of a batch with the leaf `valid` in it, which the argument `asker` asks for."""
+    # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
+    if type(batch) is not dict or VALID in batch or not all(isinstance(key, str) for key in batch):
+        found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
+        raise ValueError(
+            f"{asker} adds a leaf {VALID!r}, so the batch must be a plain dict of strings without that key: "
+            f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
+        )
+    return {**batch, VALID: mask_spec(batch, batch_size)}
+
+
+def _order_of(request: Request, source: RowSource) -> Order:
+    if isinstance(source, RecordSource) and isinstance(request.source, grain.MapDataset):
+        if request.order is not None and len(source) == sys.maxsize:
+            raise ValueError(
+                "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
+                "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
+            )
+        return request.order or Order(shuffle=False)
+    return request.order or Order()

@@ -1,0 +1,60 @@
+"""What a user asks a feed for, checked as far as it can be without looking at the source."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from feedline.cluster.cores import own_cores
+from feedline.loader.form import Transform
+from feedline.options import MOST, MOST_AHEAD, Order, Reading, checked_integer
+from feedline.order.schedule import REMAINDERS, Remainder
+
+_LEAST_THREADS, _MOST_THREADS = 2, 16
+"""By default. With one thread nothing would be read while a batch is placed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asks a feed for. See `Feed` for each."""
+
+    source: Any
+    batch_size: int
+    sharding: Any
+    order: Order | None
+    epochs: int | None
+    remainder: Remainder
+    reading: Reading
+    transform: Transform | None
+    prefetch: int
+
+    def checked(self) -> Request:
+        """The same, with plain integers.
+
+        Raises:
+          ValueError, TypeError: an argument is wrong.
+        """
+        if self.remainder not in REMAINDERS:
+            raise ValueError(f"remainder must be one of {REMAINDERS}, got {self.remainder!r}")
+        if self.order is not None and not isinstance(self.order, Order):
+            raise TypeError(f"order must be a feedline.Order or None, got {self.order!r}")
+        if not isinstance(self.reading, Reading):
+            raise TypeError(f"reading must be a feedline.Reading, got {self.reading!r}")
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
+        return dataclasses.replace(
+            self,
+            batch_size=checked_integer("batch_size", self.batch_size, at_least=1, at_most=MOST),
+            epochs=None
+            if self.epochs is None
+            else checked_integer("epochs", self.epochs, at_least=1, at_most=MOST),
+            prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MOST_AHEAD),
+        )
+
+    def resolved(self) -> Reading:
+        """The reading options with a number of threads: none where workers read, or all is synchronous."""
+        if not self.prefetch or self.reading.workers:
+            return dataclasses.replace(self.reading, threads=0)
+        if self.reading.threads is not None:
+            return self.reading
+        return dataclasses.replace(self.reading, threads=min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS))

@@ -1,0 +1,94 @@
+"""The read-only properties of a feed, and its `repr` in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import jax
+
+from feedline.options import Order, Reading
+from feedline.order.schedule import Remainder
+from feedline.pipeline.pipeline import Pipeline
+from feedline.pipeline.request import Request
+
+_LEAVES = 12
+"""So many are shown, at the most."""
+
+
+class Shown:
+    """The part of `Feed` that only reads. It works from any thread and on a closed feed, and never blocks."""
+
+    _pipeline: Pipeline
+    _request: Request
+    _delivered: Any
+    _closed: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the global batch."""
+        return self._request.batch_size
+
+    @property
+    def order(self) -> Order | None:
+        """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
+        return self._pipeline.way.order
+
+    @property
+    def epochs(self) -> int | None:
+        """Of one pass; None: endless."""
+        return self._request.epochs
+
+    @property
+    def remainder(self) -> Remainder:
+        """What becomes of rows that do not fill a batch: "drop", "pad" or "wrap"."""
+        return self._request.remainder
+
+    @property
+    def reading(self) -> Reading:
+        """The reading options, with the number of threads that was chosen."""
+        return self._pipeline.reading
+
+    @property
+    def prefetch(self) -> int:
+        """Placed batches that wait, at the most; 0: synchronous."""
+        return self._request.prefetch
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())
+        return f"<feedline.Feed: {facts or 'not built'}>"
+
+    def _repr_html_(self) -> str:
+        cell = '<td style="text-align: left">'
+        rows = (
+            f"<tr>{cell}{html.escape(name)}</td>{cell}{html.escape(fact)}</td></tr>"
+            for name, fact in self._facts()
+        )
+        return f"<table><caption>feedline.Feed</caption>{''.join(rows)}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Names and values, in words. Of a feed that could not be built there are none."""
+        if "_runs" not in vars(self):
+            return []
+        fingerprint, cursor = self._pipeline.fingerprint, self._pipeline.way.next_cursor(self._delivered.cursor)
+        rows = fingerprint["rows"]
+        return [
+            ("rows", f"of {fingerprint['format']}" if rows is None else f"{rows:,}"),
+            ("batch_size", f"{self.batch_size:,}"),
+            ("remainder", self.remainder),
+            ("epochs", "endless" if self.epochs is None else f"{self.epochs:,}"),
+            ("order", "its own" if self.order is None else repr(self.order)),
+            ("epoch", f"{cursor.epoch:,}"),
+            ("position", f"{cursor.position:,}" + (", closed" if self._closed else "")),
+            ("spec", _described(self._pipeline.placement.spec)),
+        ]
+
+
+def _described(spec: Any) -> str:
+    """The leaves of a batch, as in ``image: uint8[64, 28, 28], label: int32[64]``."""
+    leaves = jax.tree_util.tree_leaves_with_path(spec)
+    named = [
+        f"{jax.tree_util.keystr(path, simple=True, separator='.') or 'batch'}: {leaf.dtype.name}{list(leaf.shape)}"
+        for path, leaf in leaves[:_LEAVES]
+    ]
+    return ", ".join([*named, f"and {len(leaves) - _LEAVES} more"] if len(leaves) > _LEAVES else named)

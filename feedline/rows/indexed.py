@@ -1,0 +1,67 @@
+"""What the sources of feedline offer beyond a `RowSource`: one row by its index, and a description to look at."""
+
+from __future__ import annotations
+
+import html
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import jax
+import numpy as np
+
+from feedline.rows.row_source import RowSource
+
+_MOST_SHOWN = 8  # leaves of a row; of a table there may be thousands
+
+
+class IndexedSource(RowSource):
+    """A `RowSource` that Python can index, and that says what it holds.
+
+    `source[i]` makes it a source of `grain.MapDataset` as well. To fill a batch, `read` is many times as fast.
+    """
+
+    _paths: Sequence[str] = ()  # the files of the rows, as they were given
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """One row: a tree of NumPy arrays and scalars in memory of their own.
+
+        Raises:
+          IndexError: there is no such row. A negative index counts from the end.
+          TypeError: a slice, or anything else that is no integer.
+        """
+        try:
+            row = operator.index(index)
+        except TypeError as error:
+            raise TypeError(
+                f"source[i] is one row, got {index!r} for i; grain.MapDataset.source(source)[start:stop:step] has "
+                "several, read one by one, and a feed batches of them"
+            ) from error
+        count = len(self)
+        if not -count <= row < count:
+            raise IndexError(f"rows are 0 to {count - 1}, got {row}")
+        out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
+        self.read(np.array([row % count], np.int64), out)
+        return jax.tree.map(lambda array: array[0], out)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, as a table."""
+        rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts())
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """The number of rows, the leaves of a row, and the files."""
+        leaves = [
+            (jax.tree_util.keystr(path, simple=True, separator=".") or "row", f"{leaf.dtype}{list(leaf.shape)}")
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.spec)
+        ]
+        facts = [("rows", f"{len(self):,}"), *leaves[:_MOST_SHOWN]]
+        if len(leaves) > _MOST_SHOWN:
+            facts.append(("…", f"{len(leaves) - _MOST_SHOWN} more leaves"))
+        if self._paths:
+            more = f" … {self._paths[-1]}, {len(self._paths)} files" if len(self._paths) > 1 else ""
+            facts.append(("from", f"{self._paths[0]}{more}"))
+        return facts

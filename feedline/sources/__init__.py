@@ -1,0 +1,1 @@
+"""What rows are read from: arrays, files, Grain datasets, objects that return records, and lanes."""

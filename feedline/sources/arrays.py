@@ -1,0 +1,254 @@
+"""Rows of arrays, in memory or mapped from files: the columnar source."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.native.library import library
+from feedline.options import Order
+from feedline.order.compiled import Positions, epoch_order
+from feedline.order.epoch import rows_at
+from feedline.placement.plan import Columns
+from feedline.rows import digests
+from feedline.rows.indexed import IndexedSource
+from feedline.rows.shards import Indices
+from feedline.rows.spec import is_numeric
+from feedline.rows.values import as_array, is_in_memory, is_list
+from feedline.sources.fill import fill
+from feedline.sources.formats import arrow, files
+from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.row_gather import RowGather
+from feedline.sources.windows import windows
+
+Array = npt.NDArray[Any]
+_SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
+_MOST_OF_A_SHARD = 16
+_CHECKED_A_READ = 4  # files, at some 5 µs each: to check must not take as long as to copy
+
+
+class ArraySource(IndexedSource):
+    """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
+
+    Reads are thread-safe: they only copy out of arrays. Pickled, it carries paths and opens the
+    files again where it lands.
+
+    Args:
+      shards: each a path to a `.npy`, `.npz`, `.bin` or uncompressed Arrow file, or a tree of arrays and of
+        paths to `.npy` files, all of one structure. The source's rows are those of the first, then of the
+        second, and so on.
+      declared: what the files do not say.
+
+    Raises:
+      ValueError: no rows, or leaves, or shards that do not fit together.
+      TypeError: a leaf is neither an array nor a path, or its dtype is no number.
+
+    Example:
+      >>> source = ArraySource([{"x": np.arange(6).reshape(3, 2)}])
+      >>> out = {"x": np.empty((2, 2), np.int64)}
+      >>> source.read(np.array([2, 0]), out)
+      >>> out["x"].tolist()
+      [[4, 5], [0, 1]]
+    """
+
+    def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
+        self._given = list(shards)
+        self._declared = declared or Declared()
+        leaves = jax.tree.leaves(self._given)
+        self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
+        self._versions: dict[str, FileVersion] = {}
+        """Of the files that are open, by path."""
+        self._open()
+
+    def _open(self) -> None:
+        trees, names = [], []
+        for i, shard in enumerate(self._given):
+            opened = _as_trees(shard, self._declared, self._versions)
+            trees += opened
+            names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
+        self._turns = itertools.cycle(self._versions.items())
+        parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
+        self._leaves = list(zip(*parts, strict=True))
+        self._rows = sum(len(part[0]) for part in parts)
+        if self._rows == 0:
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
+        self._gathers = [RowGather(leaf) for leaf in self._leaves]
+        self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
+        self._check_files()
+        samples = min(_MOST_OF_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
+        sampled = [
+            [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
+        ]
+        return {"kind": "arrays", "shards": sampled}
+
+    @property
+    def picklable(self) -> bool:
+        """Whether worker processes can open it again: every leaf is a path."""
+        return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Write row rows[i] to index i of each leaf of `out`.
+
+        Raises:
+          FeedError: a file was written to or truncated.
+        """
+        self._check_files()
+        for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
+            gather.read(rows, (slice(None),) * (target.ndim - 1), target)
+
+    def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
+        self._check_files()
+        self._gathers[leaf].read(rows, columns, out)
+
+    def read_in_order(
+        self, order: Order, epoch: int, positions: Positions, cuts: Sequence[tuple[int, Columns, Array]]
+    ) -> Indices:
+        """As `read_leaf` for each (leaf, columns, out) of `cuts`, of the rows at some positions of an epoch.
+
+        With the C library that is one call, which computes which rows these are, too.
+
+        Returns:
+          int64[k]: the row at each position.
+        """
+        self._check_files()
+        if (compiled := library()) is not None:
+            copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+            made = [copy for copy in copies if copy is not None]
+            if len(made) == len(copies):
+                return fill(compiled, epoch_order(order, len(self), epoch), positions, made)
+        rows = rows_at(order, len(self), epoch, positions)
+        for leaf, columns, out in cuts:
+            self._gathers[leaf].read(rows, columns, out)
+        return rows
+
+    def close(self) -> None:
+        """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
+
+    def _check_files(self) -> None:
+        """Refuse files that were written to: of many files some are looked at in turn, so it stays cheap."""
+        for path, version in itertools.islice(self._turns, min(_CHECKED_A_READ, len(self._versions))):
+            version.check_held(path)
+
+    def __reduce__(self) -> Any:
+        return _opened_again, (self._given, self._declared, self._versions)
+
+
+def _opened_again(given: list[Any], declared: Declared, versions: dict[str, FileVersion]) -> ArraySource:
+    """A source as another process has it open. FeedError if a file has changed since."""
+    try:
+        return ArraySource(given, declared)
+    finally:  # also where it cannot be opened: that it changed is the better reason
+        for path, version in versions.items():
+            version.check(path)
+
+
+def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) -> list[Any]:
+    """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
+    if isinstance(shard, str | os.PathLike):
+        path = Path(shard)
+        if path.suffix in arrow.SUFFIXES:
+            if path.is_file():
+                versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
+            return arrow.mapped(path, declared)
+        arrays = _loaded(path, versions, declared.dtype)
+        shard = jax.tree_util.tree_map_with_path(
+            functools.partial(_checked, path), declared.named(arrays, str(path))
+        )
+    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
+    length = declared.window
+    if length is None:
+        return [tree]
+    return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
+
+
+def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
+    """The arrays of a file, whose version is added to `versions`."""
+    arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
+    return arrays
+
+
+def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
+    name = f"source{jax.tree_util.keystr(path)}"
+    file = None
+    if isinstance(leaf, str | os.PathLike):
+        file = Path(leaf)
+        array: Any = _loaded(Path(leaf), versions)
+        if not isinstance(array, np.ndarray):
+            raise ValueError(
+                f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
+            )
+    elif is_in_memory(leaf):
+        array = as_array(name, leaf)
+    elif is_list(leaf):
+        raise TypeError(
+            f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
+            "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with __len__ "
+            "and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
+        )
+    else:
+        raise TypeError(
+            f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
+            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
+            "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
+            "with __len__ and __getitem__"
+        )
+    return _checked(file, path, array)
+
+
+def _checked(file: Path | None, path: Any, array: Array) -> Array:
+    """A leaf that can be rows of numbers. It lies in `file`, or in memory."""
+    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
+    if array.ndim == 0:
+        raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
+    if not is_numeric(array.dtype):
+        raise TypeError(
+            f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
+            "numbers first (rows of different lengths make dtype object: pad them)"
+        )
+    return np.asarray(array)
+
+
+def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
+    """The leaves of a shard, which agree in length with each other and in form with the first shard."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if not leaves:
+        raise ValueError("a source must have at least one array, got an empty tree")
+    form: Any = jax.tree_util.tree_structure(tree)
+    if form != jax.tree_util.tree_structure(first):
+        raise ValueError(f"shards must have the same leaves; {name} has other ones than {first_name}")
+    lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
+        raise ValueError(
+            f"all leaves must have the same number of rows, but {told} in {name}; cut them to one length"
+        )
+    for (path, leaf), reference in zip(leaves, jax.tree_util.tree_leaves(first), strict=True):
+        if (leaf.dtype, leaf.shape[1:]) != (reference.dtype, reference.shape[1:]):
+            raise ValueError(
+                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; {name} has "
+                f"{leaf.dtype}{list(leaf.shape[1:])}, {first_name} {reference.dtype}{list(reference.shape[1:])}"
+            )
+    return [leaf for _, leaf in leaves]
+
+
+def _why_empty(declared: Declared, first: str) -> str:
+    if declared.window is None:
+        return f"arrays of length 0 in {first}"
+    return f"{first}, and no shard with {declared.window} elements, the length of a window; choose a shorter one"

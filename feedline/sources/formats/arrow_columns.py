@@ -1,0 +1,187 @@
+"""Arrow columns as NumPy rows: what Arrow files, Arrow streams and Parquet files have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.sources.formats import extras
+from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.grouped_file import Group
+from feedline.sources.formats.opening import is_a_folder
+
+Array = npt.NDArray[Any]
+Bytes = Callable[[Any], Array]
+"""`pyarrow.Buffer` → the same memory as uint8[n]."""
+
+
+def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
+    """A column as rows: views of its buffers, whose sizes are checked. Booleans and nulls are unpacked from bits.
+
+    Args:
+      column: a `pyarrow.Array` of which `row_of` knows the type.
+      label: says which column it is, in errors.
+      bytes_of: how the memory of a buffer is had; `np.frombuffer` if None.
+
+    Raises:
+      ValueError: a buffer is smaller than the rows that it should hold.
+    """
+    kind, count, types = column.type, len(column), extras.need("pyarrow", "arrow").types
+    if isinstance(kind, extras.need("pyarrow", "arrow").BaseExtensionType):
+        inner = rows_of(column.storage, label, bytes_of)
+        return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
+    validity, data = (*column.buffers(), None)[:2]
+    null = None
+    if validity is not None:
+        null = ~_bits(_bytes(validity, bytes_of), column.offset, count, label)
+    if types.is_fixed_size_list(kind):
+        start, stop = (place * kind.list_size for place in (column.offset, column.offset + count))
+        inner = rows_of(column.values, label, bytes_of)
+        values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
+        within = None
+        if inner.null is not None:
+            within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
+        return Group(values, _any_null(null, within))
+    row = row_of(kind, label)
+    found = _bytes(data, bytes_of)
+    if types.is_boolean(kind):
+        return Group(_bits(found, column.offset, count, label), _any_null(null, None))
+    size = row.dtype.itemsize * int(np.prod(row.shape, dtype=np.int64))
+    found = found[column.offset * size : (column.offset + count) * size]
+    _check_size(found, count * size, label)
+    return Group(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
+
+
+def _bytes(buffer: Any, bytes_of: Bytes | None) -> Array:
+    if buffer is None or buffer.size == 0:  # of no rows
+        return np.empty(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8) if bytes_of is None else bytes_of(buffer)
+
+
+def _bits(packed: Array, offset: int, count: int, label: str) -> npt.NDArray[np.bool_]:
+    """`count` booleans from bit `offset` on."""
+    unpacked = np.unpackbits(packed[offset // 8 : -(-(offset + count) // 8)], bitorder="little")
+    bits = unpacked[offset % 8 :][:count].view(np.bool_)
+    _check_size(bits, count, label)
+    return bits
+
+
+def _check_size(found: Array, promised: int, label: str) -> None:
+    if found.nbytes != promised:
+        raise ValueError(
+            f"{label}: a buffer must hold the rows that the metadata promises, {promised} bytes, and it has "
+            f"{found.nbytes}; the file is damaged, write it again"
+        )
+
+
+def _any_null(
+    first: npt.NDArray[np.bool_] | None, second: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.bool_] | None:
+    """Which rows hold a null in one of two places; None if none does."""
+    null = second if first is None else first if second is None else first | second
+    return null if null is not None and null.any() else None
+
+
+def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one row of a column of that `pyarrow.DataType`.
+
+    Raises:
+      TypeError: its rows are no numbers, or differ in length.
+    """
+    pyarrow = extras.need("pyarrow", "arrow")
+    types = pyarrow.types
+    if isinstance(kind, pyarrow.FixedShapeTensorType) and kind.permutation in (
+        None,
+        sorted(kind.permutation or []),
+    ):
+        return jax.ShapeDtypeStruct(tuple(kind.shape), row_of(kind.value_type, label).dtype)
+    if types.is_fixed_size_binary(kind):
+        return jax.ShapeDtypeStruct((kind.byte_width,), np.dtype(np.uint8))
+    if types.is_fixed_size_list(kind):
+        inner = row_of(kind.value_type, label)
+        return jax.ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
+    if types.is_boolean(kind):
+        return jax.ShapeDtypeStruct((), np.dtype(np.bool_))
+    if types.is_integer(kind) or types.is_floating(kind):
+        letter = "f" if types.is_floating(kind) else "i" if types.is_signed_integer(kind) else "u"
+        return jax.ShapeDtypeStruct((), np.dtype(f"{letter}{kind.bit_width // 8}"))
+    raise TypeError(
+        f"{label} must have rows of one size that are numbers, got {kind}; {_way_out(kind, types)}, and write the "
+        "file again, or leave the column out with columns=[...]"
+    )
+
+
+def _way_out(kind: Any, types: Any) -> str:
+    """How a column of another type becomes numbers."""
+    if types.is_dictionary(kind):
+        return "take its codes: column.combine_chunks().indices"
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices"
+    if types.is_date32(kind) or types.is_time32(kind):
+        return "cast it: column.cast(pyarrow.int32())"
+    if types.is_temporal(kind):
+        return "cast it: column.cast(pyarrow.int64())"
+    if types.is_decimal(kind):
+        return "cast it: column.cast(pyarrow.float64())"
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return "cast bytes of one length: column.cast(pyarrow.binary(length)), or decode others"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first"
+    if types.is_struct(kind):
+        return "flatten it: table.flatten()"
+    return "cast it to numbers"
+
+
+def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """The spec of the chosen columns of a file.
+
+    Raises:
+      ValueError, TypeError: a column is missing, occurs twice, or has no numbers of one size.
+    """
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    if not names:
+        raise ValueError(f"a file of rows must have columns, and {path} has none; write it again")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
+    spec = {
+        name: row_of(schema.field(name).type, f"column {name!r} of {path}")
+        for name in declared.chosen(names, str(path))
+    }
+    for name, row in spec.items():
+        if min(row.shape, default=0) < 0:
+            raise ValueError(f"column {name!r} of {path} has rows of shape {row.shape}; the file is damaged")
+    return spec
+
+
+@contextlib.contextmanager
+def naming(path: Path, form: str, way_out: str) -> Iterator[None]:
+    """Turns the errors of pyarrow, which mostly name no file, into ones that do.
+
+    Args:
+      path: of the file.
+      form: what it should be.
+      way_out: a change that works.
+    """
+    pyarrow = extras.need("pyarrow", "arrow")
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}; check the path") from None
+    except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
+        if path.is_dir():
+            raise is_a_folder(path) from None
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
+        raise ValueError(
+            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {way_out}"
+        ) from error

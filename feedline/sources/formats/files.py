@@ -1,0 +1,104 @@
+"""`.npy`, `.npz` and raw binary files as arrays, mapped into memory wherever the format allows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.sources.formats import npz
+from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.mapped_file import MappedFile
+from feedline.sources.formats.npy import read_header
+from feedline.sources.formats.opening import opening
+
+Array = npt.NDArray[Any]
+SUFFIXES = (".npy", ".npz", ".bin")
+_WRITERS = {".npy": "numpy.save", ".npz": "numpy.savez", ".bin": "ndarray.tofile"}
+_LOST_DTYPES = {1: "float8_e4m3fn", 2: "bfloat16"}  # of that many bytes: the most usual one
+
+
+class Loaded(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+      arrays: an array, or a dict of arrays by name.
+      version: of the file, which must be checked before they are read.
+    """
+
+    arrays: Any
+    version: FileVersion
+
+
+def load(path: Path, dtype: Any = None) -> Loaded:
+    """The array of a `.npy` file, the arrays of a `.npz` file by name, or a `.bin` file as elements of `dtype`.
+
+    A `.npy` file and the stored members of a `.npz` file (`numpy.savez`) are mapped: their rows are
+    read from disk when they are asked for. Compressed members (`numpy.savez_compressed`) are read whole.
+    A `.bin` file is mapped. Records (a structured dtype) become a dict of their fields.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is truncated, damaged, no such file, holds Python objects, or is raw and `dtype` is None.
+      TypeError: its elements are bytes whose dtype `numpy.save` has lost.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"a file of arrays ends in {', '.join(SUFFIXES)}, got {path}; convert it with numpy.save")
+    with opening(path) as opened:
+        try:
+            file = MappedFile(opened)
+            if path.suffix == ".npz":
+                arrays: Any = npz.read_members(file, opened)
+            elif path.suffix == ".npy":
+                arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
+            else:
+                arrays = _raw(file, dtype)
+        except ValueError as error:
+            raise ValueError(
+                f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "
+                f"another format; write it again with {_WRITERS[path.suffix]}"
+            ) from error
+    if path.suffix != ".bin":
+        for name, array in (arrays if isinstance(arrays, dict) else {"": arrays}).items():
+            _check_dtype(path, name, array)
+    return Loaded(arrays if isinstance(arrays, dict) else fields(arrays), file.version)
+
+
+def _check_dtype(path: Path, name: str, array: Array) -> None:
+    """Refuse elements of raw bytes: as those `numpy.save` writes dtypes that are not NumPy's own."""
+    dtype = array.dtype
+    inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
+    lost = next((dtype for dtype in inner if dtype.base.kind == "V" and dtype.base.names is None), None)
+    if lost is None:
+        return
+    guess = f"ml_dtypes.{_LOST_DTYPES.get(lost.itemsize, 'bfloat16')}"
+    row = guess if array.ndim == 1 else f"np.dtype(({guess}, {array.shape[1:]}))"
+    raise TypeError(
+        f"{path}{name and ': '}{name}: elements of {lost.itemsize} bytes have lost their dtype: numpy.save knows "
+        "NumPy's own dtypes alone, and not bfloat16 or float8. Write array.tofile('x.bin'), and open it with "
+        f"feedline.open_source('x.bin', dtype={row})"
+    )
+
+
+def _raw(file: MappedFile, dtype: Any) -> Array:
+    """A file that is nothing but elements of one dtype."""
+    if dtype is None:
+        raise ValueError("raw bytes do not say what they are; feedline.open_source(path, dtype=...) does")
+    size = len(file.bytes)
+    if size % dtype.itemsize:
+        raise ValueError(f"it has {size} bytes, no multiple of the {dtype.itemsize} that one {dtype} takes")
+    return np.ndarray(size // dtype.itemsize, dtype, file.bytes)
+
+
+def fields(array: Array) -> Any:
+    """An array of records as a dict of its fields, which are views; any other array as it is.
+
+    Example:
+      >>> fields(np.zeros(2, [("x", np.uint8, (3,)), ("y", np.int32)]))["x"].shape
+      (2, 3)
+    """
+    if array.dtype.names is None:
+        return array
+    return {name: fields(array[name]) for name in array.dtype.names}

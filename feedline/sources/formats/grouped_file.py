@@ -1,0 +1,94 @@
+"""What a file of rows in groups gives to a `GroupSource`, and the checks of what its metadata promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.rows.shards import EvenLengths, Lengths, rows_in
+
+Array = npt.NDArray[Any]
+_MOST_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
+
+
+class Group(NamedTuple):
+    """The rows of one group.
+
+    Attributes:
+      values: [k, *row shape], contiguous.
+      null: bool[k], True for rows that hold a null, whose values mean nothing; None if there are none.
+    """
+
+    values: Array
+    null: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
+
+
+class GroupedFile(NamedTuple):
+    """What one file holds. Leaves are counted in the order in which JAX flattens `spec`.
+
+    Attributes:
+      spec: tree of `jax.ShapeDtypeStruct`, of one row.
+      lengths: for each leaf, the rows of each of its groups.
+      read: (leaf, group) → its rows, which are then checked against spec and lengths. Called from many threads.
+        FeedError if the file is not what it was.
+      identity: (of_good) → what tells this data from other data, as JSON values, without a path. A row that it
+        samples and that cannot be read is a RowError, or, if `of_good`, counts as such.
+    """
+
+    spec: Any
+    lengths: Sequence[Lengths]
+    read: Callable[[int, int], Group]
+    identity: Callable[[bool], Any]
+
+
+def check_group(group: Group, length: int, row: Any) -> None:
+    """Refuse a group that does not hold the rows that the metadata of its file promised.
+
+    Raises:
+      ValueError: other rows, or not contiguous.
+    """
+    found = (group.values.dtype, group.values.shape)
+    promised = (row.dtype, (length, *row.shape))
+    if found != promised or not group.values.flags.c_contiguous:
+        raise ValueError(
+            f"a group must hold the rows that the file's metadata promises, {promised[0]}{list(promised[1])}, and "
+            f"it holds {found[0]}{list(found[1])}; the file is damaged, write it again"
+        )
+
+
+def check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str) -> None:
+    """Refuse a file whose rows have another form than those of the first, or that cannot have so many.
+
+    Raises:
+      ValueError: it does not fit.
+    """
+    forms = [
+        {
+            jax.tree_util.keystr(at): (str(leaf.dtype), leaf.shape)
+            for at, leaf in jax.tree_util.tree_leaves_with_path(held.spec)
+        }
+        for held in (file, first)
+    ]
+    if forms[0] != forms[1]:
+        raise ValueError(
+            f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
+            "choose columns=[...] that they share, or write them again"
+        )
+    if any(not isinstance(groups, EvenLengths) and min(groups, default=0) < 0 for groups in file.lengths):
+        raise ValueError(
+            f"a group must have 0 rows or more, and the metadata of {path} promises fewer; write it again"
+        )
+    totals = {rows_in(groups) for groups in file.lengths}
+    if max(totals, default=0) > _MOST_ROWS:
+        raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
+    if len(totals) > 1:
+        raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")

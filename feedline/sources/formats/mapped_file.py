@@ -1,0 +1,39 @@
+"""A file mapped into memory, and arrays that are views of it."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.npy import Header
+
+
+class MappedFile:
+    """All bytes of a file, read from disk when they are used. It keeps one file descriptor open.
+
+    A file that is replaced or deleted stays mapped, and its bytes stay what they were. One that is written to
+    changes under the reader, and to touch bytes that a truncation took away ends the process (SIGBUS): so
+    `version.check_held` belongs before each read.
+
+    Args:
+      opened: the file; it may be closed afterwards.
+
+    Attributes:
+      version: of the file that is mapped.
+      bytes: read-only; arrays may be views of it.
+    """
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self.version = FileVersion.of_open(opened.fileno())
+        if self.version.size_bytes == 0:
+            self.bytes: mmap.mmap | bytes = b""  # nothing can be mapped
+        else:
+            self.bytes = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
+        """The array of a `.npy` that begins at byte `offset`: a view."""
+        return np.ndarray(header.shape, header.dtype, self.bytes, offset + header.start, order=header.order)

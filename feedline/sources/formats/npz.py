@@ -1,0 +1,91 @@
+"""The `.npz` format: a zip archive of `.npy` members, which are mapped where they are not compressed."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.sources.formats.mapped_file import MappedFile
+from feedline.sources.formats.npy import MOST_HEADER_BYTES, read_header
+
+Array = npt.NDArray[Any]
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a member: signature, the lengths of its name and extra field
+_SIGNATURE = b"PK\x03\x04"
+_ENCRYPTED = 1  # bit of the flags of a member
+_CHUNK_BYTES = 1 << 20
+
+
+def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
+    """The arrays of a `.npz`, by name.
+
+    Args:
+      file: its bytes.
+      opened: the same file, to read from.
+
+    Raises:
+      ValueError: it is damaged, encrypted, has no members or two of one name; it names the member.
+    """
+    arrays: dict[str, Array] = {}
+    with _archive(opened) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"its members must have different names, and two are called {name!r}")
+            try:
+                arrays[name] = _member(file, archive, member)
+            except Exception as error:  # of many types, by zipfile and what decompresses for it
+                raise ValueError(f"its member {name!r}: {error or type(error).__name__}") from error
+    if not arrays:
+        raise ValueError("it holds no arrays")
+    return arrays
+
+
+def _archive(opened: BinaryIO) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(opened)
+    except Exception as error:  # of many types, where its directory is damaged
+        raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
+
+
+def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    if member.flag_bits & _ENCRYPTED:
+        raise ValueError("it is encrypted; write it without a password")
+    if member.compress_type == zipfile.ZIP_STORED:
+        return _stored(file, member)
+    with archive.open(member) as stream:
+        header = read_header(stream.read, member.file_size)
+        array = np.empty(header.shape, header.dtype, header.order)
+        filled = array.reshape(-1, order="A").view(np.uint8)
+        at = 0
+        while piece := stream.read(
+            min(_CHUNK_BYTES, filled.nbytes - at) or 1
+        ):  # at its end the checksum is compared
+            if at + len(piece) > filled.nbytes:
+                break  # numpy.load takes no notice of what follows, either
+            filled[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
+    if at < filled.nbytes:
+        raise ValueError(f"its header promises {filled.nbytes} bytes of elements, and there are {at}")
+    return array
+
+
+def _stored(file: MappedFile, member: zipfile.ZipInfo) -> Array:
+    """A member that is not compressed: a view of the file."""
+    start = member.header_offset + _LOCAL_HEADER.size
+    local = file.bytes[member.header_offset : start]
+    if len(local) < _LOCAL_HEADER.size or not local.startswith(_SIGNATURE):
+        raise ValueError("the archive's directory leads to a place where no member is")
+    _, name, extra = _LOCAL_HEADER.unpack(local)
+    start += name + extra
+    end = start + member.file_size
+    if end > len(file.bytes):
+        raise ValueError(f"it ends at byte {end}, and the file has {len(file.bytes)}")
+    header = read_header(
+        io.BytesIO(file.bytes[start : min(end, start + MOST_HEADER_BYTES)]).read, member.file_size
+    )
+    return file.array(header, start)

@@ -1,0 +1,51 @@
+"""Parquet files as groups of rows: a column of a row group is read at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feedline.rows import digests
+from feedline.sources.formats import extras
+from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
+from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.grouped_file import Group, GroupedFile
+
+
+def grouped(path: Path, declared: Declared) -> GroupedFile:
+    """The row groups of a file.
+
+    Raises:
+      FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
+    """
+    parquet = extras.need("pyarrow.parquet", "parquet")
+
+    def opened(**options: Any) -> Any:
+        # read, not mapped: a disk that fails is an error, and no SIGBUS
+        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **options)
+
+    with naming(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
+        metadata, schema = file.metadata, file.schema_arrow
+    spec = spec_of(schema, declared, path)
+    names = sorted(spec)
+    lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+    def read(leaf: int, group: int) -> Group:
+        # a reader is not for many threads; with the footer parsed already a new one is cheap
+        with opened(metadata=metadata) as reader:
+            column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
+        return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
+
+    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
+
+
+def _joined(parts: list[Group]) -> Group:
+    """The chunks of a column as one group."""
+    if len(parts) == 1:
+        return parts[0]
+    null = None
+    if any(part.null is not None for part in parts):
+        null = np.concatenate([np.zeros(len(p.values), bool) if p.null is None else p.null for p in parts])
+    return Group(np.concatenate([part.values for part in parts]), null)

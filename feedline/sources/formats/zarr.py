@@ -1,0 +1,161 @@
+"""Zarr arrays and groups on a local disk as groups of rows: a row of chunks is read at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from feedline.errors import FeedError, RowError
+from feedline.rows import digests
+from feedline.rows.shards import EvenLengths
+from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.zarr_array import ZarrArray, read_metadata
+
+_MARKS = ("zarr.json", ".zarray", ".zgroup")
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether a directory is a Zarr array or group, of version 2 or 3."""
+    return any((path / mark).is_file() for mark in _MARKS)
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What a folder was: the versions of its metadata files, and its identity once somebody asked for it."""
+
+    versions: dict[Path, FileVersion]
+    identity: list[Any] | None = None
+
+
+class Folders:
+    """Opens Zarr folders, and remembers what they were, also in the worker processes that it is pickled to.
+
+    A folder that is opened again must have the same metadata files, and the same rows where its identity samples
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, _Seen] = {}
+
+    def __call__(self, path: Path, declared: Declared) -> GroupedFile:
+        """The chunks of an array, or of the arrays of a group as a dict, along their first axis.
+
+        Raises:
+          FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
+          FeedError: it was opened before, and has changed since.
+        """
+        seen = self._seen.get(path)
+        try:
+            tree = _opened(path, declared)
+        finally:  # also where it cannot be opened: that it changed is the better reason
+            for metadata, version in seen.versions.items() if seen else ():
+                version.check(metadata)
+        arrays: list[ZarrArray] = jax.tree_util.tree_leaves(tree)
+
+        def identity(of_good: bool) -> list[Any]:
+            failures: list[RowError] = []
+            known = [_sampled(array, failures) for array in arrays]
+            self._seen[path].identity = known
+            if failures and not of_good:
+                raise failures[0]
+            return known
+
+        if seen is None:
+            self._seen[path] = _Seen({array.metadata: array.version for array in arrays})
+        elif (before := seen.identity) is not None and identity(of_good=True) != before:
+            raise FeedError(
+                "the chunks of a Zarr array must not change while a feed reads it, and rows sampled when "
+                "the feed was built differ now. Write new data to a new path, and build a new feed",
+                stage="read",
+                file=str(path),
+            )
+        return GroupedFile(
+            jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
+            [EvenLengths(array.shape[0], array.height) for array in arrays],
+            lambda leaf, group: Group(arrays[leaf].chunks(group)),
+            identity,
+        )
+
+
+def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
+    """A digest of some rows; an error of one that cannot be read is added to `failures`."""
+
+    def row_at(row: int) -> Any:
+        try:
+            return array.row(row)
+        except RowError as error:
+            failures.append(error)
+            return np.empty(0, np.uint8)
+
+    return digests.of_rows(array.dtype, array.shape, row_at)
+
+
+def _opened(path: Path, declared: Declared) -> Any:
+    """An open array, under a name if it is given one, or a dict of those of a group."""
+    if not is_zarr(path):
+        raise FileNotFoundError(
+            f"{path} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
+        )
+    fill = declared.missing_chunks == "fill"
+    return declared.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, declared)
+
+
+def _group(path: Path, fill: bool, declared: Declared) -> dict[str, Any]:
+    """The chosen arrays of a group, open; groups may lie in groups, as dicts in the dict.
+
+    Raises:
+      ValueError: they are no columns with one number of rows; it lists them, and names some that are.
+    """
+    members = _members(path)
+    opened: dict[str, Any] = {}
+    found: dict[str, str] = {}
+    for name in declared.chosen(list(members), str(path)) if members else []:
+        try:
+            opened[name] = _tree(members[name], fill)
+        except (ValueError, TypeError) as error:
+            found[name] = str(error)
+    lengths = {name: {array.shape[0] for array in jax.tree.leaves(tree)} for name, tree in opened.items()}
+    if not found and len(set[int]().union(*lengths.values())) == 1:
+        return opened
+    arrays = {name: jax.tree.leaves(tree) for name, tree in opened.items() if jax.tree.leaves(tree)}
+    if not arrays and not found:
+        raise ValueError(f"a Zarr group must have at least one array, {path} has none")
+    found |= {name: f"{' or '.join(map(str, sorted(lengths[name])))} rows" for name in arrays}
+    told = ", ".join(f"{name} ({found[name]})" for name in sorted(found))
+    if not arrays:
+        raise ValueError(f"none of the arrays of {path} can be read as rows: {told}")
+    largest = max(itertools.chain(*arrays.values()), key=lambda array: math.prod(array.shape)).shape[0]
+    fitting = [name for name in sorted(arrays) if lengths[name] == {largest}]
+    raise ValueError(
+        f"the arrays of a Zarr group must have the same number of rows, {path} has {told}; choose those that "
+        f"belong together: columns={fitting}"
+    )
+
+
+def _tree(path: Path, fill: bool) -> Any:
+    """An open array, or a dict of those of a group."""
+    if _is_array(path):
+        return ZarrArray(path, fill)
+    return {name: _tree(member, fill) for name, member in _members(path).items()}
+
+
+def _members(path: Path) -> dict[str, Path]:
+    """The arrays and groups that lie in a group, by name."""
+    return {child.name: child for child in sorted(path.iterdir()) if child.is_dir() and is_zarr(child)}
+
+
+def _is_array(path: Path) -> bool:
+    if not (path / "zarr.json").is_file():
+        return (path / ".zarray").is_file()
+    kind = read_metadata(path / "zarr.json").get("node_type")
+    if kind not in ("array", "group"):
+        raise ValueError(f"{path / 'zarr.json'}: node_type must be array or group, got {kind!r}; write it again")
+    return bool(kind == "array")

@@ -1,0 +1,207 @@
+"""Which source a path or a user's object becomes."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import grain
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.errors import FeedError, RowError
+from feedline.rows.indexed import IndexedSource
+from feedline.rows.row_source import RowSource, is_row_source, why_none
+from feedline.rows.values import is_in_memory, is_list, is_table
+from feedline.sources.arrays import ArraySource
+from feedline.sources.formats import array_record, arrow, parquet, zarr
+from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.formats.declared import CACHE_BYTES, Declared, Decode
+from feedline.sources.groups import GroupSource
+from feedline.sources.lanes import Lanes
+from feedline.sources.records import RecordSource
+
+
+class _Format(NamedTuple):
+    open: Callable[[list[str], Declared], IndexedSource]
+    takes: frozenset[str]
+
+
+def _open_arrow(paths: list[str], declared: Declared) -> IndexedSource:
+    if all(arrow.is_mapped(Path(path), declared) for path in paths):
+        return ArraySource(paths, declared)
+    return GroupSource(arrow.grouped, paths, declared)
+
+
+_ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
+_RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
+_GROUPED = frozenset({"columns", "cache_bytes"})
+_FORMATS = {
+    ".npy": _ARRAYS,
+    ".npz": _ARRAYS,
+    ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
+    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
+    ".parquet": _Format(lambda paths, declared: GroupSource(parquet.grouped, paths, declared), _GROUPED),
+    **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
+    ".zarr": _Format(
+        lambda paths, declared: GroupSource(zarr.Folders(), paths, declared), _GROUPED | {"missing_chunks"}
+    ),
+}
+
+
+def open_source(
+    path_or_glob: str | bytes | os.PathLike[str],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    window: int | None = None,
+    stride: int | None = None,
+    columns: Sequence[str] | None = None,
+    decode: Decode | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    missing_chunks: Literal["error", "fill"] = "error",
+) -> IndexedSource:
+    """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
+
+    The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
+    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
+
+    Args:
+      path_or_glob: of a file, or a glob of files of one format, whose rows follow each other.
+      dtype: what one element of a `.bin` file, or one ArrayRecord record, is. A structured dtype gives a
+        dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
+      window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
+        never cross the border of a file; elements after the last whole window are left out.
+      stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
+        that follow each other. Smaller ones overlap.
+      columns: the names of the leaves to read; None: all. One array without a name gets the one given here.
+      decode: for ArrayRecord records that are no dtype: (list of k records as bytes) → tree of arrays whose
+        first axes are k. Called from many threads; record i decides row i alone. With workers it must pickle.
+      cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
+        batches, Zarr chunks), which are read whole. To read each once, it must hold what a stretch of the order
+        touches: for a blocked order window × bytes of a block. One larger group is kept alone; a thread that
+        reads a batch holds its groups besides, up to as many bytes.
+      missing_chunks: of a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
+        (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a chunk that
+        was lost cannot be told from one that was left out.
+
+    Raises:
+      FileNotFoundError: no such file, or no match.
+      ValueError: truncated, another format, files that do not fit together, or an option of another format.
+      TypeError: a column is no number.
+      ImportError: the format needs a library that is not installed; it says which line installs it.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> for shard in range(2):
+      ...     np.arange(10, dtype=np.uint16).tofile(folder / f"tokens-{shard}.bin")
+      >>> source = open_source(folder / "tokens-*.bin", dtype=np.uint16, window=5, stride=4)
+      >>> len(source), source.spec
+      (4, ShapeDtypeStruct(shape=(5,), dtype=uint16))
+      >>> source[-1]
+      array([4, 5, 6, 7, 8], dtype=uint16)
+    """
+    declared = Declared(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
+    paths = _matches(os.fsdecode(path_or_glob))
+    suffixes = sorted({_suffix(path) for path in paths})
+    if len(suffixes) > 1:
+        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
+    if suffixes[0] not in _FORMATS:
+        raise ValueError(
+            f"files of rows end in {', '.join(_FORMATS)}, got {paths[0]}; rename or convert it, "
+            "or write a RowSource"
+        )
+    form = _FORMATS[suffixes[0]]
+    for option in sorted(declared.given() - form.takes):
+        takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
+        raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
+    return form.open(paths, declared)
+
+
+def _matches(name: str) -> list[str]:
+    if not glob.has_magic(name) or Path(name).exists():
+        return [name]
+    matches = sorted(glob.glob(name, recursive=True))
+    if not matches:
+        raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
+    return matches
+
+
+def _suffix(path: str) -> str:
+    return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
+
+
+def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
+    """The `RowSource` that reads what the user gave; a stream, which has no random access, stays as it is.
+
+    Raises:
+      TypeError: nothing that rows can be read from.
+    """
+    if isinstance(source, grain.IterDataset | Lanes):
+        return source
+    if isinstance(source, type):
+        raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
+    if isinstance(source, grain.MapDataset):
+        return RecordSource(source)
+    if isinstance(source, str | bytes | os.PathLike):
+        return open_source(source)
+    if is_row_source(source):
+        return source
+    if is_table(source):
+        raise TypeError(
+            f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
+            "{name: table[name].to_numpy() for name in names}"
+        )
+    # of dict and tuple there are subclasses that are no trees for JAX, and may be data sets
+    is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
+    if is_tree or is_list(source) or is_in_memory(source):
+        return ArraySource([source])
+    if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
+        return _of_records(source)
+    if jax.tree_util.all_leaves([source]):
+        raise TypeError(why_none(source))
+    return ArraySource([source])
+
+
+def _of_records(source: Any) -> RecordSource:
+    """The rows of an object with `__len__` and `__getitem__`.
+
+    Raises:
+      TypeError: it has names in place of rows.
+    """
+    try:
+        return RecordSource(grain.MapDataset.source(source))
+    except RowError as error:
+        if not callable(getattr(source, "keys", None)):
+            raise
+        raise TypeError(
+            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass one, "
+            "source[name], or all in memory, {name: source[name][...] for name in source}, or the path of a .npz "
+            "or .zarr"
+        ) from error
+
+
+def read_first(source: RowSource, out: Any) -> None:
+    """Read the row that a transform is given when a feed is built.
+
+    Args:
+      out: as of `RowSource.read`.
+
+    Raises:
+      RowError: it cannot be read.
+    """
+    try:
+        source.read(np.zeros(1, np.int64), out)
+    except FeedError:
+        raise
+    except Exception as error:
+        raise RowError(
+            "a transform is given the first row when the feed is built, to learn its spec, and "
+            f"{type(source).__name__} failed to read it with {type(error).__name__}: {error}",
+            stage="read",
+            row=0,
+        ) from error

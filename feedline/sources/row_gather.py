@@ -1,0 +1,91 @@
+"""Rows of arrays that follow each other, copied into a batch: by the C library if it was built, else by NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.native.gather import Copy, Segments
+from feedline.native.library import library
+from feedline.placement.plan import Columns
+from feedline.rows.shards import Indices, Shards
+from feedline.sources.scattered import Scattered
+
+Array = npt.NDArray[Any]
+
+
+class RowGather:
+    """The rows of arrays of one dtype and row shape, those of the first array first.
+
+    Reads are thread-safe. Rows are checked against each array's length, and memory outside of the arrays is never
+    addressed.
+
+    Args:
+      parts: the arrays, which are kept alive; anywhere in memory, with any strides.
+
+    Example:
+      >>> rows = RowGather([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
+      >>> out = np.empty((2, 1), int)
+      >>> rows.read(np.array([3, 2]), (slice(1, 2),), out)
+      >>> out.tolist()
+      [[7], [5]]
+    """
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        compiled, filled = library(), [part for part in parts if len(part)]
+        self._by_c: tuple[ctypes.CDLL, Segments] | None = None
+        self._by_numpy: _ByNumPy | None = None
+        if compiled is not None and filled and all(part[0].flags.c_contiguous for part in filled):
+            self._by_c = compiled, Segments(filled)
+        else:
+            self._by_numpy = _ByNumPy(parts)
+
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of row rows[i] to out[i], which may be strided.
+
+        Raises:
+          IndexError: there is no such row.
+        """
+        if self._by_c is not None:
+            compiled, segments = self._by_c
+            segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
+        elif self._by_numpy is not None:
+            self._by_numpy.read(rows, columns, out)
+
+    def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
+        """The copy of the `columns` of some `count` rows to `out`, to be made by C; None: C cannot make it."""
+        return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
+
+
+class _ByNumPy:
+    """What `RowGather` does where the library was not built, or where rows are not contiguous."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._shards = Shards([len(part) for part in parts])
+        self._scattered = Scattered(parts) if len(self._shards) and Scattered.fits(parts) else None
+
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        if self._scattered is None:
+            for shard, local, places in self._shards.split(rows):
+                out[places] = _picked(self._parts[shard], local, columns)
+        elif len(self._parts) == 1:
+            self._shards.check(rows)
+            self._scattered.read(None, rows, columns, out)
+        else:
+            part = self._shards.of(rows)
+            self._scattered.read(part, rows - self._shards.firsts.take(part), columns, out)
+
+
+def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
+    """array[rows] cut to columns, where rows are not contiguous (np.take would copy the whole array first)."""
+    if all(isinstance(column, slice) for column in columns):
+        return array[(slice(None), *columns)][rows]
+    part = array[rows]
+    for axis, column in enumerate(columns, start=1):
+        part = part[(slice(None),) * axis + (column,)]
+    return part

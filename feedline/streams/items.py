@@ -1,0 +1,71 @@
+"""Items of a stream into the buffers of a batch, with the first item in the place of those that are bad."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from feedline.errors import RowError
+from feedline.loader.buffers import Buffers
+from feedline.loader.form import LocalForm
+from feedline.order.schedule import Places
+from feedline.rows.bad_rows import BadRow, failing, raise_located
+from feedline.rows.record_leaves import write_record
+from feedline.rows.spec import RowSpec
+
+
+def write_items(
+    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], places: Places, buffers: Buffers
+) -> tuple[float, list[BadRow]]:
+    """Write what this process supplies of a batch.
+
+    Args:
+      form: of the batch.
+      spec: of an item.
+      first: the stream's first item, which stands in for bad ones: no process has the items of the others, but
+        each has that one, wherever it resumed.
+      items: of the rows `form.rows`.
+      places: of the same rows. Positions pass for row indices.
+      buffers: where to.
+
+    Returns:
+      When the last item had been written and the transform began, by `time.perf_counter`; and the bad rows, but
+      for padding, which repeats items.
+
+    Raises:
+      RowError: an item is bad, and none is to stand in for it.
+    """
+    records = list(items)
+    written = 0.0
+
+    def write(here: slice) -> None:
+        nonlocal written
+        for i in range(here.start, here.stop):
+            try:
+                write_record(records[i], spec, buffers.read, i)
+            except (TypeError, ValueError, OverflowError) as error:
+                told = f"every item must have the form of the first: {error}"
+                raise RowError(told, stage="read", row=int(places.position[i])) from error
+        written = time.perf_counter()
+        part = places.part(here)
+        form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
+
+    bad: list[BadRow] = []
+    try:
+        write(slice(0, len(records)))
+    except RowError as error:
+        if form.bad_rows == "raise":
+            raise_located(write, places, places.position, error)
+        for i, failure in failing(write, places.position, error):
+            position = int(places.position[i])
+            failure.locate(position, int(places.epoch[i]), position)
+            records[i] = first
+            try:
+                write(slice(i, i + 1))
+            except RowError as again:
+                again.locate(position, int(places.epoch[i]), position)
+                raise
+            if places.valid[i]:
+                bad.append(BadRow.of(failure, int(form.rows[i]), substitute=0))
+    return written, bad

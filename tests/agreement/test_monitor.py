@@ -1,0 +1,198 @@
+"""The failure of one process ends the others, wherever they wait, and a normal end ends nobody."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feedline.cluster.launch import _reserved_port
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("failing.py")
+ABORT_AFTER_S = 0.5
+PROMISED_S = 10.0  # after that
+DEADLINE_S = 60
+FAIL = ("raises", "unreadable", "exits", "interrupted", "killed")
+ENVIRON = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
+
+
+class Ended:
+    """How each process ended: its exit code and what it wrote, and how long after the failure the last did."""
+
+    def __init__(self, codes, out, err, took_s):
+        self.codes, self.out, self.err, self.took_s = codes, out, err, took_s
+
+
+def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
+    """Runs one process for each role; those that fail do so once the others wait."""
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(_reserved_port())
+        processes = []
+        for index, role in enumerate(roles):
+            of_this = {
+                "FEEDLINE_COORDINATOR": f"127.0.0.1:{port}",
+                "FEEDLINE_PROCESSES": str(len(roles)),
+                "FEEDLINE_PROCESS": str(index),
+            }
+            err = stack.enter_context((tmp_path / f"{index}.err").open("w"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, PROGRAM, str(abort_after_s), *roles],
+                    env={**os.environ, **environ, **of_this},
+                    stdin=subprocess.PIPE if role in FAIL else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=err,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        before = []
+        for process, role in zip(processes, roles, strict=True):
+            said = "begins" if role in (*FAIL, "works", "ends") else "waits"
+            before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
+        for process in processes:
+            if process.stdin is not None:
+                process.stdin.close()
+                process.stdin = None
+        began = time.monotonic()
+        codes = [process.wait(DEADLINE_S) for process in processes]
+        took_s = time.monotonic() - began
+        out = [earlier + process.stdout.read() for earlier, process in zip(before, processes, strict=True)]
+    return Ended(codes, out, [(tmp_path / f"{i}.err").read_text() for i in range(len(roles))], took_s)
+
+
+def _line_unless(process, said):
+    """The next line of a process; "" for the one that begins with `said`, or at its end."""
+    line = process.stdout.readline()
+    return "" if line.startswith(said) else line
+
+
+def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
+    ended = together(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
+    told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
+    row = "row 2, epoch 0, position 2"
+    where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}
+    assert ended.codes == [1, 1, 1, 1]
+    assert ended.took_s < 8 + PROMISED_S
+    assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
+    assert f"feedline.errors.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
+    assert "Traceback" in ended.err[1]
+    for process in (0, 2, 3):
+        assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
+    assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
+    assert "no answer" not in "".join(ended.err)
+
+
+def test_the_failure_of_process_0_ends_one_inside_a_collective(tmp_path):
+    """All talk through process 0, so it stays until the others have left: this one nothing else interrupts."""
+    ended = together(tmp_path, "raises", "collective")
+    assert ended.codes == [1, 1]
+    assert ABORT_AFTER_S / 2 < ended.took_s < ABORT_AFTER_S + PROMISED_S
+    assert "feedline: process 0 failed: ArithmeticError: as it was told to\n" in ended.err[1]
+    assert "Traceback" not in ended.err[1]
+
+
+@pytest.mark.parametrize(("other", "code"), [("sleeps", -6), ("collective", 1)])
+def test_a_killed_process_ends_the_others(tmp_path, other, code):
+    """Its heartbeats stay out, which jax sees; a collective breaks at once, and that exception is told."""
+    ended = together(tmp_path, other, "killed")
+    assert ended.codes == [code, -9]
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+    if other == "collective":
+        assert "no answer from process 1: killed, lost or stuck; look there first" in ended.err[0]
+    else:
+        assert "unhealthy (stopped sending heartbeats):\n1\n" in ended.err[0]
+
+
+def test_the_kill_of_process_0_ends_the_others(tmp_path):
+    """It held the coordination service, of which jax misses the connection."""
+    ended = together(tmp_path, "killed", "sleeps", "collective")
+    assert ended.codes[0] == -9
+    assert 0 not in ended.codes
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+
+
+def test_a_normal_end_ends_nobody(tmp_path):
+    ended = together(tmp_path, "ends", "works", "ends")
+    assert ended.codes == [0, 0, 0]
+    assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
+    assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
+    assert not any("failed" in err for err in ended.err)
+
+
+def test_a_process_that_ended_well_is_neither_held_nor_counted_as_failed(tmp_path):
+    ended = together(tmp_path, "ends", "exits")
+    assert ended.codes == [0, 1]
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+    assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
+
+
+@pytest.mark.parametrize(("environ", "abort_after_s"), [(ENVIRON, None), (BY_JAX, 0)])
+def test_without_a_monitor_only_what_waits_in_feedline_hears_of_it(tmp_path, environ, abort_after_s):
+    ended = together(tmp_path, "builds", "works", "exits", abort_after_s=abort_after_s, environ=environ)
+    assert ended.codes == [1, 0, 3]
+    assert (
+        "feedline.errors.ProcessError: process 2 failed: it found nothing to do [stage abort, process 2]"
+        in ended.err[0]
+    )
+    assert ended.out[1].splitlines()[-1] == "done"
+    assert "failed" not in ended.err[1]
+
+
+def test_the_monitor_starts_after_jax_has_joined(tmp_path):
+    ended = together(tmp_path, "sleeps", "raises", environ=BY_JAX)
+    assert ended.codes == [1, 1]
+    assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
+
+
+def test_under_the_launcher_the_cause_is_told_too():
+    options = {"command": [sys.executable, str(PROGRAM), "1", "collective", "interrupted"], "processes": 2}
+    launched = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import json, sys\nfrom feedline.cluster.launch import launch\n"
+            "sys.exit(launch(**json.loads(sys.argv[1]), cpu=True, grace_s=30))",
+            json.dumps(options),
+        ],
+        env={**os.environ, **ENVIRON},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert launched.returncode == 1
+    assert "[1] KeyboardInterrupt" in launched.stderr
+    assert "[0] feedline: process 1 failed: KeyboardInterrupt" in launched.stderr
+
+
+HEARD_OF_ANOTHER = """
+import sys, jax
+jax.distributed.initialize(sys.argv[1], 1, 0)
+import feedline
+from feedline.agreement.monitor import failure_meanwhile
+feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
+print(failure_meanwhile())
+"""
+
+
+def test_the_one_that_failed_is_named_and_not_the_one_that_says_so():
+    """All raise the failure of one; whichever of them ends first tells the others."""
+    with _reserved_port() as port:
+        told = subprocess.run(
+            [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    assert told.stdout.splitlines() == [
+        "process 1 failed: ProcessError: unreadable [stage read, process 1, row 7]"
+    ], told.stderr

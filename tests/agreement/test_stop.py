@@ -1,0 +1,186 @@
+"""`should_stop` in one process, and how several agree on a step."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from background import arrived, spawn
+
+from feedline.agreement import stop as module
+from feedline.agreement.stop import should_stop, stopping
+
+
+def python(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_noted_and_the_second_acts_as_usual(number, capfd):
+    seen = []
+    usual = signal.signal(number, lambda number, frame: seen.append(number))
+    try:
+        with stopping() as stop:
+            assert not should_stop(1)
+            signal.raise_signal(number)
+            assert (should_stop(2), should_stop(3), stop.signal) == (True, True, number)
+            signal.raise_signal(number)
+            assert seen == [number]
+    finally:
+        signal.signal(number, usual)
+    name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
+    assert capfd.readouterr().err == f"feedline: ends after this step; {name} again ends it at once\n"
+
+
+def test_the_signals_are_given_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stopping():
+        should_stop(1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As in a job that a script starts with `&`."""
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not should_stop(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert should_stop(2)
+        assert stop.signal == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def test_a_forked_child_ends_at_its_first_signal():
+    done = python(
+        "import os, signal\n"
+        "from feedline.cluster import should_stop\n"
+        "should_stop(1)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), should_stop(2))"
+    )
+    assert (done.returncode, done.stdout) == (0, "-15 False\n")
+
+
+def test_the_first_call_needs_the_main_thread():
+    with pytest.raises(RuntimeError, match=r"main thread alone, .* call it there once before the loop"):
+        spawn(lambda: should_stop(1)).result()
+
+
+class Service:
+    """What a coordination service is to a few processes, which are threads here."""
+
+    def __init__(self, processes):
+        self.processes = processes
+        self._values = {}
+        self._changed = threading.Condition()
+
+    def of(self, process):
+        member = type("Member", (Service,), {"process": process})(self.processes)
+        member._values, member._changed = self._values, self._changed
+        return member
+
+    def set(self, key, value):
+        with self._changed:
+            first = self._values.setdefault(key, value) is value
+            self._changed.notify_all()
+            return first
+
+    def get(self, key, timeout_s):
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, min(timeout_s, 60)):
+                raise TimeoutError
+            return self._values[key]
+
+    def increment(self, key, by=1):
+        with self._changed:
+            self._values[key] = self._values.get(key, 0) + by
+            return self._values[key]
+
+    def dir(self, prefix):
+        with self._changed:
+            return {key: value for key, value in self._values.items() if key.startswith(f"{prefix}/")}
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """`stops(n)`: those of n processes, all in this one."""
+    made = []
+
+    def make(processes):
+        service = Service(processes)
+        for process in range(processes):
+            monkeypatch.setattr(module, "coordination", lambda process=process: service.of(process))
+            monkeypatch.setattr(module, "_made", iter([0]))
+            made.append(module.Stop())
+        return made
+
+    yield make
+    for stop in reversed(made):
+        stop.close()
+
+
+def step_of(stop, first, every=1):
+    """The first step at which it says True, asked from `first` on."""
+    return next(step for step in itertools.count(first, every) if stop.reached(step))
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
+    """Whatever number of steps one of them is ahead, and also if they ask at every tenth step only."""
+    all_of_them = stops(3)
+    for at, stop in zip((10, 40, 20), all_of_them, strict=True):
+        for step in range(0, at + 1, every):
+            assert not stop.reached(step)
+    all_of_them[2]._note(signal.SIGTERM, None)
+    steps = [spawn(lambda stop=stop, at=at: step_of(stop, at + every, every))
+             for stop, at in zip(all_of_them, (10, 40, 20), strict=True)]  # fmt: skip
+    found = {step.result(30) for step in steps}
+    assert len(found) == 1
+    assert found.pop() >= 41
+    assert {stop.signal for stop in all_of_them} == {signal.SIGTERM}
+
+
+def test_a_process_whose_loop_is_over_holds_nobody_up(stops):
+    first, last = stops(2)
+    first.reached(99)
+    first.close()
+    last.reached(98)
+    last._note(signal.SIGTERM, None)
+    assert spawn(lambda: step_of(last, 99)).result(30) >= 100
+
+
+def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
+    late, warned, told = threading.Event(), threading.Event(), []
+    agree = module.Stop._agree
+    monkeypatch.setattr(module, "_WARN_S", 0.01)
+    monkeypatch.setattr(module._log, "warning", lambda *message: (told.append(message), warned.set()))
+    monkeypatch.setattr(
+        module.Stop, "_agree", lambda self, service: (service.process or arrived(late), agree(self, service))
+    )
+    _, last = stops(2)
+    last.reached(1)
+    last._note(signal.SIGTERM, None)
+    stopped = spawn(lambda: step_of(last, 2))
+    arrived(warned)
+    late.set()
+    assert stopped.result(30) >= 2
+    assert told[0][1] == "process 0"
+
+
+def test_a_call_costs_little(stops):
+    """As among several processes: no message is sent before a signal comes. It takes 0.3 µs here."""
+    (*_, stop) = stops(2)
+    began = time.perf_counter()
+    for step in range(10_000):
+        stop.reached(step)
+    assert (time.perf_counter() - began) / 10_000 < 20e-6

@@ -1,0 +1,261 @@
+"""What an order is held against: its documentation, one position at a time, and random permutations.
+
+A statistic returns the p-value of pure chance for a function rows(key, positions) -> int64 rows, for each
+key (seed, epoch) a permutation of [0, n): feedline's own, a truly random one, or a weaker construction that
+it has to reject. Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.options import Order
+from feedline.order.epoch import rows_at
+from feedline.order.permutation import FEW, feistel, grid, words
+
+Key = tuple[int, int]
+Rows = Callable[[Key, NDArray[np.int64]], NDArray[np.int64]]
+Keys = Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
+
+PAIRS: dict[str, Callable[[int], tuple[Key, Key]]] = {
+    "epochs": lambda seed: ((seed, 0), (seed, 1)),
+    "seeds": lambda seed: ((seed, 0), (seed + 1, 0)),
+    "high words": lambda seed: ((seed, 0), (seed + 2**32, 0)),
+    "equal sums": lambda seed: ((seed, 1), (seed + 1, 0)),
+    "exchanged": lambda seed: ((seed, 1000), (1000, seed)),
+}
+
+M32, M64 = 2**32 - 1, 2**64 - 1
+
+
+def documented_words(purpose, seed, epoch):
+    message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
+    digest = hashlib.blake2b(message, person=b"feedline " + purpose.encode()).digest()
+    return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
+
+
+def documented_mix(x):
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
+    return x ^ x >> 31
+
+
+def documented_hash(purpose, seed, epoch, counter):
+    key = documented_words(purpose, seed, epoch)
+    return documented_mix(documented_mix(counter + key[0] & M64) ^ key[1])
+
+
+def documented_round(x, key, tweak):
+    """y, of 32 bits."""
+    y = x * (key % 2**32 | 1) + (key >> 32) + tweak & M32
+    return (y ^ y >> 16) * 0x85EBCA6B & M32
+
+
+def documented_network(n, keys, place, tweak=0):
+    """In Python's unbounded integers, one place at a time."""
+    a, k = grid(n)
+    left, right = divmod(place, 2**k)
+    for turn, key in enumerate(keys[:7]):
+        if turn % 2 == 0:
+            right ^= documented_round(left, key, tweak) >> 32 - k
+        else:
+            left = (left + documented_round(right, key, tweak) * a // 2**32) % a
+    number = left * 2**k + right
+    return number if number < n else documented_network(n, keys, number, tweak)
+
+
+def documented_row(n, seed, epoch, position, purpose="order"):
+    if n <= FEW:
+        return sorted(range(n), key=lambda row: documented_hash(purpose, seed, epoch, row))[position]
+    return documented_network(n, documented_words(purpose, seed, epoch), position)
+
+
+def documented_blocked_order(rows, window, n, seed, epoch):
+    """The whole epoch, laid out block by block."""
+    blocks = [range(first, min(first + rows, n)) for first in range(0, n, rows)]
+    full, short = [b for b in blocks if len(b) == len(blocks[0])], [b for b in blocks if len(b) < len(blocks[0])]
+    slots = [full[documented_row(len(full), seed, epoch, slot, "blocks")] for slot in range(len(full))]
+    if short:
+        drawn = documented_words("blocks", seed, epoch)[7] * len(blocks) // 2**64
+        slots.insert(drawn // window * window + window - 1, *short)  # a list's insert stops at its end
+    order, (factor, term, *_) = [], documented_words("windows", seed, epoch)
+    for w in range(-(-len(slots) // window)):
+        inside = [row for block in slots[w * window : (w + 1) * window] for row in block]
+        keys, tweak = documented_words("order", seed, epoch), (w * factor + term & M64) >> 32
+        order += [inside[documented_network(len(inside), keys, i, tweak)] for i in range(len(inside))]
+    return order
+
+
+def feedlines(n: int) -> Rows:
+    return lambda key, positions: rows_at(Order(key[0]), n, key[1], positions)
+
+
+def truly_random(n: int) -> Rows:
+    return lambda key, positions: np.random.default_rng(key).permutation(n)[positions]
+
+
+def weak_rounds(n: int, rounds: int = 1) -> Rows:
+    return lambda key, positions: feistel(n, words("order", *key)[:rounds], positions.astype(np.uint64))
+
+
+def nearly_linear(x, key, tweaks, mixed, spare):
+    """The round function without its xor."""
+    np.multiply(x, np.uint32((key & M32 | 1) * 0x85EBCA6B & M32), out=mixed)
+    mixed += np.uint32(key >> 32)
+
+
+def weak_key(n: int) -> Rows:
+    return lambda key, positions: rows_at(Order(sum(key)), n, 0, positions)
+
+
+def inverse(rows: Rows) -> Rows:
+    """For all positions at once: where each row stands."""
+    return lambda key, positions: np.argsort(rows(key, positions))
+
+
+def chi_square_tail(x: float, df: int) -> float:
+    """P(X ≥ x) for X ~ χ²(df), which is Q(df/2, x/2).
+
+    From Q(s + 1, z) = Q(s, z) + z^s e^-z / Γ(s + 1), beginning at Q(0, z) = 0 or Q(1/2, z) = erfc(√z).
+    """
+    if x <= 0:
+        return 1.0
+    z, first = x / 2, df % 2 / 2
+    terms = (math.exp(s * math.log(z) - z - math.lgamma(s + 1)) for s in np.arange(first, df / 2))
+    return min(1.0, math.fsum(terms) + (math.erfc(math.sqrt(z)) if df % 2 else 0.0))
+
+
+def agreement(seen: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+    """Are these counts the expected ones? Both have the same sum."""
+    return chi_square_tail(float(((seen - expected) ** 2 / expected).sum()), seen.size - 1)
+
+
+def evenness(values: NDArray[np.int64], n: int, buckets: int = 64) -> float:
+    """Are the values uniform over [0, n)?"""
+    width = -(-n // buckets)
+    sizes = np.diff([*range(0, n, width), n])
+    return agreement(np.bincount(values // width, minlength=sizes.size), sizes * (values.size / n))
+
+
+def matches(counts: Sequence[int]) -> float:
+    """Are these the numbers of fixed points of random permutations? They are Poisson(1)."""
+    chances = np.array([math.exp(-1) / math.factorial(k) for k in range(4)])
+    chances = np.append(chances, 1 - chances.sum())
+    return agreement(np.bincount(np.minimum(counts, 4), minlength=5), chances * len(counts))
+
+
+def fair_bits(words: NDArray[np.uint64]) -> float:
+    """Are the 64 bits of these k words fair coins? The ones at a bit have mean k/2 and variance k/4."""
+    ones = np.array([int((words >> bit & 1).sum()) for bit in range(64)])
+    return chi_square_tail(float(((ones - words.size / 2) ** 2).sum() / (words.size / 4)), 64)
+
+
+def spots(n: int, b: int) -> NDArray[np.int64]:
+    """All positions, or where those are too many the first 256 columns of 256 rows of a grid b wide."""
+    if n <= 1 << 16:
+        return np.arange(n)
+    return (np.arange(256)[:, None] * b + np.arange(256)).ravel()
+
+
+def neighbours(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> float:
+    """Are the rows at positions p and p + step any distance apart?"""
+    here = spots(n, b)
+    apart = [rows(key, (here + step) % n) - rows(key, here) for key in keys]
+    return evenness(np.concatenate(apart) % n, n)
+
+
+def correlation(rows: Rows, n: int, keys: Sequence[Key]) -> float:
+    """Are the rows at p and p + 1 uncorrelated? Pearson's r · √n is a standard normal."""
+    orders = [rows(key, np.arange(n)) for key in keys]
+    return chi_square_tail(sum(n * np.corrcoef(o, np.roll(o, 1))[0, 1] ** 2 for o in orders), len(keys))
+
+
+def progressions(rows: Rows, n: int, b: int, step: int, keys: Sequence[Key]) -> float:
+    """Does the row at p + 2 step have nothing to do with the progression that the rows at p and p + step begin?"""
+    here = spots(n, b)
+    x, y, z = (np.concatenate([rows(key, (here + i * step) % n) for key in keys]) for i in range(3))
+    return evenness((x - y + z - y) % n, n)
+
+
+def low_bits(rows: Rows, n: int, b: int, steps: Sequence[int], keys: Sequence[Key]) -> float:
+    """Are the lowest six bits at p, and at p + each sum of some of the steps, fair when added without carry?"""
+    corners = [spots(n, b)]
+    for step in steps:
+        corners += [(corner + step) % n for corner in corners]
+    bits = [np.concatenate([rows(key, corner) for key in keys]) for corner in corners]
+    return evenness(np.bitwise_xor.reduce(bits) & 63, 64)
+
+
+def kept_distances(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
+    """Are positions i·b apart, and their rows again i·b up to b (mod n = a·b), only by chance?
+
+    Each of the b · a (a - 1) / 2 pairs of positions in one column is, with probability b / (n - 1).
+    """
+    pairs = 0
+    for key in keys:
+        moved = (rows(key, np.arange(a * b)).reshape(a, b) // b - np.arange(a)[:, None]) % a
+        pairs += _alike(moved * b + np.arange(b))
+    expected = len(keys) * b * (a * (a - 1) / 2) * b / (a * b - 1)
+    return chi_square_tail((pairs - expected) ** 2 / expected, 1)
+
+
+def kept_bits(rows: Rows, a: int, b: int, keys: Sequence[Key]) -> float:
+    """Do positions in one row of the grid differ in the same bits as their columns do, only by chance?
+
+    Each of the a · b (b - 1) / 2 pairs of them does, with probability a / (n - 1).
+    """
+    pairs = 0
+    for key in keys:
+        moved = rows(key, np.arange(a * b)).reshape(a, b) % b ^ np.arange(b)
+        pairs += _alike(moved + np.arange(a)[:, None] * b)
+    expected = len(keys) * a * (b * (b - 1) / 2) * a / (a * b - 1)
+    return chi_square_tail((pairs - expected) ** 2 / expected, 1)
+
+
+def _alike(values: NDArray[np.int64]) -> int:
+    """How many pairs of equal values there are."""
+    counts = np.bincount(values.ravel())
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def distance(rows: Rows, n: int, b: int, pairs: Sequence[tuple[Key, Key]]) -> float:
+    """Are the rows that two keys put at one position any distance apart?"""
+    here = spots(n, b)
+    return evenness(np.concatenate([rows(one, here) - rows(other, here) for one, other in pairs]) % n, n)
+
+
+def fixed_points(rows: Rows, n: int, pairs: Sequence[tuple[Key, Key]]) -> float:
+    """Do two keys put the same row at as many positions as two random permutations?"""
+    here = np.arange(n)
+    return matches([int((rows(one, here) == rows(other, here)).sum()) for one, other in pairs])
+
+
+def permutations(rows: Rows, n: int, keys: Sequence[Key]) -> float:
+    """Is each of the n! permutations as frequent as the others?"""
+    frequency = dict.fromkeys(itertools.permutations(range(n)), 0)
+    for key in keys:
+        frequency[tuple(rows(key, np.arange(n)).tolist())] += 1
+    return evenness(np.repeat(np.arange(len(frequency)), [*frequency.values()]), len(frequency), len(frequency))
+
+
+def single_row(rows: Rows, n: int, position: int, keys: Sequence[Key]) -> float:
+    """Is the row at one position anything, as the key changes?"""
+    return evenness(np.concatenate([rows(key, np.array([position])) for key in keys]), n, 32)
+
+
+def flips(keys: Keys) -> list[float]:
+    """Does each bit of seed, epoch and position, when flipped, flip half the key?"""
+    positions = rows_at(Order(1), 2**62, 0, np.arange(200))
+    here = keys(5, 9, positions)
+    flipped = (
+        [keys(5 ^ 1 << bit, 9, positions) for bit in range(64)],
+        [keys(5, 9 ^ 1 << bit, positions) for bit in range(64)],
+        [keys(5, 9, positions ^ 1 << bit) for bit in range(63)],
+    )
+    return [fair_bits(np.concatenate([here ^ there for there in part])) for part in flipped]

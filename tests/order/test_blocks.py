@@ -1,0 +1,187 @@
+"""The blocked order: a bijection, equal to one laid out block by block, and random in blocks and in windows."""
+
+import dataclasses
+import json
+
+import numpy as np
+import order_statistics as statistics
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline import Blocks, Order
+from feedline.order import blocks
+from feedline.order.blocks import Slots, _shuffled_in_windows
+from feedline.order.epoch import rows_at
+from feedline.order.permutation import CHUNK, LARGEST, words
+
+LIMIT = 1e-6  # what a p-value below would say: that was not chance
+
+word = st.integers(0, 2**64 - 1)
+few = st.integers(1, 12)
+size = few | st.integers(1, 700)
+
+
+def whole(order, n, epoch=0):
+    return rows_at(order, n, epoch, np.arange(n))
+
+
+def positions_of_windows(n, rows, window, order):
+    """The rows of each window's positions, by the sizes that the windows of this epoch have."""
+    short = n % rows
+    start, found = 0, []
+    while start < n:
+        # the short block's window is the one whose rows include the last row
+        length = min(rows * window, n - start)
+        if short and n - 1 in order[start : start + rows * window - rows + short]:
+            length = min(rows * window - rows + short, n - start)
+        found.append(order[start : start + length])
+        start += length
+    return found
+
+
+@given(n=size, rows=size, window=few | st.integers(1, 400), seed=word, epoch=word)
+@settings(max_examples=200, deadline=None)
+def test_the_documented_order(n, rows, window, seed, epoch):
+    found = whole(Order(seed, Blocks(rows, window)), n, epoch)
+    assert found.dtype == np.int64
+    assert sorted(found.tolist()) == list(range(n))
+    assert found.tolist() == statistics.documented_blocked_order(rows, window, n, seed, epoch)
+
+
+def test_the_documented_order_where_there_are_many_blocks_and_windows_with_many_rows():
+    for rows, window, n in ((1, 3, 5000), (2, 2500, 10_001), (3000, 2, 14_000)):
+        expected = statistics.documented_blocked_order(rows, window, n, 5, 6)
+        assert whole(Order(5, Blocks(rows, window)), n, 6).tolist() == expected
+
+
+@given(n=st.integers(1, 60_000), rows=st.integers(1, 70_000) | few, window=st.integers(1, 70_000) | few, seed=word)
+@settings(max_examples=150, deadline=None)
+def test_bijection(n, rows, window, seed):
+    assert np.array_equal(np.sort(whole(Order(seed, Blocks(rows, window)), n)), np.arange(n))
+
+
+@given(
+    n=st.sampled_from([LARGEST, LARGEST - 1]) | st.integers(2**40, LARGEST),
+    rows=st.integers(1, 2**62) | st.integers(1, 10**6),
+    window=st.integers(1, 2**62) | st.integers(1, 10**6),
+    start=st.integers(0, LARGEST),
+    stride=st.integers(1, 2**40),
+)
+@settings(max_examples=150, deadline=None)
+def test_huge_orders_stay_in_range_and_repeat_nothing(n, rows, window, start, stride):
+    positions = np.unique([0, n - 1, *((start + i * stride) % n for i in range(2000))])
+    found = rows_at(Order(1, Blocks(rows, window)), n, 0, positions)
+    assert 0 <= found.min() <= found.max() < n
+    assert np.unique(found).size == positions.size
+
+
+@given(n=st.integers(1, 5000), rows=st.integers(1, 90), window=st.integers(1, 20), seed=word)
+@settings(max_examples=150, deadline=None)
+def test_a_window_holds_whole_blocks(n, rows, window, seed):
+    order = whole(Order(seed, Blocks(rows, window)), n)
+    count, met = -(-n // rows), set()
+    for part in positions_of_windows(n, rows, window, order):
+        held = set((part // rows).tolist())
+        assert len(held) == min(window, count - len(met))
+        assert part.size == sum(min(rows, n - block * rows) for block in held)
+        met |= held
+    assert len(met) == count
+
+
+def test_parts_are_those_of_the_whole():
+    order, n = Order(3, Blocks(100, 7)), 3 * CHUNK + 11
+    positions = np.random.default_rng(0).permutation(n)
+    expected = whole(order, n, 5)[positions]
+    assert np.array_equal(rows_at(order, n, 5, positions), expected)
+    assert np.array_equal(
+        np.concatenate([rows_at(order, n, 5, p) for p in np.array_split(positions, 9)]), expected
+    )
+
+
+def test_blocked_orders_never_change():
+    found = [rows_at(Order(1, Blocks(100, 5)), 1050, 2, np.arange(4)).tolist()]
+    found += [rows_at(Order(1, Blocks(341, 64)), 10**9, 2, np.arange(4)).tolist()]
+    assert found == [[311, 305, 1026, 392], [963499214, 585769190, 366083034, 69059449]]
+
+
+@pytest.mark.parametrize("pair", statistics.PAIRS)
+def test_two_keys_put_a_block_anywhere(pair):
+    n, pairs = 3000, [statistics.PAIRS[pair](seed) for seed in range(100)]
+
+    def places(key, slots):  # of blocks, read where windows hold one block each
+        return rows_at(Order(key[0], Blocks(10, 1)), 10 * n, key[1], slots * 10) // 10
+
+    def weak(key, slots):
+        return places((sum(key), 0), slots)
+
+    assert statistics.fixed_points(places, n, pairs) > LIMIT
+    assert (statistics.fixed_points(weak, n, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
+
+
+def in_windows(key, rows, window, count):
+    """The permutation of each of so many windows, one a row."""
+    n = rows * window * count
+    slots, places = Slots.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
+    moved = _shuffled_in_windows(slots, n, *key, places).reshape(count, -1)
+    return (moved - moved.min(1, keepdims=True)).astype(np.int64)
+
+
+def alike(one, other):
+    """The p-value of chance for as many rows in the same places."""
+    return statistics.matches((one == other).sum(1).tolist())
+
+
+def test_windows_are_shuffled_each_in_its_own_way(monkeypatch):
+    for rows, window in ((16, 64), (100, 33)):
+        here = in_windows((1, 0), rows, window, 400)
+        assert alike(here[1:], here[:-1]) > LIMIT
+        for key in ((1, 1), (2, 0), (0, 1)):
+            assert alike(here, in_windows(key, rows, window, 400)) > LIMIT
+        apart = (here[1:] - here[:-1]) % here.shape[1]
+        assert statistics.evenness(apart.ravel(), here.shape[1]) > LIMIT
+        steps = (here[:, 1:] - here[:, :-1]) % here.shape[1]
+        assert statistics.evenness(steps.ravel() - 1, here.shape[1] - 1) > LIMIT
+    monkeypatch.setattr(blocks, "_tweaks", lambda window, keys: np.zeros(window.shape, np.uint32))
+    here = in_windows((1, 0), 16, 64, 400)
+    assert alike(here[1:], here[:-1]) < LIMIT
+
+
+def test_the_short_block_stands_anywhere():
+    window_of_last_row = []
+    for seed in range(2000):
+        order = whole(Order(seed, Blocks(10, 1)), 75)  # 8 windows of a block
+        window_of_last_row.append(int(np.flatnonzero(order == 74)[0]) // 10)
+    assert set(window_of_last_row) == set(range(8))
+    assert statistics.evenness(np.array(window_of_last_row), 8, 8) > LIMIT
+
+
+def test_labels_in_a_batch_of_sorted_data():
+    """1,000 labels of 1,000 rows each: a batch of 1,024 has 641 different ones if all rows are shuffled."""
+    n, positions = 10**6, np.arange(500_000, 501_024)
+
+    def labels(shuffle):
+        return np.mean([np.unique(rows_at(Order(s, shuffle), n, 0, positions) // 1000).size for s in range(20)])
+
+    assert 630 < labels(True) < 652
+    few, many = labels(Blocks(rows=250, window=16)), labels(Blocks(rows=250, window=1024))
+    assert few < 17
+    assert 350 < many < 652
+
+
+@pytest.mark.parametrize("name", ["rows", "window"])
+def test_bad_sizes_are_told(name):
+    good = {"rows": 4, "window": 2}
+    with pytest.raises(ValueError, match=rf"^Blocks\.{name} must be at least 1, got 0$"):
+        Blocks(**{**good, name: 0})
+    with pytest.raises(TypeError, match=rf"^Blocks\.{name} must be an integer, got 1\.5$"):
+        Blocks(**{**good, name: 1.5})
+    assert type(getattr(Blocks(**{**good, name: np.int64(3)}), name)) is int
+
+
+def test_an_order_of_blocks_is_a_value_that_json_holds():
+    order = Order(3, Blocks(rows=4, window=2))
+    assert order == Order(3, Blocks(4, 2)) != Order(3, Blocks(4, 3))
+    assert hash(order) == hash(Order(3, Blocks(4, 2)))
+    described = dataclasses.asdict(order)
+    assert json.loads(json.dumps(described)) == described == {"seed": 3, "shuffle": {"rows": 4, "window": 2}}

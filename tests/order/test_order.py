@@ -1,0 +1,289 @@
+"""The order: a bijection that never changes, and that no statistic tells from chance.
+
+Every statistic is also applied to weaker constructions, and has to reject them.
+"""
+
+import doctest
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import order_statistics as statistics
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from order_statistics import feedlines, inverse, truly_random, weak_key, weak_rounds
+
+from feedline.options import Order
+from feedline.order import epoch as order
+from feedline.order import permutation
+from feedline.order.epoch import keys_at, rows_at
+from feedline.order.permutation import CHUNK, FEW, LARGEST, feistel, grid, words
+
+word = st.integers(0, 2**64 - 1)
+edges = [*range(FEW - 1, FEW + 3), 2**15, 2**17 - 1, 2**17, 2**17 + 1]
+near_square = st.builds(lambda side, off: side**2 + off, st.integers(2, 440), st.integers(-1, 1))
+enumerable = st.sampled_from(edges) | near_square | st.integers(1, 10_000) | st.integers(10_000, 200_000)
+huge = st.sampled_from([10**12, 2**61 + 1, LARGEST - 1, LARGEST]) | st.integers(FEW + 1, LARGEST)
+
+
+def is_bijection(rows, n):
+    return rows.dtype == np.int64 and rows.shape == (n,) and np.array_equal(np.sort(rows), np.arange(n))
+
+
+def test_examples_run():
+    assert doctest.testmod(order) == (0, 4)
+    assert doctest.testmod(permutation) == (0, 1)
+
+
+def test_bijection_for_every_small_n():
+    for n in range(600):
+        assert is_bijection(rows_at(Order(n), n, 0, np.arange(n)), n)
+        assert n == 0 or is_bijection(feistel(n, words("order", n, 0), np.arange(n, dtype=np.uint64)), n)
+
+
+@given(n=enumerable, seed=word, epoch=word)
+@settings(max_examples=150, deadline=None)
+def test_bijection(n, seed, epoch):
+    assert is_bijection(rows_at(Order(seed), n, epoch, np.arange(n)), n)
+
+
+@given(n=huge, seed=word, epoch=word, start=st.integers(0, LARGEST), stride=st.integers(1, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_huge_orders_stay_in_range_and_repeat_nothing(n, seed, epoch, start, stride):
+    positions = np.unique([(start + i * stride) % n for i in range(5000)])
+    rows = rows_at(Order(seed), n, epoch, positions)
+    assert 0 <= rows.min() <= rows.max() < n
+    assert np.unique(rows).size == positions.size
+
+
+@given(n=st.integers(1, 60) | huge, seed=word, epoch=word, spots=st.lists(st.integers(0, LARGEST), max_size=9))
+@settings(max_examples=300, deadline=None)
+def test_the_documented_row_whatever_else_is_asked(n, seed, epoch, spots):
+    positions = np.array([spot % n for spot in spots], np.int64)
+    expected = [statistics.documented_row(n, seed, epoch, position) for position in positions.tolist()]
+    assert rows_at(Order(seed), n, epoch, positions).tolist() == expected
+
+
+def test_the_documented_order_where_walks_are_needed():
+    expected = [statistics.documented_row(4097, 5, 6, position) for position in range(4097)]
+    assert rows_at(Order(5), 4097, 6, np.arange(4097)).tolist() == expected
+
+
+@pytest.mark.parametrize("n", [5000, 10**15])
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_chunks_do_not_show(n, size):
+    positions = np.arange(size) * 7919 % n
+    parts = [rows_at(Order(3), n, 1, part) for part in np.array_split(positions, 40)]
+    assert np.array_equal(rows_at(Order(3), n, 1, positions), np.concatenate(parts))
+
+
+@given(seed=word, epoch=word, positions=st.lists(st.integers(0, 2**63 - 1), max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_the_documented_key_whatever_else_is_asked(seed, epoch, positions):
+    expected = [statistics.documented_hash("keys", seed, epoch, position) for position in positions]
+    assert keys_at(seed, epoch, np.array(positions, np.int64)).tolist() == expected
+
+
+@given(n=st.integers(1, LARGEST))
+@settings(max_examples=500)
+def test_hardly_a_cell_of_the_grid_is_no_row(n):
+    a, k = grid(n)
+    assert 0 <= a * 2**k - n < 2**k
+    assert 2**k <= 2 * a <= 4 * 2**k
+    assert k < 32
+    assert a <= 2**31
+
+
+def test_orders_and_keys_never_change():
+    first = np.arange(4)
+    assert rows_at(Order(0), 4096, 0, first).tolist() == [1340, 3337, 4001, 1104]
+    assert rows_at(Order(0), 4097, 0, first).tolist() == [1177, 2783, 3668, 1803]
+    assert rows_at(Order(1), 10**6, 2, first).tolist() == [647195, 208646, 44623, 296288]
+    last = rows_at(Order(2**64 - 1), 2**62, 2**64 - 1, first[:3])
+    assert last.tolist() == [3847008717229062489, 4528793012659664659, 340548865381143644]
+    assert keys_at(0, 0, first[:2]).tolist() == [8256955481978368055, 14950522920746716579]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+@pytest.mark.parametrize("n", [10, 5000])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_are_int64_and_belong_to_the_caller(dtype, n, shuffle):
+    positions = np.array([5, 0, 9, 5], dtype)
+    rows = rows_at(Order(0, shuffle), n, 0, positions)
+    before = rows.tolist()
+    assert rows.dtype == np.int64
+    assert shuffle or before == [5, 0, 9, 5]
+    rows[:] = -1
+    assert positions.tolist() == [5, 0, 9, 5]
+    assert rows_at(Order(0, shuffle), n, 0, np.array([5, 0, 9, 5])).tolist() == before
+
+
+def test_threads_do_not_disturb_each_other():
+    words.cache_clear()
+    sizes = [1000, 5000, 10**6, 10**12] * 2
+    start = threading.Barrier(len(sizes))
+
+    def compute(n):
+        return [rows_at(Order(n), n, epoch, np.arange(1000)).tolist() for epoch in range(40)]
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        together = [*pool.map(lambda n: (start.wait(30), compute(n))[1], sizes)]
+    assert together == [compute(n) for n in sizes]
+
+
+@pytest.mark.parametrize(
+    ("n", "epoch", "error", "told"),
+    [
+        (-1, 0, ValueError, "n must be at least 0, got -1"),
+        (LARGEST + 1, 0, ValueError, r"at most 2\^62, got 4611686018427387905; split"),
+        (5.0, 0, TypeError, r"n must be an integer, got 5\.0"),
+        (5, -1, ValueError, "epoch must be at least 0, got -1"),
+        (5, 2**64, ValueError, r"epoch must be below 2\^64, got 18446744073709551616; use"),
+    ],
+)
+def test_bad_arguments_are_told(n, epoch, error, told):
+    with pytest.raises(error, match=told):
+        rows_at(Order(), n, epoch, np.arange(3))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("n", [0, 3, 5000, LARGEST])
+def test_positions_outside_the_epoch_are_told(n, shuffle):
+    for low, high in [(-1, -1), (n, n), (-2, n + 7)]:
+        with pytest.raises(IndexError, match=rf"in \[0, {n}\), got {low} to {high}; row p of a run is"):
+            rows_at(Order(0, shuffle), n, 0, np.array([low, high]))
+    with pytest.raises(IndexError, match="got -1 to -1"):
+        keys_at(0, 0, np.array([-1]))
+
+
+@pytest.mark.parametrize("positions", [np.array([0.0]), np.array([True]), np.array(0), np.array([[0]])])
+def test_positions_of_another_kind_are_told(positions):
+    with pytest.raises(TypeError, match=r"integers\[k\], got .*\[.*\]; try"):
+        rows_at(Order(), 5, 0, positions)
+    with pytest.raises(TypeError, match=r"integers\[k\], got .*\[.*\]; try"):
+        keys_at(0, 0, positions)
+
+
+# What chance would do: a p-value below one in a million was not chance.
+
+LIMIT = 1e-6
+KEYS = [(seed, epoch) for seed in range(4) for epoch in range(4)]
+SIZES = [1000, FEW + 1, 10**6, 10**12, 2**61 + 1, LARGEST]
+
+
+def test_tail_of_chi_square():
+    known = {(3.841459, 1): 0.05, (18.30704, 10): 0.05, (45.74138, 63): 0.95, (131.3697, 63): 1e-6}
+    for (x, df), p in known.items():
+        assert statistics.chi_square_tail(x, df) == pytest.approx(p, rel=1e-4)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_adjacent_positions(n):
+    b = 1 << grid(n)[1]
+    for step in (1, 2, b, b + 1, n // 2):
+        assert statistics.neighbours(feedlines(n), n, b, step, KEYS) > LIMIT
+        assert statistics.neighbours(weak_rounds(n), n, b, step, KEYS) < LIMIT
+
+
+@pytest.mark.parametrize("n", [1000, FEW + 1, 2**17 + 1])
+def test_serial_correlation(n):
+    assert statistics.correlation(truly_random(n), n, KEYS) > LIMIT
+    assert statistics.correlation(feedlines(n), n, KEYS) > LIMIT
+    assert statistics.correlation(weak_rounds(n), n, KEYS) < LIMIT
+
+
+def structures(rows, n):
+    """The p-values of all that could be left of positions in a progression, a row or a column of the grid."""
+    b = 1 << grid(n)[1]
+    for step in (1, b, b + 1):
+        yield statistics.neighbours(rows, n, b, step, KEYS)
+        yield statistics.progressions(rows, n, b, step, KEYS)
+    for steps in ((1,), (b,), (1, 2), (1, b), (b, 2 * b)):
+        yield statistics.low_bits(rows, n, b, steps, KEYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [*SIZES[1:], 2**13, 2**20 + 1])
+def test_progressions(n, monkeypatch):
+    assert min(structures(feedlines(n), n)) > LIMIT
+    assert min(structures(weak_rounds(n, 5), n)) > LIMIT  # two rounds are there to be on the safe side
+    assert min(structures(weak_rounds(n, 3), n)) < LIMIT
+    monkeypatch.setattr(permutation, "_mix32", statistics.nearly_linear)
+    assert min(structures(weak_rounds(n, 5), n)) < LIMIT
+
+
+@pytest.mark.parametrize(
+    ("statistic", "a", "b", "too_few"),
+    [
+        (statistics.kept_distances, 65, 64, 5),
+        (statistics.kept_distances, 128, 64, 5),
+        (statistics.kept_bits, 65, 64, 6),
+    ],
+)
+def test_positions_in_one_line_of_the_grid_need_seven_rounds(statistic, a, b, too_few):
+    n, keys = a * b, [(seed, 0) for seed in range(400)]
+    assert grid(n) == (a, b.bit_length() - 1)
+    for rows in (truly_random(n), feedlines(n), inverse(feedlines(n))):
+        assert statistic(rows, a, b, keys) > LIMIT
+    for rounds in range(1, too_few + 1):
+        assert statistic(weak_rounds(n, rounds), a, b, keys) < LIMIT
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("pair", statistics.PAIRS)
+def test_orders_of_two_keys(pair, n):
+    b, pairs = 1 << grid(n)[1], [statistics.PAIRS[pair](seed) for seed in range(8)]
+    assert statistics.distance(feedlines(n), n, b, pairs) > LIMIT
+    assert statistics.distance(weak_rounds(n), n, b, pairs) < LIMIT
+    assert (statistics.distance(weak_key(n), n, b, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
+
+
+@pytest.mark.parametrize("n", [1000, FEW + 1])
+@pytest.mark.parametrize("pair", statistics.PAIRS)
+def test_rows_that_two_keys_leave_in_place(pair, n):
+    pairs = [statistics.PAIRS[pair](seed) for seed in range(400)]
+    assert statistics.fixed_points(truly_random(n), n, pairs) > LIMIT
+    assert statistics.fixed_points(feedlines(n), n, pairs) > LIMIT
+    assert statistics.fixed_points(weak_rounds(n), n, pairs) < LIMIT
+    assert (statistics.fixed_points(weak_key(n), n, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
+
+
+@pytest.mark.slow
+def test_every_permutation_of_five_rows():
+    keys = [(seed, epoch) for seed in range(110) for epoch in range(110)]
+    assert statistics.permutations(feedlines(5), 5, keys) > LIMIT
+    assert statistics.permutations(weak_key(5), 5, keys) < LIMIT
+
+
+@pytest.mark.parametrize("n", [1000, 10**6, LARGEST])
+def test_one_position_over_all_keys(n):
+    keys = [(seed, epoch) for seed in range(50) for epoch in range(50)]
+    assert statistics.single_row(feedlines(n), n, n // 3, keys) > LIMIT
+    assert statistics.single_row(weak_key(n), n, n // 3, keys) < LIMIT
+
+
+def test_keys_are_distinct_and_their_bits_fair():
+    positions = np.arange(2**16)
+    keys, other = keys_at(3, 1, positions), keys_at(4, 0, positions)
+    weak = positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    assert np.unique(keys).size == positions.size
+    for fair in (keys, keys[1:] ^ keys[:-1], keys ^ other):
+        assert statistics.fair_bits(fair) > LIMIT
+    assert statistics.fair_bits(weak[1:] ^ weak[:-1]) < LIMIT
+
+
+def test_flipping_any_bit_of_any_argument_flips_half_the_key():
+    assert min(statistics.flips(keys_at)) > LIMIT
+    assert max(statistics.flips(lambda seed, epoch, positions: positions.astype(np.uint64) + seed + epoch)) < LIMIT
+
+
+def test_keys_have_nothing_to_do_with_the_order(monkeypatch):
+    here, seeds = np.arange(1000), range(400)
+
+    def in_place(seed):
+        return int((rows_at(Order(seed), 1000, 0, here) == np.argsort(keys_at(seed, 0, here))).sum())
+
+    assert statistics.matches([in_place(seed) for seed in seeds]) > LIMIT
+    monkeypatch.setattr(order, "words", lambda purpose, seed, epoch: words("order", seed, epoch))
+    assert statistics.matches([in_place(seed) for seed in seeds]) < LIMIT

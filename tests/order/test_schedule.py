@@ -1,0 +1,278 @@
+"""The arithmetic of batches against a run that is written down row by row."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from feedline.order.schedule import ENDLESS, REMAINDERS, Cursor, Schedule
+
+FEW = 12
+"""So many batches of an endless run are looked at."""
+
+
+class Batch(NamedTuple):
+    """One batch of the run: for each row its epoch, its position and whether it is real."""
+
+    rows: list[tuple[int, int, bool]]
+    dropped: int  # rows left out since the batch before
+
+    @property
+    def last_real(self):
+        return max((epoch, position) for epoch, position, real in self.rows if real)
+
+
+def written_down(schedule, cursor):
+    """The batches from a cursor to the end of its pass; returns the rows that are dropped after the last."""
+    n, size, remainder, epochs = schedule.rows, schedule.batch_size, schedule.remainder, schedule.epochs
+    epoch, position = cursor
+    end = None if epochs is None else epoch - epoch % epochs + epochs
+    rows, dropped = [], 0
+    while epoch != end:
+        if position < n or (rows and remainder == "pad"):
+            rows.append((epoch, position % n, position < n))
+            position += 1
+        else:
+            if remainder == "drop":
+                dropped += len(rows)
+                rows = []
+            epoch, position = epoch + 1, 0
+        if len(rows) == size:
+            yield Batch(rows, dropped)
+            rows, dropped = [], 0
+    return dropped + len(rows)
+
+
+def few_batches(schedule, cursor):
+    """(batches, rows dropped at the end). Of an endless run the first few, and None."""
+    run, batches = written_down(schedule, cursor), []
+    while schedule.epochs is not None or len(batches) < FEW:
+        try:
+            batches.append(next(run))
+        except StopIteration as end:
+            return batches, end.value
+    return batches, None
+
+
+def rows_at(schedule, start, offsets=None):
+    places = schedule.places(
+        start, np.arange(schedule.batch_size) if offsets is None else np.array(offsets, np.int64)
+    )
+    assert (places.epoch.dtype, places.position.dtype, places.valid.dtype) == (np.int64, np.int64, bool)
+    return list(zip(places.epoch.tolist(), places.position.tolist(), places.valid.tolist(), strict=True))
+
+
+@st.composite
+def schedules(draw, rows=None):
+    n = draw(st.integers(1, 12)) if rows is None else rows
+    remainder, epochs = draw(st.sampled_from(REMAINDERS)), draw(st.none() | st.integers(1, 4))
+    most = {"drop": n, "pad": 3 * n, "wrap": 3 * n if epochs is None else n * epochs}[remainder]
+    return Schedule(n, draw(st.integers(1, most)), remainder, epochs)
+
+
+@st.composite
+def placed(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a strategy is a value
+    """A schedule, and a cursor that it can have: the end of an epoch is the largest position."""
+    schedule = draw(schedules)
+    return schedule, Cursor(draw(st.integers(0, last_epoch)), draw(st.integers(0, schedule.rows)))
+
+
+@given(place=placed(), offsets=st.lists(st.integers(0, 99)))
+@settings(max_examples=600, deadline=None)
+@example((Schedule(10, 4, "pad", 2), Cursor(1, 8)), [])
+@example((Schedule(10, 4, "wrap", 2), Cursor(0, 10)), [])
+@example((Schedule(2, 7, "wrap", 4), Cursor(3, 2)), [])
+def test_batches_hold_the_rows_that_were_written_down(place, offsets):
+    schedule, cursor = place
+    batches, dropped_at_the_end = few_batches(schedule, cursor)
+    if schedule.epochs is None:
+        assert schedule.batches_from(cursor) == ENDLESS
+    else:
+        assert schedule.batches_from(cursor) == len(batches)
+    before = cursor
+    for k, batch in enumerate(batches):
+        start = schedule.batch_at(cursor, k)
+        assert start == batch.rows[0][:2]
+        assert rows_at(schedule, start) == batch.rows
+        assert schedule.real_rows(start) == sum(real for _, _, real in batch.rows)
+        assert schedule.dropped_rows(before, start) == batch.dropped
+        assert schedule.batch_at(before, 0) == start
+        before = schedule.after(start)
+    if dropped_at_the_end is not None:
+        assert schedule.dropped_rows(before, None) == dropped_at_the_end
+    if batches:
+        some = sorted(offset % schedule.batch_size for offset in offsets)
+        assert rows_at(schedule, start, some) == [batch.rows[offset] for offset in some]
+
+
+@given(schedule=schedules(), index=st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_passes_follow_each_other(schedule, index):
+    if schedule.epochs is None:
+        assert schedule.batches_of_pass(index) == ENDLESS
+        assert schedule.pass_of(Cursor(index, 3)) == 0
+        return
+    start = schedule.start_of_pass(index)
+    assert start == (index * schedule.epochs, 0)
+    batches, dropped = few_batches(schedule, start)
+    assert schedule.batches_of_pass(index) == len(batches)
+    real = sum(real for batch in batches for _, _, real in batch.rows)
+    assert real + sum(batch.dropped for batch in batches) + dropped == schedule.epochs * schedule.rows
+    first = batches[0].rows[0][0]
+    for k, batch in enumerate(batches):
+        assert first <= batch.last_real[0] < first + schedule.epochs
+        assert schedule.pass_of(schedule.after(schedule.batch_at(start, k))) == index
+    last = schedule.after(schedule.batch_at(start, len(batches) - 1))
+    assert schedule.batches_from(last) == 0
+    assert schedule.start_of_pass(schedule.pass_of(last) + 1) == ((index + 1) * schedule.epochs, 0)
+
+
+@given(schedule=schedules())
+@settings(max_examples=200, deadline=None)
+def test_steps_per_epoch(schedule):
+    if schedule.remainder == "wrap":
+        with pytest.raises(
+            TypeError, match=r'^remainder "wrap" has no whole number of steps .*; use len\(feed\), or'
+        ):
+            _ = schedule.steps_per_epoch
+        return
+    one = Schedule(schedule.rows, schedule.batch_size, schedule.remainder, 1)
+    assert schedule.steps_per_epoch == len(list(written_down(one, Cursor(0, 0))))
+
+
+@given(place=placed(), steps=st.integers(0, FEW - 1), data=st.data())
+@settings(max_examples=600, deadline=None)
+def test_a_resume_with_another_size_remainder_and_pass_begins_with_the_first_row_that_was_not_delivered(
+    place, steps, data
+):
+    schedule, start = place
+    delivered = few_batches(schedule, start)[0][: steps + 1]
+    assume(delivered)
+    state = schedule.after(schedule.batch_at(start, len(delivered) - 1))
+    epoch, position = delivered[-1].last_real
+    assert state == (epoch, position + 1)  # whatever the batch size and the remainder: no position beyond n
+    other = data.draw(schedules(rows=schedule.rows))
+    expected, dropped = few_batches(other, Cursor(epoch, position + 1))
+    assert [rows_at(other, other.batch_at(state, k)) for k in range(len(expected))] == [b.rows for b in expected]
+    if other.epochs is not None:
+        assert other.batches_from(state) == len(expected)
+    if expected:
+        assert other.dropped_rows(state, other.batch_at(state, 0)) == expected[0].dropped
+    elif dropped is not None:
+        assert other.dropped_rows(state, None) == dropped
+
+
+@given(
+    n=st.integers(1, 9),
+    legs=st.lists(st.tuples(st.integers(1, 20), st.sampled_from(["pad", "wrap"])), max_size=12),
+)
+@settings(max_examples=300, deadline=None)
+def test_nothing_is_lost_and_nothing_comes_twice_over_any_resumes(n, legs):
+    cursor, delivered = Cursor(0, 0), []
+    for size, remainder in legs:
+        schedule = Schedule(n, size, remainder, None)
+        start = schedule.batch_at(cursor, 0)
+        delivered += [(epoch, position) for epoch, position, real in rows_at(schedule, start) if real]
+        cursor = schedule.after(start)
+    every_row = ((epoch, position) for epoch in itertools.count() for position in range(n))
+    assert delivered == list(itertools.islice(every_row, len(delivered)))
+
+
+@given(n=st.integers(1, 9), sizes=st.lists(st.integers(1, 9), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_with_drop_only_the_ends_of_epochs_are_lost_over_any_resumes(n, sizes):
+    cursor, seen, dropped = Cursor(0, 0), [], 0
+    for size in sizes:
+        schedule = Schedule(n, min(size, n), "drop", None)
+        start = schedule.batch_at(cursor, 0)
+        dropped += schedule.dropped_rows(cursor, start)
+        seen += rows_at(schedule, start)
+        cursor = schedule.after(start)
+    for epoch in range(cursor.epoch + 1):
+        positions = [position for e, position, _ in seen if e == epoch]
+        assert positions == list(range(len(positions)))
+        dropped -= n - len(positions) if epoch < cursor.epoch else 0
+    assert dropped == 0
+
+
+huge_rows = st.integers(2**61, 2**62) | st.sampled_from([2**62, 2**63 - 1])
+huge_schedules = st.builds(
+    Schedule, huge_rows, st.integers(1, 2**20), st.sampled_from(REMAINDERS), st.none() | st.integers(1, 2**40)
+)
+
+
+@given(
+    schedule=huge_schedules, epoch=st.integers(0, 2**62), short=st.integers(1, 2**20), offset=st.integers(0, 2**20)
+)
+@settings(max_examples=300, deadline=None)
+@example(Schedule(2**63 - 1, 4096, "wrap", None), 2**62, 1, 4095)
+@example(Schedule(2**63 - 1, 4096, "pad", None), 2**62, 1, 4095)
+def test_places_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
+    position = schedule.rows - short
+    if offset < short:
+        expected = (epoch, position + offset, True)
+    elif schedule.remainder == "wrap":
+        expected = (epoch + 1, offset - short, True)
+    else:
+        expected = (epoch, offset - short, False)
+    assert rows_at(schedule, Cursor(epoch, position), [offset]) == [expected]
+
+
+@given(n=st.integers(1, 9), size=st.integers(2**40, 2**62), offset=st.integers(0, 2**62))
+@settings(max_examples=100, deadline=None)
+def test_places_in_a_batch_of_very_many_epochs(n, size, offset):
+    assume(offset < size)
+    wrapped, padded = (Schedule(n, size, remainder, None) for remainder in ("wrap", "pad"))
+    assert rows_at(wrapped, Cursor(5, n - 1), [offset]) == [
+        (5 + (n - 1 + offset) // n, (n - 1 + offset) % n, True),
+    ]
+    assert rows_at(padded, Cursor(5, n - 1), [offset]) == [(5, (n - 1 + offset) % n, offset == 0)]
+
+
+@given(place=placed(huge_schedules | schedules(), 2**40), k=st.integers(0, 2**80) | st.integers(0, 50))
+@settings(max_examples=500, deadline=None)
+def test_the_batch_after_a_batch_is_the_next_however_far(place, k):
+    """With the rows that were written down for k = 0, this is an induction over all k."""
+    schedule, cursor = place
+    here, following = schedule.batch_at(cursor, k), schedule.batch_at(cursor, k + 1)
+    assert schedule.batch_at(schedule.after(here), 0) == following
+    assert 0 <= following.position < schedule.rows
+    assert here < following
+    left = 0 if schedule.epochs is None else schedule.batches_from(cursor)
+    if k < left:
+        assert schedule.batches_from(here) == left - k
+    if left:
+        assert schedule.batches_from(schedule.after(schedule.batch_at(cursor, left - 1))) == 0
+
+
+def test_huge_passes_are_counted_exactly():
+    assert Schedule(2**62, 3, "drop", 2**10).batches_of_pass(2**60) == 2**10 * (2**62 // 3)
+    assert Schedule(2**62, 3, "pad", 2**10).batches_of_pass(7) == 2**10 * (2**62 // 3 + 1)
+    assert Schedule(2**62, 3, "wrap", 2**10).batches_of_pass(7) == 2**72 // 3
+    assert Schedule(2**62, 3, "wrap", 2**10).dropped_rows(Cursor(0, 2**62 - 1), None) == 1 + (2**10 - 1) * 2**62
+
+
+SCHEDULES_WITHOUT_A_BATCH: list[Any] = [
+    (10, 11, "drop", None, 10),
+    (10, 11, "drop", 3, 10),
+    (10, 11, "wrap", 1, 10),
+    (10, 31, "wrap", 3, 30),
+]
+
+
+@pytest.mark.parametrize(("rows", "size", "remainder", "epochs", "most"), SCHEDULES_WITHOUT_A_BATCH)
+def test_a_pass_without_a_batch_is_refused_and_what_is_advised_works(rows, size, remainder, epochs, most):
+    with pytest.raises(
+        ValueError,
+        match=rf'^remainder "{remainder}" drops a partial batch, and {most} rows do not fill one of {size}; '
+        rf'use a batch size of at most {most}, or remainder="pad"$',
+    ):
+        Schedule(rows, size, remainder, epochs)
+    assert Schedule(rows, most, remainder, epochs).batches_of_pass(0) == (
+        epochs or ENDLESS if remainder == "drop" else 1
+    )
+    assert Schedule(rows, size, "pad", epochs).batches_of_pass(0) == (epochs or ENDLESS)
+    assert Schedule(rows, size, "wrap", None).batches_of_pass(0) == ENDLESS

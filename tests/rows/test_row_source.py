@@ -1,0 +1,263 @@
+"""A `RowSource` of the user's own: a format that feedline does not know, and more rows than any disk holds."""
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading, RowError, RowSource, open_source
+from feedline.order.epoch import rows_at
+from feedline.sources.arrays import ArraySource
+from feedline.sources.records import RecordSource
+
+
+class Squares:
+    """Row i holds i and i² mod 1009. Nothing is stored, so there may be any number of rows."""
+
+    def __init__(self, count, fails_at=None, fault=None):
+        self.fault = fault
+        self.spec = {
+            "row": jax.ShapeDtypeStruct((2,), np.uint32),
+            "square": jax.ShapeDtypeStruct((), np.int16),
+        }
+        self.identity = {"kind": "squares", "count": count}
+        self.count = count
+        self.fails_at = fails_at
+        self.read_rows = 0
+        self.closed = 0
+
+    def __len__(self):
+        return self.count
+
+    def read(self, rows, out):
+        if self.fails_at is not None and (rows == self.fails_at).any():
+            raise self.fault
+        self.read_rows += len(rows)
+        out["row"][:, 0], out["row"][:, 1] = rows >> 32, rows & 0xFFFFFFFF
+        out["square"][:] = (rows % 1009) ** 2 % 1009
+
+    def close(self):
+        self.closed += 1
+
+
+def _index(batch):
+    row = np.asarray(batch["row"]).astype(np.int64)
+    return (row[:, 0] << 32) + row[:, 1]
+
+
+class Counted(Squares):
+    """Its identity takes long: a feed asks for it once."""
+
+    asked = 0
+
+    @property
+    def identity(self):
+        self.asked += 1
+        return {"kind": "squares"}
+
+    @identity.setter
+    def identity(self, value):
+        pass
+
+
+def test_a_feed_asks_for_the_identity_once(sharding):
+    source = Counted(100)
+    with Feed(source, 8, sharding):
+        assert source.asked == 1
+
+
+class Returning(Squares):
+    """Whoever wrote it took `read` for a function of the rows alone: nothing is written."""
+
+    def read(self, rows, out):
+        return {"row": np.zeros((len(rows), 2)), "square": rows**2}
+
+
+def test_a_read_that_returns_its_rows_is_refused(sharding):
+    with (
+        Feed(Returning(100), 8, sharding) as feed,
+        pytest.raises(RowError, match="read writes its rows into out, and must not return a dict"),
+    ):
+        next(feed)
+
+
+class Typed(Squares):
+    """Its spec holds a dtype in place of a ShapeDtypeStruct."""
+
+    def __init__(self):
+        super().__init__(9)
+        self.spec = {"square": np.int16}
+
+
+def test_what_is_no_source_or_has_no_spec_is_told(sharding):
+    with pytest.raises(TypeError, match=r"got the class Squares; pass Squares\(\.\.\.\)"):
+        Feed(Squares, 8, sharding)
+    with pytest.raises(TypeError, match=r"batch\['square'\]: each leaf of a row must .*, got type"):
+        Feed(Typed(), 8, sharding)
+
+
+class Delegating:
+    """A source whose members are another one's, but for the special method."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def test_a_source_that_delegates_to_another_is_one(sharding):
+    with Feed(Delegating(Squares(100)), 8, sharding, order=Order(shuffle=False)) as feed:
+        assert next(feed)["square"].tolist() == [0, 1, 4, 9, 16, 25, 36, 49]
+
+
+@pytest.mark.parametrize("count", [100, 10**12 + 1, 2**40 + 1])
+def test_any_number_of_rows_is_read_from_any_place(sharding, count):
+    source = Squares(count)
+    assert isinstance(source, RowSource)
+    start = count - 50
+    with Feed(source, 16, sharding, order=Order(seed=9), epochs=2, reading=Reading(threads=1, buffer=1)) as feed:
+        feed.seek(1, start)
+        batches = [
+            batch for _, batch in zip(range(4), feed, strict=False)
+        ]  # list() would make room for a whole pass
+        assert len(batches) == 3
+        for k, batch in enumerate(batches):
+            index = rows_at(Order(seed=9), count, 1, np.arange(start + 16 * k, start + 16 * k + 16))
+            np.testing.assert_array_equal(_index(batch), index)
+            np.testing.assert_array_equal(np.asarray(batch["square"]), (index % 1009) ** 2 % 1009)
+    assert source.read_rows == 48
+
+
+def test_restoring_reads_nothing_again(sharding):
+    source = Squares(10**12)
+    with Feed(source, 16, sharding) as feed:
+        next(feed)
+        state = feed.get_state()
+        state["position"] = 10**12 - 160
+    source = Squares(10**12)  # another one: reads that the closed feed left behind may still go on
+    with Feed(source, 16, sharding, epochs=1) as feed:
+        feed.set_state(state)
+        assert source.read_rows == 0
+        assert sum(1 for _ in feed) == 10
+    assert source.read_rows == 160
+
+
+def test_a_source_that_was_given_is_not_closed(sharding):
+    source = Squares(64)
+    for _ in range(2):
+        with Feed(source, 16, sharding, epochs=1) as feed:
+            assert len(list(feed)) == 4
+    assert source.closed == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (OSError("the disk is gone"), r"failed to read this row with OSError: .* row 33, epoch 0, position 33\]"),
+        (StopIteration(), "failed to read 16 rows, the first of them 32, with StopIteration"),  # of no row
+    ],
+)
+def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
+    with Feed(Squares(64, fails_at=33, fault=fault), 16, sharding, order=Order(shuffle=False)) as feed:
+        next(feed), next(feed)
+        with pytest.raises(RowError, match=f"Squares {told}") as caught:
+            next(feed)
+        assert caught.value.__cause__ is fault
+        assert feed.position == 32
+
+
+@pytest.mark.slow
+def test_workers_take_whatever_pickles(sharding, delivered):
+    offset = np.arange(64)  # in memory: each worker gets a copy of it
+
+    class Shifted(Squares):
+        def read(self, rows, out):
+            super().read(offset[rows], out)
+
+    dataset = grain.MapDataset.range(64).map(lambda i: {"row": np.array([0, offset[i]], np.uint32)})
+    for source in (Shifted(64), dataset):
+        feed = Feed(source, 16, sharding, order=Order(shuffle=False), epochs=1, reading=Reading(workers=1))
+        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in delivered(feed)]), offset)
+
+
+def test_columns_and_rows_of_a_source_without_read_leaf_are_cut(sharding):
+    mesh = sharding.mesh
+    shardings = {
+        "row": jax.sharding.NamedSharding(
+            jax.sharding.Mesh(mesh.devices.reshape(4, 2), ("d", "m")), jax.P("d", "m")
+        ),
+        "square": sharding,
+    }
+    with Feed(Squares(64), 16, shardings, order=Order(shuffle=False), epochs=1) as feed:
+        np.testing.assert_array_equal(np.concatenate([_index(batch) for batch in feed]), np.arange(64))
+
+
+def test_an_object_dtype_in_a_spec_is_refused(sharding):
+    source = Squares(64)
+    source.spec = {"row": jax.ShapeDtypeStruct((2,), np.dtype("S4"))}
+    with pytest.raises(TypeError, match=r"batch\['row'\]: an accelerator holds numbers and booleans"):
+        Feed(source, 16, sharding)
+
+
+def test_an_empty_source_is_refused(sharding):
+    with pytest.raises(ValueError, match="a source must have at least one row, Squares has 0"):
+        Feed(Squares(0), 16, sharding)
+
+
+# --- what the sources of feedline offer besides ---
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for i in range(3):
+        np.savez(tmp_path / f"{i}.npz", x=np.arange(8).reshape(4, 2) + 8 * i, label=np.arange(4) + 4 * i)
+    return open_source(tmp_path / "*.npz")
+
+
+def test_one_row_of_a_source_is_a_tree_in_memory_of_its_own(shards):
+    row = shards[-1]
+    assert row["label"] == 11
+    assert type(row["label"]) is np.int64
+    row["x"][:] = 0
+    assert shards[11]["x"].tolist() == [22, 23]
+    assert shards[np.int32(5)]["label"] == 5
+    assert [int(row["label"]) for row in shards] == list(range(12))  # ends with the IndexError
+    assert isinstance(shards, RowSource)
+
+
+@pytest.mark.parametrize("index", [slice(3), "x", 1.0, [0, 1], None])
+def test_what_is_no_row_index_is_a_type_error(shards, index):
+    with pytest.raises(TypeError, match=r"source\[i\] is one row, got .*grain\.MapDataset\.source\(source\)\["):
+        shards[index]
+
+
+def test_grain_maps_mixes_and_slices_a_source(shards, sharding, delivered):
+    dataset = grain.MapDataset.source(shards)
+    assert [row["label"] for row in dataset[2:9:3]] == [2, 5, 8]
+    mixed = grain.MapDataset.mix([dataset, dataset.map(lambda row: {**row, "label": row["label"] + 100})])
+    (batch,) = delivered(Feed(mixed, 24, sharding, epochs=1))
+    assert sorted(batch["label"].tolist()) == [*range(12), *range(100, 112)]
+
+
+def test_a_source_describes_itself(shards, tmp_path):
+    first, last = tmp_path / "0.npz", tmp_path / "2.npz"
+    told = f"<ArraySource: rows 12, label int64[], x int64[2], from {first} … {last}, 3 files>"
+    assert repr(shards) == told
+    assert repr(open_source(first)).endswith(f"x int64[2], from {first}>")
+    assert (
+        repr(ArraySource([np.zeros((60_000, 28, 28), np.uint8)]))
+        == "<ArraySource: rows 60,000, row uint8[28, 28]>"
+    )
+    nested = RecordSource(grain.MapDataset.range(5).map(lambda i: {"image": {"left": np.float32(i)}}))
+    assert repr(nested) == "<RecordSource: rows 5, image.left float32[]>"
+    wide = ArraySource([{f"c{i:02}": np.zeros(2, np.int8) for i in range(30)}])
+    assert repr(wide).endswith("c07 int8[], … 22 more leaves>")
+
+
+def test_the_description_in_a_notebook_is_a_table():
+    table = ArraySource([{"<b>": np.zeros((5, 2), np.int8)}])._repr_html_()
+    assert "<tr><th>rows</th><td>5</td></tr><tr><th>&lt;b&gt;</th><td>int8[2]</td></tr></table>" in table

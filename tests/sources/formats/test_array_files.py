@@ -1,0 +1,340 @@
+"""`.npy`, `.npz` and `.bin` files with headers that cannot be true, that are damaged, or change while in use."""
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import feedline
+from feedline.errors import FeedError, RowError
+from feedline.sources.arrays import ArraySource
+
+ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
+
+
+def npy(header, version=(1, 0), data=bytes(48), length=None):
+    """A file with any header."""
+    text = header.encode("utf8" if version[0] >= 3 else "latin1")
+    size = struct.pack("<H" if version[0] == 1 else "<I", len(text) if length is None else length)
+    return b"\x93NUMPY" + bytes(version) + size + text + data
+
+
+def described(descr="'<i4'", shape="(3, 4)", fortran="False"):
+    return f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
+
+
+def read(source, *rows):
+    out = np.zeros((len(rows), *source.spec.shape), source.spec.dtype)
+    source.read(np.array(rows), out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (described("'|S0'", "(-1,)"), "its shape must be a tuple of lengths"),
+        (described("'|V0'", "(-1,)"), "its shape must be a tuple of lengths"),
+        (described("'|V0'", "(3,)"), "its elements must have bytes"),
+        (described("[]", "(3,)"), "its elements must have bytes"),
+        (described(shape="(3, -4)"), "its shape must be a tuple of lengths"),
+        (described(shape="(3, True)"), "its shape must be a tuple of lengths"),
+        (described(shape="[3, 4]"), "its shape must be a tuple of lengths"),
+        (described(shape="(2**3,)"), "its header is no Python literal"),
+        (described(shape=f"({2**64}, 4)"), r"its header promises \d+ bytes"),
+        (described(shape=f"({2**40}, {2**40})"), r"its header promises \d+ bytes"),
+        (described(shape=f"({'1, ' * 100})"), "maximum supported dimension"),
+        (described(fortran="1"), "fortran_order must be True or False"),
+        (described("'<i99'"), "its dtype '<i99' is none that NumPy knows"),
+        (described("'|O'"), "it holds Python objects"),
+        (described("[('x', '<i4'), ('x', '<i4')]"), "is none that NumPy knows"),
+        (described("[(3,)]"), "is none that NumPy knows"),
+        (described("{}"), "its elements must have bytes"),
+        (described("[[[]]]"), "is none that NumPy knows"),
+        (described("('<i4', (-1,))"), "is none that NumPy knows"),
+        (described("('<i4', 2**70)"), "its header is no Python literal"),
+        (described("f'{1}'"), "its header is no Python literal"),
+        ("{'descr': '<i4', 'shape': (3, 4)}", "its header must be a dict of descr, fortran_order, shape"),
+        ("[1, 2", "its header is no Python literal"),
+        ("(" * 5000, "its header is no Python literal"),
+        ("{'a':" * 1500, "its header is no Python literal"),
+        ("'''", "its header is no Python literal"),
+        ("\0", "its header is no Python literal"),
+        ("    0\n  1", "its header is no Python literal"),
+        ("1" * 9000, "its header"),
+        ("{[]: 1}", "its header is no Python literal"),
+    ],
+)
+def test_headers_that_cannot_be_true_are_refused_by_name(tmp_path, header, match):
+    (tmp_path / "bad.npy").write_bytes(npy(header))
+    with pytest.raises(ValueError, match=rf"bad\.npy cannot be read as a \.npy file of numbers: .*{match}"):
+        feedline.open_source(tmp_path / "bad.npy")
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("x.npy", npy(header))
+    with pytest.raises(ValueError, match=rf"bad\.npz .* its member 'x': .*{match}"):
+        feedline.open_source(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("version", [(0, 0), (1, 1), (4, 0), (255, 255)])
+def test_versions_that_no_numpy_writes_are_refused(tmp_path, version):
+    (tmp_path / "x.npy").write_bytes(npy(described(), version))
+    with pytest.raises(ValueError, match=rf"x\.npy .* must be 1\.0, 2\.0 or 3\.0, got {version[0]}\.{version[1]}"):
+        feedline.open_source(tmp_path / "x.npy")
+
+
+def test_a_header_longer_than_its_file_or_too_long_is_refused(tmp_path):
+    for content in (npy(described(), (2, 0), length=2**32 - 1), npy(described() + " " * 20_000), npy("")[:9]):
+        (tmp_path / "x.npy").write_bytes(content)
+        with pytest.raises(ValueError, match=r"x\.npy cannot be read .* its header"):
+            feedline.open_source(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_all_versions_are_read_as_numpy_reads_them(tmp_path, is_source_of, version):
+    rows = np.arange(12, dtype=np.int32).reshape(3, 4)
+    for fortran in ("False", "True"):
+        data = rows.T.tobytes() if fortran == "True" else rows.tobytes()
+        (tmp_path / "x.npy").write_bytes(npy(described(fortran=fortran), version, data))
+        is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
+    (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))  # Python 2
+    is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
+
+
+def test_names_of_fields_are_not_garbled(tmp_path, is_source_of):
+    records = np.zeros(3, [("größe", np.float32), ("重さ", np.int32, (2,)), ("plain", np.int8)])
+    records["größe"], records["plain"] = [1, 2, 3], [4, 5, 6]
+    with pytest.warns(UserWarning, match="NumPy >= 1.17"):
+        np.save(tmp_path / "x.npy", records)
+    assert (tmp_path / "x.npy").read_bytes()[6] == 3
+    is_source_of(feedline.open_source(tmp_path / "x.npy"), {name: records[name] for name in records.dtype.names})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "line"),
+    [
+        (ml_dtypes.bfloat16, (4, 3), "dtype=np.dtype((ml_dtypes.bfloat16, (3,)))"),
+        (ml_dtypes.bfloat16, (4,), "dtype=ml_dtypes.bfloat16"),
+        (ml_dtypes.float8_e4m3fn, (4, 2, 3), "dtype=np.dtype((ml_dtypes.float8_e4m3fn, (2, 3)))"),
+    ],
+)
+def test_a_dtype_that_numpy_save_loses_gets_the_line_that_works(tmp_path, is_source_of, dtype, shape, line):
+    rows = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    np.save(tmp_path / "x.npy", rows)
+    np.savez(tmp_path / "x.npz", y=rows)
+    for name, told in (("x.npy", "x.npy"), ("x.npz", "x.npz: y")):
+        with pytest.raises(TypeError, match=r"elements of . bytes have lost their dtype: numpy\.save") as error:
+            feedline.open_source(tmp_path / name)
+        assert told in str(error.value)
+        assert line in str(error.value)
+    rows.tofile(tmp_path / "x.bin")
+    told = eval(line.removeprefix("dtype="), {"np": np, "ml_dtypes": ml_dtypes})
+    is_source_of(feedline.open_source(tmp_path / "x.bin", dtype=told), rows)
+
+
+# --- .npz ---
+
+
+def test_damaged_members_are_named(tmp_path):
+    np.savez_compressed(tmp_path / "ok.npz", x=ROWS, y=ROWS)
+    whole = (tmp_path / "ok.npz").read_bytes()
+    at = whole.index(b"y.npy") + 60
+    (tmp_path / "bad.npz").write_bytes(whole[:at] + b"damage" + whole[at + 6 :])
+    with pytest.raises(ValueError, match=r"bad\.npz cannot be read as a \.npz file of numbers: its member 'y': "):
+        feedline.open_source(tmp_path / "bad.npz")
+    np.savez(tmp_path / "ok.npz", x=ROWS)
+    whole = (tmp_path / "ok.npz").read_bytes()
+    (tmp_path / "bad.npz").write_bytes(b"damage" + whole[6:])
+    with pytest.raises(ValueError, match=r"its member 'x': .* a place where no member is"):
+        feedline.open_source(tmp_path / "bad.npz")
+
+
+def test_a_compressed_member_that_ends_early_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy(described(shape="(1000, 4)")))
+    with pytest.raises(ValueError, match=r"x\.npz .* its member 'x': its header promises \d+ bytes"):
+        feedline.open_source(tmp_path / "x.npz")
+
+
+def test_members_of_one_name_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", npy(described()))
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("x.npy", npy(described()))
+    with pytest.raises(ValueError, match=r"x\.npz .* must have different names, and two are called 'x'"):
+        feedline.open_source(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_encrypted_member_is_named(tmp_path, save):
+    save(tmp_path / "x.npz", x=ROWS)
+    with zipfile.ZipFile(tmp_path / "x.npz") as archive:
+        place = archive.infolist()[0].header_offset
+        directory = archive.start_dir
+    whole = bytearray((tmp_path / "x.npz").read_bytes())
+    whole[place + 6] |= 1  # zipfile cannot write encrypted members: the flag alone
+    whole[directory + 8] |= 1
+    (tmp_path / "x.npz").write_bytes(whole)
+    with pytest.raises(
+        ValueError, match=r"x\.npz .* its member 'x': it is encrypted; write it without a password"
+    ):
+        feedline.open_source(tmp_path / "x.npz")
+
+
+# --- files that change ---
+
+
+def save(path, rows):
+    """One of the formats; each is written where it lies, as numpy.save does."""
+    if path.suffix == ".npy":
+        np.save(path, rows)
+    elif path.suffix == ".npz":
+        np.savez(path, x=rows)
+    else:
+        rows.tofile(path)
+    return path
+
+
+def opened(path):
+    if path.suffix == ".bin":
+        return feedline.open_source(path, dtype=np.dtype((np.int32, (3,))))
+    return feedline.open_source(path, columns=["x"]) if path.suffix == ".npz" else ArraySource([path])
+
+
+def rewrite(path, rows):
+    """Write other rows over a file, at another time, however coarse the clock of the file system is.
+
+    It never becomes shorter: a feed that reads ahead just then would die of SIGBUS.
+    """
+    before = os.stat(path).st_mtime_ns
+    other = save(path.with_name(f"other{path.suffix}"), rows)
+    with path.open("r+b") as file:
+        file.write(other.read_bytes())
+    other.unlink()
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+SUFFIXES = pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
+
+
+@SUFFIXES
+def test_another_process_refuses_a_file_that_changed(tmp_path, suffix):
+    path = save(tmp_path / f"x{suffix}", ROWS)
+    source = opened(path)
+    pickled = pickle.dumps(source)
+    assert pickle.loads(pickled).identity == source.identity
+    rewrite(path, ROWS + 1)
+    with pytest.raises(FeedError, match="it was written to since the source was opened") as error:
+        pickle.loads(pickled)
+    assert (type(error.value), error.value.file) == (FeedError, str(path))
+    save(tmp_path / f"new{suffix}", ROWS + 1)
+    os.replace(tmp_path / f"new{suffix}", path)
+    with pytest.raises(FeedError, match="another file lies at its path since the source was opened"):
+        pickle.loads(pickled)
+    path.write_bytes(b"")
+    with pytest.raises(FeedError, match="must not change while a feed reads it, and it has 0 bytes"):
+        pickle.loads(pickled)
+    path.unlink()
+    with pytest.raises(FeedError, match="it cannot be found any more"):
+        pickle.loads(pickled)
+
+
+@SUFFIXES
+def test_a_file_that_is_replaced_or_deleted_is_held(tmp_path, suffix):
+    path = save(tmp_path / f"x{suffix}", ROWS)
+    source = opened(path)
+    save(tmp_path / f"new{suffix}", ROWS + 1)
+    os.replace(tmp_path / f"new{suffix}", path)
+    out = np.zeros((200, 3), np.int32)
+    source.read(np.arange(200), {"x": out} if suffix == ".npz" else out)
+    np.testing.assert_array_equal(out, ROWS)
+    path.unlink()
+    source.read(np.arange(200), {"x": out} if suffix == ".npz" else out)
+    np.testing.assert_array_equal(out, ROWS)
+
+
+def test_a_feed_ends_before_it_reads_a_file_that_was_written_to_or_truncated(tmp_path, sharding):
+    reading = feedline.Reading(bad_rows="substitute", bad_rows_budget=10**6, threads=1)
+    path = save(tmp_path / "x.npy", ROWS)
+    for change, match in (
+        (lambda: rewrite(path, ROWS + 1), "it was written to since the source was opened"),
+        (lambda: os.truncate(path, 300), "it has 300 bytes and had"),
+    ):
+        with feedline.Feed(path, 8, sharding, reading=reading) as feed:
+            next(feed)
+            change()
+            with pytest.raises(FeedError, match=match) as error:
+                list(zip(range(100), feed, strict=False))
+            assert not isinstance(error.value, RowError)
+
+
+def test_of_many_files_each_is_looked_at_in_turn(tmp_path):
+    for i in range(20):
+        save(tmp_path / f"{i:02}.npy", ROWS)
+    source = feedline.open_source(tmp_path / "*.npy")
+    assert read(source, 3).tolist() == ROWS[[3]].tolist()
+    rewrite(tmp_path / "07.npy", ROWS + 1)
+    with pytest.raises(FeedError, match=r"it was written to .*07\.npy"):
+        [read(source, 3) for _ in range(5)]
+
+
+def test_worker_processes_refuse_what_was_saved_over_the_file_of_the_feed(tmp_path, sharding):
+    path = save(tmp_path / "x.npy", ROWS)
+    with feedline.Feed(path, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
+        rewrite(path, ROWS + 1)
+        with pytest.raises(FeedError, match="it was written to since the source was opened"):
+            next(feed)
+
+
+TRUNCATES = """
+import os, sys
+import numpy as np
+import feedline
+source = feedline.open_source(sys.argv[1])
+os.truncate(sys.argv[1], 4096)
+try:
+    source.read(np.arange(1000)[::-1], np.empty((1000, 1000)))
+except feedline.FeedError as error:
+    print(error)
+"""
+
+
+def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1000, 1000)))
+    done = subprocess.run(
+        [sys.executable, "-c", TRUNCATES, tmp_path / "x.npy"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "it has 4096 bytes and had 8000128 since the source was opened" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "match"),
+    [
+        ({"x": ROWS, "y": ROWS[1:]}, ValueError, r"source\['x'\] has 200, source\['y'\] has 199 in .*x\.npz"),
+        ({"x": ROWS, "y": np.array(1)}, ValueError, r"source\['y'\] of .*x\.npz: an array needs a first axis"),
+        ({"x": ROWS, "y": np.array(["a"] * 200)}, TypeError, r"source\['y'\] of .*x\.npz: .* got dtype <U1"),
+        ({"x": ROWS[:0]}, ValueError, r"at least one row, got arrays of length 0 in .*x\.npz"),
+    ],
+)
+def test_arrays_of_a_file_that_are_no_rows_are_refused_by_its_name(tmp_path, arrays, error, match):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(error, match=match):
+        feedline.open_source(tmp_path / "x.npz")
+
+
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "x.bin").touch()
+    with pytest.raises(ValueError, match=r"at least one row, got arrays of length 0 in .*x\.bin"):
+        feedline.open_source(tmp_path / "x.bin", dtype=np.int32)
+
+
+def test_files_that_do_not_fit_together_are_named(tmp_path):
+    np.save(tmp_path / "0.npy", ROWS)
+    np.save(tmp_path / "1.npy", ROWS.astype(np.float32))
+    with pytest.raises(ValueError, match=r"1\.npy has float32\[3\], .*0\.npy int32\[3\]"):
+        feedline.open_source(tmp_path / "?.npy")

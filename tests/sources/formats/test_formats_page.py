@@ -1,0 +1,41 @@
+"""The Python of docs/formats.md runs as it stands, and its table names the formats that there are."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from feedline.sources import open_source as sources
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "formats.md").read_text()
+
+
+def test_its_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        exec(compile(block, "formats.md", "exec"), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "96 {'tokens': ShapeDtypeStruct(shape=(2049,), dtype=uint16)}",
+        "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
+        "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
+        "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
+        "ShapeDtypeStruct(shape=(3,), dtype=bfloat16)",
+    ]
+
+
+def test_its_table_is_that_of_the_code():
+    told = {}
+    for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
+        suffixes, _, options, _, _ = (cell.strip() for cell in row.split("|"))
+        named = set(re.findall(r"`(\w+)`", options)) or {"window", "stride", "columns"}  # "the same"
+        told |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
+    assert told == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
+
+
+def test_its_extras_are_those_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set(re.findall(r"feedline\[([\w-]+)\]", PAGE))
+    assert named == {"array-record", "arrow", "parquet", "zarr"}
+    assert named <= set(extras)

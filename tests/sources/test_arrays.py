@@ -1,0 +1,219 @@
+"""Arrays, `.npy` and `.npz` files, alone and in shards, against NumPy indexing."""
+
+import mmap
+import os
+import pickle
+import resource
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline import RowSource, open_source
+from feedline.sources.arrays import ArraySource
+from feedline.sources.formats import files
+
+
+def _rows(count, columns=3, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).integers(0, 100, (count, columns)).astype(dtype)
+
+
+def _read(source, rows):
+    out = jax.tree.map(lambda s: np.empty((len(rows), *s.shape), s.dtype), source.spec)
+    source.read(np.asarray(rows), out)
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), st.data())
+def test_shards_follow_each_other_and_rows_come_in_any_order_with_repeats(lengths, data):
+    shards = [{"x": _rows(n, seed=i), "y": np.arange(n) + 100 * i} for i, n in enumerate(lengths)]
+    source = ArraySource(shards)
+    whole = {name: np.concatenate([shard[name] for shard in shards]) for name in ("x", "y")}
+    rows = data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=20))
+    out = _read(source, np.array(rows, np.int64))
+    assert len(source) == sum(lengths)
+    for name in whole:
+        np.testing.assert_array_equal(out[name], whole[name][rows])
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "big-endian"])
+def test_any_memory_layout_reads_the_same(layout):
+    x = _rows(20, 4)
+    stored = {"C": x, "F": np.asfortranarray(x), "strided": np.repeat(x, 2, 0)[::2], "big-endian": x.astype(">f4")}
+    out = {"x": np.empty((3, 4), stored[layout].dtype)}
+    ArraySource([{"x": stored[layout]}]).read(np.array([19, 0, 7]), out)
+    np.testing.assert_array_equal(out["x"], x[[19, 0, 7]])
+
+
+def test_a_strided_out_is_written():
+    x = _rows(10)
+    room = np.zeros((4, 3, 2), np.float32)
+    ArraySource([x]).read(np.array([3, 1, 4, 1]), room[..., 0])
+    np.testing.assert_array_equal(room[..., 0], x[[3, 1, 4, 1]])
+    assert not room[..., 1].any()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [(slice(1, 3), slice(None)), (np.array([0, 2]), slice(None)), (np.array([0, 3]), np.array([4, 1]))],
+)
+def test_columns_are_cut_as_numpy_does_it(columns):
+    x = np.arange(10 * 4 * 5).reshape(10, 4, 5)
+    expected = x[[7, 2]][:, columns[0]][:, :, columns[1]]
+    out = np.empty(expected.shape, x.dtype)
+    ArraySource([x]).read_leaf(0, np.array([7, 2]), columns, out)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
+    x, y = _rows(50), np.arange(50)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "stored.npz", x=x, y=y)
+    np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
+    assert isinstance(files.load(tmp_path / "x.npy").arrays.base, mmap.mmap)
+    stored, packed = (files.load(tmp_path / f"{name}.npz").arrays for name in ("stored", "packed"))
+    assert all(isinstance(array.base, mmap.mmap) for array in stored.values())
+    for arrays in (stored, packed):
+        np.testing.assert_array_equal(arrays["x"], x)
+        np.testing.assert_array_equal(arrays["y"], y)
+    np.testing.assert_array_equal(files.load(tmp_path / "fortran.npy").arrays, x)
+
+
+def test_a_glob_opens_its_files_in_the_order_of_their_names(tmp_path):
+    for name, start in (("b", 4), ("a", 0), ("c", 8)):
+        np.save(tmp_path / f"{name}.npy", np.arange(start, start + 4))
+    source = open_source(str(tmp_path / "*.npy"))
+    np.testing.assert_array_equal(_read(source, np.arange(12)), np.arange(12))
+    assert isinstance(source, RowSource)
+
+
+def test_a_name_with_brackets_that_exists_is_a_file_and_no_pattern(tmp_path):
+    np.save(tmp_path / "rows[1].npy", np.arange(3))
+    assert len(open_source(tmp_path / "rows[1].npy")) == 3
+
+
+def test_pickled_it_carries_paths_and_not_the_rows(tmp_path):
+    x = _rows(10_000)
+    np.save(tmp_path / "x.npy", x)
+    source = ArraySource([{"x": tmp_path / "x.npy"}])
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 1000
+    assert source.picklable
+    assert not ArraySource([{"x": x}]).picklable
+    np.testing.assert_array_equal(_read(pickle.loads(pickled), [3, 9_999])["x"], x[[3, 9_999]])
+
+
+def test_identity_follows_the_data_and_not_the_path(tmp_path):
+    x = _rows(1000)
+    changed = x.copy()
+    changed[-1, -1] += 1
+    for name, array in (("one", x), ("two", x), ("three", changed)):
+        np.save(tmp_path / f"{name}.npy", array)
+    one, two, three = (open_source(tmp_path / f"{name}.npy").identity for name in ("one", "two", "three"))
+    assert one == two == ArraySource([x]).identity
+    assert one != three
+    assert str(tmp_path) not in str(one)
+
+
+def _truncated(path: Path) -> Path:
+    np.save(path, _rows(100))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 5)
+    return path
+
+
+def test_a_missing_file_and_a_glob_with_no_match_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*gone\.npy; check the path"):
+        open_source(tmp_path / "gone.npy")
+    with pytest.raises(FileNotFoundError, match=r"no file matches .*gone-\*\.npy; check the folder"):
+        open_source(tmp_path / "gone-*.npy")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".array_record"])
+def test_a_folder_in_place_of_a_file_is_told_with_the_glob_that_works(tmp_path, suffix):
+    (tmp_path / f"folder{suffix}").mkdir()
+    options = {"dtype": np.uint8} if suffix in (".bin", ".array_record") else {}
+    with pytest.raises(ValueError, match=rf"is a folder; pass a glob of files: .*folder\{suffix}/\*\{suffix}"):
+        open_source(tmp_path / f"folder{suffix}", **options)
+
+
+def test_the_names_of_columns_may_come_from_a_generator(tmp_path):
+    np.savez(tmp_path / "xy.npz", x=np.arange(3), y=np.arange(3), z=np.arange(3))
+    assert open_source(tmp_path / "xy.npz", columns=(name for name in "zx")).spec.keys() == {"z", "x"}
+
+
+def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
+    with pytest.raises(ValueError, match=r"cut\.npy cannot be read .* promises \d+ bytes, but there are \d+"):
+        open_source(_truncated(tmp_path / "cut.npy"))
+    (tmp_path / "text.npy").write_text("hello, world, this is no array")
+    with pytest.raises(ValueError, match=r"text\.npy cannot be read as a \.npy file"):
+        open_source(tmp_path / "text.npy")
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(ValueError, match=r"empty\.npy cannot be read as a \.npy file"):
+        open_source(tmp_path / "empty.npy")
+    np.savez(tmp_path / "ok.npz", x=_rows(100))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "ok.npz").read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"cut\.npz cannot be read as a \.npz file"):
+        open_source(tmp_path / "cut.npz")
+    with zipfile.ZipFile(tmp_path / "none.npz", "w"):
+        pass
+    with pytest.raises(ValueError, match="it holds no arrays"):
+        open_source(tmp_path / "none.npz")
+    with pytest.raises(ValueError, match=r"files of rows end in \.npy, .*, got .*rows\.csv"):
+        open_source(tmp_path / "rows.csv")
+
+
+def test_objects_in_files_are_refused(tmp_path):
+    np.save(tmp_path / "objects.npy", np.array([{}, []], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="holds Python objects"):
+        open_source(tmp_path / "objects.npy")
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "match"),
+    [
+        ({"x": np.zeros((4, 2)), "y": np.zeros(5)}, ValueError, r"same number of rows, but source\['x'\] has 4"),
+        ({"x": np.zeros((0, 2))}, ValueError, "at least one row"),
+        ({}, ValueError, "at least one array"),
+        ({"x": np.float32(1)}, TypeError, "a leaf must be an array or the path"),
+        ({"x": np.array(1.0)}, ValueError, "needs a first axis that counts rows"),
+        ({"x": [1, 2, 3]}, TypeError, r"source\['x'\]: a list may mean rows or columns, .* got one of 3 elements"),
+        ({"x": np.array(["a", "b"])}, TypeError, "holds numbers and booleans, got dtype <U1"),
+        ({"x": np.array([[1], [1, 2]], object)}, TypeError, "dtype object; .* pad them"),
+    ],
+)
+def test_trees_that_are_no_rows_are_refused(source, error, match):
+    with pytest.raises(error, match=match):
+        ArraySource([source])
+
+
+def test_shards_that_do_not_fit_together_are_refused():
+    with pytest.raises(ValueError, match=r"shard 1 has float64\[3\], shard 0 float32\[3\]"):
+        ArraySource([np.zeros((2, 3), np.float32), np.zeros((2, 3))])
+    with pytest.raises(ValueError, match="shard 1 has other ones than shard 0"):
+        ArraySource([{"x": np.zeros(2)}, {"y": np.zeros(2)}])
+
+
+def test_too_many_open_files_is_said(tmp_path):
+    for i in range(40):
+        np.save(tmp_path / f"{i}.npy", np.zeros(2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"each file of a source stays open, .* merge shards: .*\.npy"):
+            open_source(tmp_path / "*.npy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_leaf_that_is_an_npz_is_refused(tmp_path):
+    np.savez(tmp_path / "two.npz", a=np.zeros(2), b=np.zeros(2))
+    with pytest.raises(ValueError, match=r"a leaf is one array, and .* holds several"):
+        ArraySource([{"x": tmp_path / "two.npz"}])

@@ -1,0 +1,384 @@
+"""Records of a `grain.MapDataset` or of any object with `__len__` and `__getitem__`."""
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading, RowError
+from feedline.sources.records import RecordSource
+
+
+def _dataset(n=40):
+    return grain.MapDataset.range(n).map(lambda i: {"x": np.full(3, i, np.float32), "y": i})
+
+
+class Records:
+    """Any object with `__len__` and `__getitem__`; `at` gives other values for some rows."""
+
+    def __init__(self, n=40, at=None):
+        self.n, self.at = n, at or {}
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        value = self.at.get(i, {"x": np.full(3, i, np.float32)})
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def test_a_grain_dataset_keeps_its_own_order_unless_given_another(sharding, delivered):
+    own = delivered(Feed(_dataset(), 8, sharding, epochs=1))
+    assert np.concatenate([b["y"] for b in own]).tolist() == list(range(40))
+    shuffled = delivered(Feed(_dataset(), 8, sharding, epochs=1, order=Order(seed=3)))
+    rows = np.concatenate([b["y"] for b in shuffled])
+    assert rows.tolist() != list(range(40))
+    assert sorted(rows) == list(range(40))
+
+
+def test_another_object_is_shuffled_as_rows_are(sharding, delivered):
+    rows = np.concatenate([b["x"][:, 0] for b in delivered(Feed(Records(), 8, sharding, epochs=1))])
+    expected = np.concatenate(delivered(Feed(np.arange(40), 8, sharding, epochs=1)))
+    np.testing.assert_array_equal(rows, expected)
+
+
+class OneBuffer(Records):
+    """A decoder that writes every record into the same memory."""
+
+    def __init__(self, n=200):
+        super().__init__(n)
+        self.buffer = np.empty(3, np.float32)
+
+    def __getitem__(self, i):
+        self.buffer[:] = i
+        return {"x": self.buffer[:], "y": i}
+
+
+def test_records_that_share_one_buffer_are_written_before_the_next_is_read(sharding, delivered):
+    one = Reading(threads=1)  # several would write into that buffer at a time
+    for batch in delivered(Feed(OneBuffer(), 64, sharding, epochs=1, reading=one)):
+        np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
+
+
+def test_a_dataset_that_gives_too_few_records_at_once_is_asked_one_by_one():
+    dataset = _dataset()
+    dataset._getitems = lambda indices: [dataset[i] for i in indices[:-1]]
+    out = {"x": np.empty((10, 3), np.float32), "y": np.empty(10, np.int64)}
+    RecordSource(dataset).read(np.arange(10), out)
+    assert out["y"].tolist() == list(range(10))
+
+
+def test_grains_random_maps_differ_between_epochs_and_repeat_with_the_run(sharding, delivered):
+    noisy = grain.MapDataset.range(16).seed(7).random_map(lambda i, rng: {"x": rng.integers(1 << 30), "i": i})
+    first, second = (delivered(Feed(noisy, 16, sharding, epochs=2)) for _ in range(2))
+    assert not np.array_equal(first[0]["x"], first[1]["x"])
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+    # Grain's own second epoch is what repeat() gives
+    repeated = [noisy.repeat()[i]["x"] for i in range(16, 32)]
+    np.testing.assert_array_equal(first[1]["x"], repeated)
+
+
+def test_a_dataset_after_repeat_is_one_endless_epoch_and_refuses_an_order(sharding):
+    with Feed(_dataset(5).repeat(), 8, sharding) as feed:
+        batches = [np.asarray(batch["y"]) for _, batch in zip(range(3), feed, strict=False)]
+        assert feed.epoch == 0
+        assert feed.position == 24
+    np.testing.assert_array_equal(np.concatenate(batches), np.arange(24) % 5)
+    with Feed(_dataset(5).repeat(), 8, sharding) as feed:
+        feed.seek(1, 4)
+        with pytest.raises(ValueError, match=r"to be below 2\^63"):
+            next(feed)
+    with pytest.raises(ValueError, match="one endless epoch, which no Order can shuffle"):
+        Feed(_dataset(5).repeat(), 8, sharding, order=Order())
+
+
+def test_a_filter_is_named_and_pointed_to_streams(sharding):
+    filtered = _dataset().filter(lambda r: r["y"] % 2 == 0)
+    with pytest.raises(RowError, match=r"Filter.* left None here; .*to_iter_dataset\(\).*row 39") as caught:
+        Feed(filtered, 8, sharding)
+    assert caught.value.row == 39
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        ({"x": np.zeros(4, np.float32)}, r"batch\['x'\] is float32\[4\], the first record's float32\[3\]"),
+        ({"x": np.zeros(3, np.float64)}, r"batch\['x'\] is float64\[3\], the first record's float32\[3\]"),
+        ({"y": np.zeros(3, np.float32)}, "its tree is"),
+        (OSError("disk on fire"), "the dataset failed on this row with OSError: disk on fire"),
+        (None, "left None here"),
+    ],
+)
+def test_a_record_that_differs_names_its_row_epoch_and_position(sharding, record, match):
+    feed = Feed(Records(at={13: record}), 8, sharding, order=Order(shuffle=False), epochs=1)
+    with feed:
+        assert [np.asarray(next(feed)["x"])[0, 0]] == [0.0]
+        with pytest.raises(RowError, match=match) as caught:
+            next(feed)
+    assert str(caught.value).endswith("[stage read, row 13, epoch 0, position 13]")
+    assert (caught.value.row, caught.value.epoch, caught.value.position) == (13, 0, 13)
+
+
+def test_python_numbers_take_the_first_records_dtype():
+    source = RecordSource(grain.MapDataset.source([{"x": 1, "f": 0.5}, {"x": 2, "f": 1.5}]))
+    out = {"x": np.empty(2, np.int64), "f": np.empty(2, np.float64)}
+    source.read(np.array([1, 0]), out)
+    assert out["x"].tolist() == [2, 1]
+    assert out["f"].tolist() == [1.5, 0.5]
+
+
+def test_a_float_where_the_first_record_has_an_integer_is_refused():
+    source = RecordSource(grain.MapDataset.source([{"x": 1}, {"x": 2.5}]))
+    with pytest.raises(RowError, match=r"batch\['x'\] is float64\[\], the first record's int64\[\]"):
+        source.read(np.array([1]), {"x": np.empty(1, np.int64)})
+
+
+@pytest.mark.parametrize(("first", "later"), [(np.float32(0), 1e300), (np.int8(0), 300)])
+def test_a_python_number_that_does_not_fit_the_first_records_dtype_is_refused(first, later):
+    source = RecordSource(grain.MapDataset.source([{"x": first}, {"x": later}]))
+    with pytest.raises(RowError, match=r"1e\+300 does not fit float32|300 out of bounds for int8"):
+        source.read(np.array([1]), {"x": np.empty(1, first.dtype)})
+
+
+class Tensor:
+    """Stands for a tensor of PyTorch: its dtype is not NumPy's, and NumPy makes an array of it, or fails to."""
+
+    def __init__(self, values, error=None):
+        self.values, self.error = values, error
+        self.shape, self.dtype = values.shape, "torch.float32"
+
+    def __array__(self, dtype=None, copy=None):
+        if self.error is not None:
+            raise self.error
+        return self.values
+
+
+class Image:
+    """Stands for an image of Pillow, which has the older protocol."""
+
+    def __init__(self, values):
+        self.values = values
+        self.__array_interface__ = values.__array_interface__
+
+
+def _ids(i):
+    return [i, i + 1, i + 2]
+
+
+WITH_LEAVES = {
+    "a list": (lambda i: {"x": _ids(i), "y": i}, np.int64),
+    "a list of floats": (lambda i: {"x": [float(x) for x in _ids(i)], "y": i}, np.float64),
+    "a list of NumPy numbers": (lambda i: {"x": [np.int16(x) for x in _ids(i)], "y": i}, np.int16),
+    "a tensor": (lambda i: {"x": Tensor(np.array(_ids(i), np.float32)), "y": i}, np.float32),
+    "an image": (lambda i: {"x": Image(np.array(_ids(i), np.uint8)), "y": i}, np.uint8),
+    "a jax.Array": (lambda i: {"x": jax.numpy.array(_ids(i), np.float32), "y": i}, np.float32),
+    "nothing masked": (lambda i: {"x": np.ma.masked_array(_ids(i), mask=[False] * 3), "y": i}, np.int64),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_LEAVES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_whatever_numpy_makes_an_array_of_is_a_leaf(sharding, delivered, kind, stream):
+    record, dtype = WITH_LEAVES[kind]
+    dataset = grain.MapDataset.range(100).map(record)
+    if not stream:
+        assert RecordSource(dataset).spec["x"] == jax.ShapeDtypeStruct((3,), dtype)
+    (batch,) = delivered(Feed(dataset.to_iter_dataset() if stream else dataset, 96, sharding, epochs=1))
+    np.testing.assert_array_equal(batch["x"], np.arange(96)[:, None] + np.arange(3))
+    np.testing.assert_array_equal(batch["y"], np.arange(96))
+
+
+def test_nested_lists_are_one_array_and_a_record_may_be_a_list():
+    source = RecordSource(grain.MapDataset.source([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 1, 2]]]))
+    out = np.empty((2, 2, 3), np.int64)
+    source.read(np.array([1, 0]), out)
+    assert source.spec == jax.ShapeDtypeStruct((2, 3), np.int64)
+    assert out.tolist() == [[[7, 8, 9], [0, 1, 2]], [[1, 2, 3], [4, 5, 6]]]
+
+
+def test_a_list_where_the_first_record_has_an_array_takes_its_dtype():
+    source = RecordSource(
+        grain.MapDataset.source([{"x": np.zeros(2, np.float32)}, {"x": [1, 2]}, {"x": [1e300, 0.0]}])
+    )
+    out = {"x": np.empty((1, 2), np.float32)}
+    source.read(np.array([1]), out)
+    assert out["x"].tolist() == [[1, 2]]
+    with pytest.raises(RowError, match=r"\[1e\+300, 0.0\] does not fit float32.*row 2"):
+        source.read(np.array([2]), out)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_python_number_must_fit_the_first_records_dtype_also_one_that_is_not_numpys(dtype):
+    rows = [np.zeros((), jnp.dtype(dtype)), 1, 2.0, 1e300, [1e300], np.inf]
+    source = RecordSource(grain.MapDataset.source(rows))
+    out = np.empty(2, jnp.dtype(dtype))
+    source.read(np.array([1, 2]), out)
+    assert out.astype(float).tolist() == [1, 2]
+    with pytest.raises(RowError, match=r"1e\+300 does not fit \w*float.*row 3"):
+        source.read(np.array([1, 3]), out)
+    source.read(np.array([5, 5]), out)
+    assert not np.isfinite(out).any()
+
+
+LOST = np.ma.masked_array([1.0, 2.0, 3.0], mask=[False, True, False])
+UNFIT = [
+    (
+        LOST,
+        ValueError,
+        r"batch\['x'\]: a batch has no mask, and 1 of these 3 values are masked; .*array\.filled\(0\)",
+    ),
+    (np.ma.masked, ValueError, r"1 of these 1 values are masked"),
+    ([[1], [2, 3]], ValueError, r"batch\['x'\]: a list in a record .* got lists of different lengths; pad to one"),
+    (["a", "b"], ValueError, "must be an array of numbers, got a list with a str in it"),
+    ([1, None], ValueError, "got a list with a NoneType in it"),
+    ([[], []], ValueError, "got an empty list"),
+    (
+        [np.zeros(3), np.zeros(3)],
+        ValueError,
+        "got a list with a ndarray in it; .*numpy.stack arrays, or use a tuple",
+    ),
+    (
+        Tensor(np.zeros(3), RuntimeError("it requires grad")),
+        TypeError,
+        "failed on this Tensor with RuntimeError: it req",
+    ),
+]
+
+
+@pytest.mark.parametrize(("leaf", "error", "match"), UNFIT)
+def test_a_leaf_that_is_no_array_is_refused_in_the_first_record_and_in_later_ones(sharding, leaf, error, match):
+    with pytest.raises(error, match=match):
+        Feed(Records(at={0: {"x": leaf}}), 8, sharding)
+    for stream in (False, True):
+        dataset = grain.MapDataset.source(Records(at={13: {"x": leaf}}))
+        with Feed(dataset.to_iter_dataset() if stream else dataset, 8, sharding) as feed:
+            next(feed)
+            with pytest.raises(RowError, match=match) as caught:
+                next(feed)
+        assert (caught.value.epoch, caught.value.position) == (0, 13)
+
+
+def test_a_masked_record_is_a_bad_row(sharding, delivered):
+    reading = Reading(bad_rows="substitute", bad_rows_budget=1)
+    records = Records(at={13: {"x": LOST.astype(np.float32)}})
+    feed = Feed(records, 8, sharding, order=Order(shuffle=False), epochs=1, reading=reading)
+    rows = np.concatenate([batch["x"] for batch in delivered(feed)])
+    assert feed.statistics().bad_rows == 1
+    assert np.flatnonzero((rows != np.arange(40)[:, None]).any(1)).tolist() == [13]
+    assert rows[13].tolist() == [rows[13, 0]] * 3  # another row, whole
+
+
+class Copying:
+    """Stands for a tensor that NumPy must copy: its arrays share no memory."""
+
+    def __init__(self):
+        self.values = [0, 0, 0]
+
+    def __setitem__(self, places, values):
+        self.values[places] = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values)
+
+
+class OneObject(Records):
+    """A decoder that writes every record into the same list or tensor."""
+
+    def __init__(self, ids):
+        super().__init__(200)
+        self.ids = ids
+
+    def __getitem__(self, i):
+        self.ids[:] = [i, i, i]
+        return {"x": self.ids, "y": i}
+
+
+@pytest.mark.parametrize("kind", [list, Copying])
+def test_records_that_share_one_object_are_written_before_the_next_is_read(sharding, delivered, kind):
+    shared = [0, 0, 0] if kind is list else Copying()
+    for batch in delivered(Feed(OneObject(shared), 64, sharding, epochs=1, reading=Reading(threads=1))):
+        np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
+
+
+@pytest.mark.parametrize("first", [{"x": "text"}, {"x": b"bytes"}, {"x": np.array(["a"])}, {}])
+def test_records_that_hold_no_numbers_are_refused(sharding, first):
+    with pytest.raises(TypeError, match=r"leaf|holds numbers"):
+        Feed(Records(at={0: first}), 8, sharding)
+
+
+def test_an_empty_dataset_is_refused(sharding):
+    with pytest.raises(ValueError, match="at least one row, got a MapDataset of length 0"):
+        Feed(grain.MapDataset.source([]), 8, sharding)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 5])
+def test_threads_write_one_batch_together(sharding, delivered, threads):
+    reading = Reading(threads=threads, buffer=1)
+    batches = delivered(Feed(_dataset(50), 16, sharding, epochs=2, remainder="wrap", reading=reading))
+    rows = np.concatenate([b["y"] for b in batches])
+    np.testing.assert_array_equal(rows, np.arange(96) % 50)
+    np.testing.assert_array_equal(np.concatenate([b["x"][:, 2] for b in batches]), rows)
+
+
+def test_an_object_is_read_as_the_dataset_of_its_elements(sharding, delivered):
+    rows, dataset = Records(), grain.MapDataset.source(Records())
+    for order in (Order(3), Order(shuffle=False)):
+        feeds = [Feed(source, 16, sharding, order=order, epochs=2, remainder="wrap") for source in (rows, dataset)]
+        for feed in feeds:
+            next(feed)
+        assert feeds[0].get_state() == feeds[1].get_state()
+        one, other = (delivered(feed) for feed in feeds)
+        np.testing.assert_array_equal([batch["x"] for batch in one], [batch["x"] for batch in other])
+
+
+def _tripled(i):
+    return {"x": np.full(3, i, np.float32), "y": i}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch": 0},
+        {"prefetch": 1},
+        {"prefetch": 7},
+        pytest.param({"reading": Reading(workers=2)}, marks=pytest.mark.slow),
+    ],
+    ids=["0", "1", "7", "workers"],
+)
+def test_workers_and_prefetch_change_no_record(sharding, delivered, options):
+    records = grain.MapDataset.range(50).map(_tripled)
+    batches = delivered(Feed(records, 16, sharding, epochs=2, remainder="wrap", **options))
+    np.testing.assert_array_equal(np.concatenate([b["y"] for b in batches]), np.arange(96) % 50)
+    np.testing.assert_array_equal(np.concatenate([b["x"][:, 2] for b in batches]), np.arange(96) % 50)
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"n": 41}, "rows"),
+        ({"at": {20: {"x": np.zeros(3, np.float32)}}}, "data"),  # the middle one, which is sampled
+        ({"at": {0: {"z": np.zeros(3, np.float32)}}}, "spec"),
+        ({"order": Order(4)}, "order"),
+    ],
+)
+def test_a_state_over_other_records_is_refused(sharding, other, field):
+    def feed(order=Order(3), **of):  # noqa: B008  frozen
+        return Feed(Records(**of), 8, sharding, order=order)
+
+    with feed() as saving, feed(**other) as resumed:
+        next(saving)
+        with pytest.raises(ValueError, match=rf"the state was saved over other data: its '{field}' is"):
+            resumed.set_state(saving.get_state())
+
+
+def test_a_grain_that_gives_no_groups_is_asked_one_by_one(monkeypatch):
+    source = RecordSource(grain.MapDataset.range(200).map(lambda i: {"x": np.int32(3 * i)}))
+    rows = np.arange(199, -1, -1)
+    monkeypatch.delattr(grain.MapDataset, "_getitems")
+    out = {"x": np.empty(200, np.int32)}
+    source.read(rows, out)
+    assert out["x"].tolist() == (3 * rows).tolist()

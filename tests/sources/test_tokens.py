@@ -1,0 +1,119 @@
+"""Raw binary files and windows of tokens, against NumPy slicing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import feedline
+from feedline.sources.windows import windows
+
+RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
+
+
+def _cut(shards, length, stride):
+    """Windows shard by shard, in a loop."""
+    return np.array([shard[i : i + length] for shard in shards for i in range(0, len(shard) - length + 1, stride)])
+
+
+@given(st.integers(0, 40), st.integers(1, 12), st.data())
+def test_windows_are_slices(count, length, data):
+    stride = data.draw(st.integers(1, length))
+    array = np.arange(count)
+    expected = _cut([array], length, stride).reshape(-1, length)
+    np.testing.assert_array_equal(windows(array, length, stride), expected)
+
+
+@pytest.mark.parametrize("kind", ["bin", "npy"])
+@pytest.mark.parametrize(("length", "stride"), [(8, None), (9, 8), (8, 3), (1, 1), (64, 64)])
+def test_windows_never_cross_the_border_of_a_file(tmp_path, is_source_of, kind, length, stride):
+    shards = [np.random.default_rng(i).integers(0, 1 << 16, n, np.uint16) for i, n in enumerate((200, 64, 5, 131))]
+    for i, shard in enumerate(shards):
+        shard.tofile(tmp_path / f"{i}.bin")
+        np.save(tmp_path / f"{i}.npy", shard)
+    dtype = {"dtype": np.uint16} if kind == "bin" else {}
+    source = feedline.open_source(
+        tmp_path / f"*.{kind}", window=length, stride=stride, columns=["tokens"], **dtype
+    )
+    is_source_of(source, {"tokens": _cut(shards, length, stride or length)})
+
+
+def test_rows_of_two_axes_and_columns_of_windows(tmp_path):
+    x = np.arange(60, dtype=np.float32).reshape(20, 3)
+    np.save(tmp_path / "x.npy", x)
+    source = feedline.open_source(tmp_path / "x.npy", window=6, stride=4)
+    out = np.empty((2, 3, 3), np.float32)
+    source.read_leaf(0, np.array([3, 0]), (slice(0, 3), slice(None)), out)
+    np.testing.assert_array_equal(out, [x[12:15], x[0:3]])
+
+
+def test_raw_records_are_dicts_of_their_fields(tmp_path, is_source_of):
+    random = np.random.default_rng(0)
+    records = np.empty(50, RECORD)
+    records["image"], records["label"] = random.integers(0, 255, (50, 4, 3)), random.integers(0, 9, 50)
+    for i in range(2):
+        records[i * 30 : i * 30 + 30].tofile(tmp_path / f"{i}.bin")
+    np.save(tmp_path / "records.npy", records)
+    for source in (
+        feedline.open_source(tmp_path / "?.bin", dtype=RECORD),
+        feedline.open_source(tmp_path / "records.npy"),
+    ):
+        is_source_of(source, {"image": records["image"], "label": records["label"]})
+    only = feedline.open_source(tmp_path / "records.npy", columns=["label"])
+    is_source_of(only, {"label": records["label"]})
+
+
+def test_a_feed_over_tokens_delivers_each_window_once(tmp_path, sharding, delivered):
+    np.arange(401, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    source = feedline.open_source(tmp_path / "tokens.bin", dtype=np.uint16, window=9, stride=8, columns=["tokens"])
+    got = np.concatenate(
+        [batch["tokens"] for batch in delivered(feedline.Feed(source, 16, sharding, epochs=1, remainder="pad"))]
+    )
+    np.testing.assert_array_equal(np.unique(got[:, 0]), np.arange(0, 400, 8))
+    np.testing.assert_array_equal(got, got[:, :1] + np.arange(9))
+
+
+def test_identity_follows_windows_and_data(tmp_path):
+    for name, add in (("a", 0), ("b", 0), ("c", 1)):
+        np.arange(add, 100 + add, dtype=np.uint8).tofile(tmp_path / f"{name}.bin")
+    a, b, c = (feedline.open_source(tmp_path / f"{n}.bin", dtype=np.uint8, window=8).identity for n in "abc")
+    assert a == b != c
+    assert a != feedline.open_source(tmp_path / "a.bin", dtype=np.uint8, window=8, stride=7).identity
+    assert str(tmp_path) not in str(a)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({}, ValueError, r"x\.bin cannot be read .* raw bytes do not say what they are"),
+        ({"dtype": np.uint64}, ValueError, r"has 100 bytes, no multiple of the 8 .* ndarray\.tofile"),
+        ({"dtype": object}, TypeError, "numbers of a fixed size, got dtype"),
+        ({"dtype": "V"}, TypeError, "numbers of a fixed size, got dtype"),
+        ({"dtype": "U4"}, ValueError, "100 bytes"),
+        ({"dtype": "U5"}, TypeError, "holds numbers and booleans"),
+        ({"dtype": np.uint8, "window": 101}, ValueError, "no shard with 101 elements, the length of a window"),
+        ({"dtype": np.uint8, "window": 0}, ValueError, "window must be at least 1"),
+        ({"dtype": np.uint8, "stride": 4}, ValueError, "stride=4 with window=None"),
+        ({"dtype": np.uint8, "window": 4, "stride": 5}, ValueError, "1 to window, got stride=5"),
+        ({"dtype": np.uint8, "columns": "tokens"}, TypeError, "columns must be a sequence of names"),
+        ({"dtype": np.uint8, "columns": ["a", "b"]}, ValueError, "holds one array, so columns gives it one name"),
+        ({"dtype": np.uint8, "decode": len}, ValueError, r"decode is for \.array_record, \.arrayrecord, got it"),
+        ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for \.parquet"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, options, error, match):
+    np.arange(100, dtype=np.uint8).tofile(tmp_path / "x.bin")
+    with pytest.raises(error, match=match):
+        feedline.open_source(tmp_path / "x.bin", **options)
+
+
+def test_formats_are_not_mixed_and_missing_columns_are_told(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(3))
+    with pytest.raises(ValueError, match=r"must be of one format, got \.npy, \.npz"):
+        feedline.open_source(tmp_path / "*")
+    with pytest.raises(ValueError, match=r"some of x, y in .*b\.npz, got z"):
+        feedline.open_source(tmp_path / "b.npz", columns=["x", "z"])
+    with pytest.raises(ValueError, match=r"dtype is for \.bin, \.array_record"):
+        feedline.open_source(tmp_path / "a.npy", dtype=np.uint8)
+    assert list(feedline.open_source(tmp_path / "b.npz", columns=["y"]).spec) == ["y"]
