@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from collections.abc import Collection, Mapping
@@ -149,7 +150,8 @@ class Feed(Shown, ProcessBound):
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
         with self._turn:
-            self._check_open()
+            if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
+                self._check_open()
             if self._exhausted:
                 raise StopIteration
             try:
@@ -162,13 +164,13 @@ class Feed(Shown, ProcessBound):
                     )
                 delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
                 counted = self._counted.plus(
-                    rows=account.rows,
-                    dropped_rows=account.dropped_rows,
-                    bad_rows=len(account.bad),
-                    read_s=account.read_s,
-                    transform_s=account.transform_s,
-                    place_s=placed.place_s,
-                    wait_s=time.perf_counter() - began,
+                    account.rows,
+                    account.dropped_rows,
+                    len(account.bad),
+                    account.read_s,
+                    account.transform_s,
+                    placed.place_s,
+                    time.perf_counter() - began,
                 )
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered

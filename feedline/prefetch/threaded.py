@@ -51,19 +51,25 @@ class ThreadedRun(Generic[T]):
           StallError: no stage advanced for too long while this waited.
           Exception: what the source or `place` raised, after all items before it.
         """
+        try:
+            item = self._handover.take(0)  # as a rule it is there: then nothing else is asked or noted
+        except Empty:
+            item = self._wait()
+        if isinstance(item, Last):
+            try:
+                raise item.error
+            finally:
+                del item  # else the error, its traceback and this frame would keep each other, and the batch
+        return item
+
+    def _wait(self) -> T | Last:
+        """The next item. Warns when it takes long, and raises when it takes too long."""
         self._watch.waits()
         while True:
             try:
-                item = self._handover.take(self._watch.patience_s())
+                return self._handover.take(self._watch.patience_s())
             except Empty:
                 self._watch.complain(self.waiting)
-                continue
-            if isinstance(item, Last):
-                try:
-                    raise item.error
-                finally:
-                    del item  # else the error, its traceback and this frame would keep each other, and the batch
-            return item
 
     def close(self) -> None:
         """Stop both sides. Does not wait; `join` does. Idempotent, from any thread, also in a finalizer."""
