@@ -1,4 +1,4 @@
-"""What every run with threads has: the hand-over of placed items, and the consumer's side of it."""
+"""What every pipeline with threads has: the hand-over of placed items, and the consumer's side of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Last(NamedTuple):
     error: BaseException
 
 
-class ThreadedRun(Generic[T]):
+class ThreadedPipeline(Generic[T]):
     """At most `depth` placed items wait for the consumer, which calls `take`.
 
     The owner calls `start` once, and `close` from any thread, as often as it likes. Subclasses own the threads
@@ -77,7 +77,7 @@ class ThreadedRun(Generic[T]):
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the threads of a run that was closed, but not for the one that calls this.
+        """Wait for the threads of a pipeline that was closed, but not for the one that calls this.
 
         Returns:
           The name of a thread that is still busy, stuck in a read or a transfer.
