@@ -178,7 +178,7 @@ class Feed(Shown, ProcessBound):
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
-                # the pipeline is given up: perhaps an interrupt came when a batch was taken out and not yet delivered
+                # give up the pipeline: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
                     or isinstance(error, StallError | ProcessError)
@@ -335,7 +335,7 @@ class Feed(Shown, ProcessBound):
         return pipeline
 
     def _stop(self, timeout_s: float) -> str | None:
-        """Give up the pipeline, and wait for its threads and those of older ones: the name of one that is stuck."""
+        """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
         self._pipeline = None
         deadline = time.monotonic() + timeout_s
         stuck = None
