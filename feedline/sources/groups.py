@@ -21,7 +21,7 @@ from feedline.runtime.ending import check_may_read
 from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
-from feedline.sources.kept import Kept
+from feedline.sources.lru_cache import LruCache
 from feedline.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]
@@ -70,7 +70,7 @@ class GroupSource(IndexedSource):
         """For each leaf, which rows are of which group."""
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
-        self._kept: Kept[Group] = Kept(declared.cache_bytes)
+        self._cache: LruCache[Group] = LruCache(declared.cache_bytes)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -137,13 +137,13 @@ class GroupSource(IndexedSource):
         first = threading.get_native_id() % len(groups)
         rotated = [*groups[first:], *groups[:first]]
         read = {
-            group: self._kept.get((leaf, group), functools.partial(self._group, leaf, group)) for group in rotated
+            group: self._cache.get((leaf, group), functools.partial(self._group, leaf, group)) for group in rotated
         }
         return [read[group] for group in groups]
 
     def close(self) -> None:
-        """Let go of what is kept."""
-        self._kept.clear()
+        """Drop the cached groups."""
+        self._cache.clear()
 
     def _group(self, leaf: int, group: int) -> Group:
         """One group, read from its file and checked."""
