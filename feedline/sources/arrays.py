@@ -25,7 +25,7 @@ from feedline.rows.spec import is_numeric
 from feedline.rows.values import as_array, is_in_memory, is_list
 from feedline.sources.fill import fill
 from feedline.sources.formats import arrow, files
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.row_gather import RowGather
 from feedline.sources.windows import windows
@@ -46,7 +46,7 @@ class ArraySource(IndexedSource):
       shards: each a path to a `.npy`, `.npz`, `.bin` or uncompressed Arrow file, or a tree of arrays and of
         paths to `.npy` files, all of one structure. The source's rows are those of the first, then of the
         second, and so on.
-      declared: what the files do not say.
+      options: dtype, columns and windows (see `feedline.open_source`).
 
     Raises:
       ValueError: no rows, or leaves, or shards that do not fit together.
@@ -60,9 +60,9 @@ class ArraySource(IndexedSource):
       [[4, 5], [0, 1]]
     """
 
-    def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
+    def __init__(self, shards: Sequence[Any], options: OpenOptions | None = None) -> None:
         self._given = list(shards)
-        self._declared = declared or Declared()
+        self._options = options or OpenOptions()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
         self._versions: dict[str, FileVersion] = {}
@@ -72,7 +72,7 @@ class ArraySource(IndexedSource):
     def _open(self) -> None:
         trees, names = [], []
         for i, shard in enumerate(self._given):
-            opened = _as_trees(shard, self._declared, self._versions)
+            opened = _as_trees(shard, self._options, self._versions)
             trees += opened
             names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
         self._turns = itertools.cycle(self._versions.items())
@@ -80,7 +80,7 @@ class ArraySource(IndexedSource):
         self._leaves = list(zip(*parts, strict=True))
         self._rows = sum(len(part[0]) for part in parts)
         if self._rows == 0:
-            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._options, names[0])}")
         self._gathers = [RowGather(leaf) for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
@@ -147,35 +147,35 @@ class ArraySource(IndexedSource):
             version.check_held(path)
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self._given, self._declared, self._versions)
+        return _opened_again, (self._given, self._options, self._versions)
 
 
-def _opened_again(given: list[Any], declared: Declared, versions: dict[str, FileVersion]) -> ArraySource:
+def _opened_again(given: list[Any], options: OpenOptions, versions: dict[str, FileVersion]) -> ArraySource:
     """A source as another process has it open. FeedError if a file has changed since."""
     try:
-        return ArraySource(given, declared)
+        return ArraySource(given, options)
     finally:  # also where it cannot be opened: that it changed is the better reason
         for path, version in versions.items():
             version.check(path)
 
 
-def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) -> list[Any]:
+def _as_trees(shard: Any, options: OpenOptions, versions: dict[str, FileVersion]) -> list[Any]:
     """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path = Path(shard)
         if path.suffix in arrow.SUFFIXES:
             if path.is_file():
                 versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
-            return arrow.mapped(path, declared)
-        arrays = _loaded(path, versions, declared.dtype)
+            return arrow.mapped(path, options)
+        arrays = _loaded(path, versions, options.dtype)
         shard = jax.tree_util.tree_map_with_path(
-            functools.partial(_checked, path), declared.named(arrays, str(path))
+            functools.partial(_checked, path), options.named(arrays, str(path))
         )
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
-    length = declared.window
+    length = options.window
     if length is None:
         return [tree]
-    return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
+    return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
 
 
 def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
@@ -248,7 +248,7 @@ def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[A
     return [leaf for _, leaf in leaves]
 
 
-def _why_empty(declared: Declared, first: str) -> str:
-    if declared.window is None:
+def _why_empty(options: OpenOptions, first: str) -> str:
+    if options.window is None:
         return f"arrays of length 0 in {first}"
-    return f"{first}, and no shard with {declared.window} elements, the length of a window; choose a shorter one"
+    return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"

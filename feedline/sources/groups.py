@@ -18,7 +18,7 @@ from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices, Shards, count_of, joined
 from feedline.runtime.ending import check_may_read
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.sources.lru_cache import LruCache
@@ -38,9 +38,9 @@ class GroupSource(IndexedSource):
     read, and travels with the source to worker processes.
 
     Args:
-      open_file: (path, declared) → what that file holds.
+      open_file: (path, options) → what that file holds.
       paths: of the files, whose rows follow each other.
-      declared: columns and cache_bytes.
+      options: columns and cache_bytes.
       versions: of the files, None for a directory. Without them the files are taken as they are now.
 
     Raises:
@@ -50,14 +50,14 @@ class GroupSource(IndexedSource):
 
     def __init__(
         self,
-        open_file: Callable[[Path, Declared], GroupedFile],
+        open_file: Callable[[Path, OpenOptions], GroupedFile],
         paths: Sequence[str],
-        declared: Declared,
+        options: OpenOptions,
         versions: Sequence[FileVersion | None] | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
-        self._declared = declared
+        self._options = options
         self._versions = [_version(path) for path in paths] if versions is None else versions
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
@@ -70,7 +70,7 @@ class GroupSource(IndexedSource):
         """For each leaf, which rows are of which group."""
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
-        self._cache: LruCache[Group] = LruCache(declared.cache_bytes)
+        self._cache: LruCache[Group] = LruCache(options.cache_bytes)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class GroupSource(IndexedSource):
         row = self._row(leaf)
         most = int(self._shards[leaf].lengths_of(touched).max(initial=1))
         row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
-        return max(1, self._declared.cache_bytes // max(1, most * row_bytes))
+        return max(1, self._options.cache_bytes // max(1, most * row_bytes))
 
     def _row(self, leaf: int) -> Any:
         return jax.tree_util.tree_leaves(self.spec)[leaf]
@@ -191,7 +191,7 @@ class GroupSource(IndexedSource):
 
     def _opened(self, file: int) -> GroupedFile:
         self._check_unchanged(file)
-        held = self._open_file(Path(self._paths[file]), self._declared)
+        held = self._open_file(Path(self._paths[file]), self._options)
         self._check_unchanged(file)
         return held
 
@@ -201,7 +201,7 @@ class GroupSource(IndexedSource):
             version.check(self._paths[file])
 
     def __reduce__(self) -> Any:
-        return type(self), (self._open_file, self._paths, self._declared, self._versions)
+        return type(self), (self._open_file, self._paths, self._options, self._versions)
 
 
 def _version(path: str) -> FileVersion | None:

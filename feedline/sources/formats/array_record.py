@@ -19,7 +19,7 @@ from feedline.rows.shards import Indices, Shards
 from feedline.rows.spec import RowSpec
 from feedline.rows.values import as_array, is_list, of_record
 from feedline.sources.formats import extras, files
-from feedline.sources.formats.declared import Declared, Decode
+from feedline.sources.formats.open_options import OpenOptions, Decode
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.opening import opening
 
@@ -37,26 +37,26 @@ class ArrayRecordSource(IndexedSource):
 
     Args:
       paths: of the files, whose records follow each other.
-      declared: `dtype` of records of one size, or `decode` for others.
+      options: `dtype` of records of one size, or `decode` for others.
 
     Raises:
       ValueError: no records, no ArrayRecord file, or neither a dtype nor a decode.
       RowError: the first record is not of that dtype, or cannot be decoded.
     """
 
-    def __init__(self, paths: Sequence[str], declared: Declared) -> None:
-        if (declared.dtype is None) == (declared.decode is None):
+    def __init__(self, paths: Sequence[str], options: OpenOptions) -> None:
+        if (options.dtype is None) == (options.decode is None):
             raise ValueError(
                 f"records of bytes do not say what they are, got {paths[0]} with "
-                f"{'neither dtype nor decode' if declared.dtype is None else 'dtype and decode'}; give "
+                f"{'neither dtype nor decode' if options.dtype is None else 'dtype and decode'}; give "
                 "open_source one of dtype=np.dtype([('image', np.uint8, (32, 32, 3)), ('label', np.int32)]) and "
                 "decode=..., a function of a list of bytes"
             )
-        if declared.decode is not None and declared.columns is not None:
-            raise ValueError(f"columns is for arrays with names; a decoder names its own, got {declared.columns}")
-        self._arguments = (paths, declared)
+        if options.decode is not None and options.columns is not None:
+            raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
+        self._arguments = (paths, options)
         self._paths = [str(path) for path in paths]
-        self._declared = declared
+        self._options = options
         opened = [_opened(path) for path in self._paths]
         self._readers = [reader for reader, _ in opened]
         self._versions = [version for _, version in opened]
@@ -124,15 +124,15 @@ class ArrayRecordSource(IndexedSource):
             self._versions[shard].check_held(self._paths[shard])  # a change is the better reason
             raise self._error(shard, rows[0], f"{len(rows)} records could not be read: {error}") from error
         self._versions[shard].check_held(self._paths[shard])  # of a truncated file the library reads empty records
-        if self._declared.decode is None:
+        if self._options.decode is None:
             return self._unpacked(shard, rows, records)
         try:
-            return _decoded_by(self._declared.decode, records)
+            return _decoded_by(self._options.decode, records)
         except Exception as error:
             raise self._failed(shard, rows, records, error) from error
 
     def _unpacked(self, shard: int, rows: Indices, records: list[bytes]) -> Any:
-        dtype = np.dtype(self._declared.dtype)
+        dtype = np.dtype(self._options.dtype)
         lengths = list(map(len, records))
         if lengths.count(dtype.itemsize) < len(lengths):
             bad = next(i for i, length in enumerate(lengths) if length != dtype.itemsize)
@@ -143,15 +143,15 @@ class ArrayRecordSource(IndexedSource):
                 "bytes; declare what it is, or give decode=... where records differ in length",
             )
         array = files.fields(np.frombuffer(b"".join(records), dtype))
-        return self._declared.named(array, self._paths[shard])
+        return self._options.named(array, self._paths[shard])
 
     def _failed(self, shard: int, rows: Indices, records: list[bytes], error: Exception) -> RowError:
         """The error of a decode that failed on some of these records: it names the first of them."""
-        assert self._declared.decode is not None
+        assert self._options.decode is not None
         told = "decode failed on this record with {}: {}"
         for row, record in zip(rows, records, strict=True):
             try:
-                _decoded_by(self._declared.decode, [record])
+                _decoded_by(self._options.decode, [record])
             except Exception as alone:  # noqa: BLE001  # of any type: it is the user's code, and is raised by the caller
                 return self._error(shard, row, told.format(type(alone).__name__, alone))
         told = f"decode failed on {len(records)} records from this one on, but on none alone, with {{}}: {{}}"
@@ -174,7 +174,7 @@ def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
     return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
 
 
-def _opened_again(arguments: tuple[Sequence[str], Declared], versions: list[FileVersion]) -> ArrayRecordSource:
+def _opened_again(arguments: tuple[Sequence[str], OpenOptions], versions: list[FileVersion]) -> ArrayRecordSource:
     """A source as another process has it open. FeedError if a file has changed since."""
     try:
         return ArrayRecordSource(*arguments)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feedline.rows import digests
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.opening import opening
 
@@ -26,32 +26,32 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 
 
-def is_mapped(path: Path, declared: Declared) -> bool:
+def is_mapped(path: Path, options: OpenOptions) -> bool:
     """Whether the rows of a file can be used where they lie: it is not compressed, and has no nulls."""
-    _, groups = _groups(path, declared)
+    _, groups = _groups(path, options)
     return groups is not None and all(group.null is None for batch in groups for group in batch.values())
 
 
-def mapped(path: Path, declared: Declared) -> list[dict[str, Array]]:
+def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
     """The record batches of a file for which `is_mapped` is true, as views of the mapped file.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
     """
-    spec, groups = _groups(path, declared)
+    spec, groups = _groups(path, options)
     if groups is None or any(group.null is not None for batch in groups for group in batch.values()):
         raise ValueError(f"{path} must be uncompressed and without nulls to be mapped; {_REWRITE}")
     trees = [{name: group.values for name, group in batch.items()} for batch in groups]
     return trees or [{name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}]
 
 
-def grouped(path: Path, declared: Declared) -> GroupedFile:
+def grouped(path: Path, options: OpenOptions) -> GroupedFile:
     """The record batches of any file, each read when it is asked for.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
     """
-    spec, groups = _groups(path, declared)
+    spec, groups = _groups(path, options)
     names = sorted(spec)
     if groups is None:
         return _compressed(path, spec)
@@ -87,7 +87,7 @@ def _compressed(path: Path, spec: Spec) -> GroupedFile:
     return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
 
 
-def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]] | None]:
+def _groups(path: Path, options: OpenOptions) -> tuple[Spec, list[dict[str, Group]] | None]:
     """The spec of the chosen columns, and of each record batch their rows as views of the mapped file.
 
     None in place of these if the file is compressed.
@@ -95,7 +95,7 @@ def _groups(path: Path, declared: Declared) -> tuple[Spec, list[dict[str, Group]
     with naming(path, "an Arrow file", _REWRITE), opening(path) as file:
         whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
         schema, batches = _batches(whole)
-    spec = spec_of(schema, declared, path)
+    spec = spec_of(schema, options, path)
     start = whole.ctypes.data
 
     def bytes_of(buffer: Any) -> Array:

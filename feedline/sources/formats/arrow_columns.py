@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.formats import extras
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group
 from feedline.sources.formats.opening import is_a_folder
 
@@ -138,7 +138,7 @@ def _way_out(kind: Any, types: Any) -> str:
     return "cast it to numbers"
 
 
-def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """The spec of the chosen columns of a file.
 
     Raises:
@@ -155,7 +155,7 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
     spec = {
         name: row_of(schema.field(name).type, f"column {name!r} of {path}")
-        for name in declared.chosen(names, str(path))
+        for name in options.chosen(names, str(path))
     }
     for name, row in spec.items():
         if min(row.shape, default=0) < 0:

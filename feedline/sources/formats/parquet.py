@@ -10,11 +10,11 @@ import numpy as np
 from feedline.rows import digests
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 
 
-def grouped(path: Path, declared: Declared) -> GroupedFile:
+def grouped(path: Path, options: OpenOptions) -> GroupedFile:
     """The row groups of a file.
 
     Raises:
@@ -22,13 +22,13 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
     """
     parquet = extras.need("pyarrow.parquet", "parquet")
 
-    def opened(**options: Any) -> Any:
+    def opened(**arguments: Any) -> Any:
         # read, not mapped: a disk that fails is an error, and no SIGBUS
-        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **options)
+        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **arguments)
 
     with naming(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
         metadata, schema = file.metadata, file.schema_arrow
-    spec = spec_of(schema, declared, path)
+    spec = spec_of(schema, options, path)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 

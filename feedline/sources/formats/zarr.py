@@ -14,7 +14,7 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.rows import digests
 from feedline.rows.shards import EvenLengths
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.zarr_array import ZarrArray, read_metadata
@@ -45,7 +45,7 @@ class Folders:
     def __init__(self) -> None:
         self._seen: dict[Path, _Seen] = {}
 
-    def __call__(self, path: Path, declared: Declared) -> GroupedFile:
+    def __call__(self, path: Path, options: OpenOptions) -> GroupedFile:
         """The chunks of an array, or of the arrays of a group as a dict, along their first axis.
 
         Raises:
@@ -54,7 +54,7 @@ class Folders:
         """
         seen = self._seen.get(path)
         try:
-            tree = _opened(path, declared)
+            tree = _opened(path, options)
         finally:  # also where it cannot be opened: that it changed is the better reason
             for metadata, version in seen.versions.items() if seen else ():
                 version.check(metadata)
@@ -98,17 +98,17 @@ def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
     return digests.of_rows(array.dtype, array.shape, row_at)
 
 
-def _opened(path: Path, declared: Declared) -> Any:
+def _opened(path: Path, options: OpenOptions) -> Any:
     """An open array, under a name if it is given one, or a dict of those of a group."""
     if not is_zarr(path):
         raise FileNotFoundError(
             f"{path} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
         )
-    fill = declared.missing_chunks == "fill"
-    return declared.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, declared)
+    fill = options.missing_chunks == "fill"
+    return options.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, options)
 
 
-def _group(path: Path, fill: bool, declared: Declared) -> dict[str, Any]:
+def _group(path: Path, fill: bool, options: OpenOptions) -> dict[str, Any]:
     """The chosen arrays of a group, open; groups may lie in groups, as dicts in the dict.
 
     Raises:
@@ -117,7 +117,7 @@ def _group(path: Path, fill: bool, declared: Declared) -> dict[str, Any]:
     members = _members(path)
     opened: dict[str, Any] = {}
     found: dict[str, str] = {}
-    for name in declared.chosen(list(members), str(path)) if members else []:
+    for name in options.chosen(list(members), str(path)) if members else []:
         try:
             opened[name] = _tree(members[name], fill)
         except (ValueError, TypeError) as error:
