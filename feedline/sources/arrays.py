@@ -25,8 +25,8 @@ from feedline.rows.spec import is_numeric
 from feedline.rows.values import as_array, is_in_memory, is_list
 from feedline.sources.fill import fill
 from feedline.sources.formats import arrow, files
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.row_gather import RowGather
 from feedline.sources.windows import windows
 

@@ -20,7 +20,7 @@ from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
-from feedline.sources.formats.open_options import CACHE_BYTES, OpenOptions, Decode
+from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
 
 KINDS = {

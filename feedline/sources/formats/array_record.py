@@ -19,8 +19,8 @@ from feedline.rows.shards import Indices, Shards
 from feedline.rows.spec import RowSpec
 from feedline.rows.values import as_array, is_list, of_record
 from feedline.sources.formats import extras, files
-from feedline.sources.formats.open_options import OpenOptions, Decode
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.open_options import Decode, OpenOptions
 from feedline.sources.formats.opening import opening
 
 Array = npt.NDArray[Any]

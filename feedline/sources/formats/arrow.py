@@ -14,8 +14,8 @@ import numpy.typing as npt
 from feedline.rows import digests
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import opening
 
 Array = npt.NDArray[Any]

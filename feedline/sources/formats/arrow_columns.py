@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.formats import extras
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import is_a_folder
 
 Array = npt.NDArray[Any]

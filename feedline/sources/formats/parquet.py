@@ -10,8 +10,8 @@ import numpy as np
 from feedline.rows import digests
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 
 
 def grouped(path: Path, options: OpenOptions) -> GroupedFile:

@@ -14,9 +14,9 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.rows import digests
 from feedline.rows.shards import EvenLengths
-from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.zarr_array import ZarrArray, read_metadata
 
 _MARKS = ("zarr.json", ".zarray", ".zgroup")
