@@ -22,8 +22,8 @@ from feedline import Blocks, Order
 from feedline.bench.machine import describe
 from feedline.native.gather import Segments
 from feedline.native.library import library
-from feedline.order import compiled as native
 from feedline.order.blocks import blocked
+from feedline.order.compiled import rows_at_by_c
 from feedline.order.permutation import permuted, words
 from feedline.sources.numpy_gather import NumpyGather
 from feedline.sources.row_gather import RowGather
@@ -52,7 +52,7 @@ def of_order(n, shuffle, rounds):
         if isinstance(shuffle, Blocks)
         else (lambda i: permuted(n, words_, positions.view(np.uint64)))
     )
-    by_c = lambda i: native.rows_at(library(), order, n, 0, positions)  # noqa: E731
+    by_c = lambda i: rows_at_by_c(library(), order, n, 0, positions)  # noqa: E731
     return {name: 1e9 / rate for name, rate in rates({"C": by_c, "NumPy": by_numpy}, 1 << 16, rounds).items()}
 
 

@@ -15,7 +15,7 @@ from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.loaded import HostBatch
 from feedline.options import Order
-from feedline.order.epoch import rows_at, spares_at
+from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import Cursor, Places, Schedule
 from feedline.placement.plan import Columns
 from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
@@ -208,7 +208,7 @@ class BatchReader:
         places = rows.places
         epoch, position = int(places.epoch[0]), int(places.position[0])
         error.locate(int(rows.indices[0]), epoch, position)
-        candidates = spares_at(self.order.seed, self.schedule.rows, epoch, position)
+        candidates = substitutes_at(self.order.seed, self.schedule.rows, epoch, position)
         for candidate in candidates.tolist():
             try:
                 self._write(group, rows._replace(indices=np.array([candidate])), here, buffers)

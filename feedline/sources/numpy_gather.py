@@ -71,7 +71,7 @@ class NumpyGather:
             self._read_segments(part, rows - self._shards.firsts.take(part), columns, out)
 
     def _read_segments(self, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of row rows[i] of part[i] to out[i]. All rows exist; `part` is None for one array."""
+        """Write the `columns` of row rows[i] of part[i] to out[i]. `part` is None for one array."""
         whole_rows = all(isinstance(column, slice) and column == slice(None) for column in columns)
         if self._only is not None and whole_rows and out.flags.c_contiguous and out.dtype == self._only.dtype:
             np.take(self._only, rows, axis=0, out=out, mode="clip")  # the usual case: a single copy
