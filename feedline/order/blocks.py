@@ -1,7 +1,7 @@
 """The blocked order: blocks of adjacent rows are shuffled, then the rows inside each window of blocks.
 
-An epoch is a sequence of blocks. Block positions w·window to (w + 1)·window of it form window w. Each position lies
-in one window; a permutation of that window's positions, keyed by (seed, epoch, w), moves it inside the window. The
+An epoch is a sequence of blocks. Its block positions w·window to (w + 1)·window form window w. A position lies in
+one window; a permutation of that window's positions, keyed by (seed, epoch, w), moves it inside the window. The
 block position and the offset in the block that it then has give the row. All of this is a closed form, in O(1)
 memory.
 

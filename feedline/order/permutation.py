@@ -23,8 +23,8 @@ be nearly linear, and adjacent indices would show it: after five rounds at any n
 
 *Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
 r stay equal, so after 2k + 1 rounds it is preserved with probability 1/a + 1/b^k, where a random permutation has
-1/a; the same holds for the r of two indices with the same l. After three rounds that is twice as often as it should
-be. After five, fifty whole epochs are needed to detect it, after seven 50 n.
+1/a; the same holds for the r of two indices with the same l. After three rounds that is twice too often. After
+five, fifty whole epochs are needed to detect it, after seven 50 n.
 """
 
 from __future__ import annotations

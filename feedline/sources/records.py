@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
-from feedline.rows.bad_rows import check_is_of_a_row
+from feedline.rows.bad_rows import check_concerns_a_row
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_alike, write_record
 from feedline.rows.spec import RowSpec
@@ -58,7 +58,7 @@ class RecordSource(IndexedSource):
             try:
                 return digest_of(self._element(i))
             except RowError as error:
-                check_is_of_a_row(error)
+                check_concerns_a_row(error)
                 return None
 
         return self._identity(sampled)

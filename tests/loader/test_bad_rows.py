@@ -27,7 +27,7 @@ from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.rows.bad_rows import BadRow, failing
+from feedline.rows.bad_rows import BadRow, find_bad_rows
 from feedline.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
@@ -192,7 +192,7 @@ def test_the_search_finds_each_bad_row_and_reads_every_other(data):
         attempt(slice(0, count))
     except RowError as error:
         read.clear()
-        found = [i for i, _ in failing(attempt, rows, error)]
+        found = [i for i, _ in find_bad_rows(attempt, rows, error)]
     else:
         found = []
     wrong = [i for i in range(count) if rows[i] in bad]
@@ -262,7 +262,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     source = Misfits({"narrow": np.arange(n), "wide": wide}, damaged)
     schedule = Schedule(n, size, remainder, None)
     start = schedule.batch_at(Cursor(0, 0), data.draw(st.integers(0, 5)))
-    wanted = schedule.places(start, np.arange(size))
+    wanted = schedule.positions(start, np.arange(size))
     at = zip(wanted.epoch.tolist(), wanted.position.tolist(), strict=True)
     order = [(e, p, int(rows_at(Order(SEED), n, e, np.array([p]))[0])) for e, p in at]
     rows = np.array([spare(e, p, n, bad) if row in bad else row for e, p, row in order])
