@@ -180,7 +180,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """Rows dropped between the cursor `before` and the next batch, at `start`; None if there is no next one."""
+        """Rows dropped between the cursor `before` and the next batch, at `start`; None if there is none."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position

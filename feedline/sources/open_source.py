@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import RowSource, is_row_source, why_none
+from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
@@ -48,7 +48,7 @@ _FORMATS = {
     ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
     **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
     ".zarr": _Format(
-        lambda paths, options: GroupSource(zarr.Folders(), paths, options), _GROUPED | {"missing_chunks"}
+        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),
 }
 
@@ -163,7 +163,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
     if jax.tree_util.all_leaves([source]):
-        raise TypeError(why_none(source))
+        raise TypeError(why_not_a_source(source))
     return ArraySource([source])
 
 
