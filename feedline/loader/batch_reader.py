@@ -15,10 +15,10 @@ from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.loaded import HostBatch
 from feedline.options import Order
-from feedline.order.epoch import rows_at, spares_at
-from feedline.order.schedule import Cursor, Places, Schedule
+from feedline.order.epoch import rows_at, substitutes_at
+from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.placement.plan import Columns
-from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
+from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import cast_into
 from feedline.runtime.jax_settings import JaxSettings
@@ -53,9 +53,9 @@ class BatchRows(NamedTuple):
     indices: Indices
 
     @property
-    def places(self) -> Places:
+    def places(self) -> BatchPositions:
         """Where they stand in the run. Computed when it is asked for: plain reads do not need it."""
-        return self.schedule.places(self.start, self.offsets)
+        return self.schedule.positions(self.start, self.offsets)
 
     def some(self, here: slice) -> BatchRows:
         """Some of these rows, one after the other."""
@@ -112,7 +112,7 @@ class BatchReader:
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
-        for epoch, some, positions in self.schedule.positions(start, offsets):
+        for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
             index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
@@ -160,7 +160,7 @@ class BatchReader:
             self._read(group, rows, here, buffers)
             return rows
         index = np.empty(len(rows.offsets), np.int64)
-        for epoch, some, positions in self.schedule.positions(rows.start, rows.offsets):
+        for epoch, some, positions in self.schedule.positions_by_epoch(rows.start, rows.offsets):
             there = _within(here, some)
             cuts = [(i, columns, buffers.read[i][there]) for i, columns in group.cuts]
             index[some] = self.source.read_in_order(self.order, epoch, positions, cuts)
@@ -194,7 +194,7 @@ class BatchReader:
         if self.form.bad_rows == "raise":
             raise_located(write, rows.places, rows.indices, error)
         bad, valid = [], rows.places.valid
-        for i, failure in failing(write, rows.indices, error):
+        for i, failure in find_bad_rows(write, rows.indices, error):
             one = slice(i, i + 1)
             substitute = self._write_substitute(group, rows.some(one), _within(here, one), buffers, failure)
             if valid[i]:  # padding repeats rows, each of which counts once
@@ -208,12 +208,12 @@ class BatchReader:
         places = rows.places
         epoch, position = int(places.epoch[0]), int(places.position[0])
         error.locate(int(rows.indices[0]), epoch, position)
-        candidates = spares_at(self.order.seed, self.schedule.rows, epoch, position)
+        candidates = substitutes_at(self.order.seed, self.schedule.rows, epoch, position)
         for candidate in candidates.tolist():
             try:
                 self._write(group, rows._replace(indices=np.array([candidate])), here, buffers)
             except RowError as again:
-                check_is_of_a_row(again)
+                check_concerns_a_row(again)
             else:
                 return int(candidate)
         none = RowError(
@@ -264,7 +264,7 @@ class BatchReader:
         filled = Filled.sum(parts)
         leaves = buffers.leaves
         if self.form.mask is not None:
-            leaves = self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid, filled.bad)
+            leaves = self.form.with_mask(leaves, self.schedule.positions(start, self.form.mask).valid, filled.bad)
         return HostBatch(
             leaves=leaves,
             after=self.schedule.after(start),

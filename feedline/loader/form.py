@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
-from feedline.order.schedule import Places
+from feedline.order.schedule import BatchPositions
 from feedline.placement.plan import LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
@@ -83,7 +83,7 @@ class LocalForm:
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
     def finish(
-        self, read: list[Array], leaves: list[Array], part: slice, places: Places | None, index: Indices
+        self, read: list[Array], leaves: list[Array], part: slice, places: BatchPositions | None, index: Indices
     ) -> None:
         """Transform what was read of the rows `part`, and write what this process supplies of it into `leaves`.
 
@@ -124,10 +124,10 @@ class LocalForm:
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
     def _transformed(
-        self, transform: Transform, buffers: list[Array], places: Places, index: Indices
+        self, transform: Transform, buffers: list[Array], places: BatchPositions, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
-        for epoch, here in places.runs():
+        for epoch, here in places.stretches():
             keys[here] = keys_at(self.seed, epoch, places.position[here])
         try:
             batch = _called(transform, self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))

@@ -10,7 +10,7 @@ import numpy as np
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.loaded import HostBatch
-from feedline.order.schedule import Cursor, Places, Remainder
+from feedline.order.schedule import BatchPositions, Cursor, Remainder
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.streams.ends import Gather, Share
@@ -80,7 +80,7 @@ def draft(recipe: StreamRecipe, buffers: BatchBuffers, lanes: list[Lane], after:
     epochs, positions = (
         np.array([getattr(item, name) for item in items], np.int64) for name in ("epoch", "position")
     )
-    places = Places(epochs, positions * share.lanes + of_lane, np.ones(len(items), bool))
+    places = BatchPositions(epochs, positions * share.lanes + of_lane, np.ones(len(items), bool))
     leased = buffers.lease()
     records = (item.record for item in items)
     read, bad = write_items(form, recipe.first.spec, recipe.first.item, records, places, leased)

@@ -9,14 +9,14 @@ from typing import Any
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
-from feedline.order.schedule import Places
-from feedline.rows.bad_rows import BadRow, failing, raise_located
+from feedline.order.schedule import BatchPositions
+from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
 
 
 def write_items(
-    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], places: Places, buffers: Buffers
+    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], places: BatchPositions, buffers: Buffers
 ) -> tuple[float, list[BadRow]]:
     """Write what this process supplies of a batch.
 
@@ -57,7 +57,7 @@ def write_items(
     except RowError as error:
         if form.bad_rows == "raise":
             raise_located(write, places, places.position, error)
-        for i, failure in failing(write, places.position, error):
+        for i, failure in find_bad_rows(write, places.position, error):
             position = int(places.position[i])
             failure.locate(position, int(places.epoch[i]), position)
             records[i] = first
