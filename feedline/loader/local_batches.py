@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import NamedTuple
 
-from feedline.loader.batch_reader import BatchReader, Filled, Part
+from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.loaded import HostBatch
 from feedline.loader.reads import Reads
 from feedline.order.schedule import Cursor
-
-
-class _PartialBatch(NamedTuple):
-    """A batch of which parts are missing: its memory, and the parts that were read."""
-
-    buffers: Buffers
-    filled: list[Filled]
 
 
 class LocalBatches:
@@ -46,23 +38,23 @@ class LocalBatches:
         self._origin = origin
         self._reads = reads or Reads()
         self._lock = threading.Lock()
-        self._partial: dict[int, _PartialBatch] = {}  # by number; held by _lock
+        # of each batch of which parts are missing, by number: its memory, and the parts read so far; held by _lock
+        self._partial: dict[int, tuple[Buffers, list[PartResult]]] = {}
 
     def read(self, number: int, part: int) -> HostBatch | None:
         """Read a part of batch `number`. The call that completes the batch returns it."""
         start = self._reader.schedule.batch_at(self._origin, number)
         with self._lock:
             if number not in self._partial:
-                self._partial[number] = _PartialBatch(self._buffers.lease(), [])
-            buffers, filled = self._partial[number]
-        read = functools.partial(self._reader.fill, start, Part(part, self.parts), buffers)
-        now = self._reads.run(read)
+                self._partial[number] = self._buffers.lease(), []
+            buffers, results = self._partial[number]
+        result = self._reads.run(functools.partial(self._reader.fill, start, part, self.parts, buffers))
         with self._lock:
-            filled.append(now)
-            if len(filled) < self.parts:
+            results.append(result)
+            if len(results) < self.parts:
                 return None
             del self._partial[number]
-        return self._reader.batch(start, self._before(number), buffers, filled)
+        return self._reader.batch(start, self._before(number), buffers, results)
 
     def end(self) -> StopIteration:
         """After the last batch. Its value: how many rows are left out between that and the end of the pass."""

@@ -364,7 +364,7 @@ def test_a_resumed_run_has_the_same_rows_in_place_of_bad_ones(sharding):
 def test_where_no_row_is_good_it_says_so_after_few_reads(sharding):
     source = Columns(bad=range(N))
     reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
-    told = r"none of 16 that were drawn could be had.* it is damaged \[.*row 0, epoch 0, position 0\]"
+    told = r"all 16 that were drawn are bad.* it is damaged \[.*row 0, epoch 0, position 0\]"
     options = {"order": Order(shuffle=False), "reading": reading}
     with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told) as raised:
         next(feed)

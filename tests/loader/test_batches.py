@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline.loader.batch_reader import BatchReader, Part
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.local_batches import LocalBatches
@@ -98,5 +98,5 @@ def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
         ),
     )
     buffers = BatchBuffers(form, 2).lease()
-    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), Part(0, 1), buffers)
+    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), 0, 1, buffers)
     assert looked_up == [(4, 2), (16, 1)]
