@@ -13,7 +13,7 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.options import Order
 from feedline.order.epoch import rows_at, spares_at
 from feedline.order.schedule import Cursor, Places, Schedule

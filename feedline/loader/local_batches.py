@@ -7,7 +7,7 @@ import threading
 
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.reads import Reads
 from feedline.order.schedule import Cursor
 

@@ -14,7 +14,7 @@ from absl import flags
 
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.segments import Segment, shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended

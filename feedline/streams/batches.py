@@ -17,7 +17,7 @@ import jax
 
 from feedline.errors import FeedError, ProcessError, for_others
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.order.schedule import Cursor
 from feedline.streams import drafts as drafting
 from feedline.streams.drafts import StreamRecipe

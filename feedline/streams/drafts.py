@@ -9,7 +9,7 @@ import numpy as np
 
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.order.schedule import Cursor, Places, Remainder
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes

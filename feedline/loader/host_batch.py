@@ -1,4 +1,4 @@
-"""What the loader hands to placement."""
+"""A process-local batch in host memory, as the loader hands it to placement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feedline.rows.spec import Array
 
 
 class HostBatch(NamedTuple):
-    """This process's part of a global batch, on the host.
+    """A process-local batch: this process's part of a global batch, in host memory.
 
     Attributes:
       leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
