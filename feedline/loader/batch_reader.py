@@ -16,7 +16,7 @@ from feedline.loader.form import Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
 from feedline.options import Order
 from feedline.order.epoch import rows_at, spares_at
-from feedline.order.schedule import Cursor, Places, Schedule
+from feedline.order.schedule import Cursor, RowPositions, Schedule
 from feedline.placement.plan import Columns
 from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
@@ -88,7 +88,7 @@ class BatchReader:
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
-        for epoch, some, positions in self.schedule.positions(start, offsets):
+        for epoch, some, positions in self.schedule.stretches(start, offsets):
             index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
@@ -138,7 +138,7 @@ class BatchReader:
             self._read(part)
             return part
         index = np.empty(len(part.offsets), np.int64)
-        for epoch, some, positions in self.schedule.positions(part.start, part.offsets):
+        for epoch, some, positions in self.schedule.stretches(part.start, part.offsets):
             there = _within(part.here, some)
             cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
             index[some] = self.source.read_in_order(self.order, epoch, positions, cuts)
@@ -158,12 +158,12 @@ class BatchReader:
                 if placed is not read:
                     cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
         else:
-            places = None if self.form.transform is None else self._places(part)
+            positions = None if self.form.transform is None else self._positions(part)
             whole = [leaf[here] for leaf in buffers.read]
-            self.form.finish(whole, buffers.leaves, here, places, part.indices)
+            self.form.finish(whole, buffers.leaves, here, positions, part.indices)
 
-    def _places(self, part: Part) -> Places:
-        return self.schedule.places(part.start, part.offsets)
+    def _positions(self, part: Part) -> RowPositions:
+        return self.schedule.row_positions(part.start, part.offsets)
 
     def _replace_bad(self, part: Part, error: RowError) -> list[BadRow]:
         """Write a part again that failed with `error`, with a substitute for each bad row."""
@@ -171,20 +171,20 @@ class BatchReader:
         def write(some: slice) -> None:
             self._write(part.some(some))
 
-        places = self._places(part)
+        positions = self._positions(part)
         if self.form.bad_rows == "raise":
-            raise_located(write, places, part.indices, error)
+            raise_located(write, positions, part.indices, error)
         bad = []
         for i, failure in failing(write, part.indices, error):
             substitute = self._write_substitute(part.some(slice(i, i + 1)), failure)
-            if places.valid[i]:  # padding repeats rows, each of which counts once
+            if positions.valid[i]:  # padding repeats rows, each of which counts once
                 bad.append(BadRow.of(failure, int(part.offsets[i]), substitute=substitute))
         return bad
 
     def _write_substitute(self, part: Part, error: RowError) -> int:
         """Write another row where this part has one bad row. Returns the row index of the substitute."""
-        row, places = int(part.indices[0]), self._places(part)
-        epoch, position = int(places.epoch[0]), int(places.position[0])
+        row, positions = int(part.indices[0]), self._positions(part)
+        epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
         candidates = spares_at(self.order.seed, self.schedule.rows, epoch, position)
         for candidate in candidates.tolist():
@@ -223,7 +223,7 @@ class BatchReader:
 
     def _elements(self, part: Part) -> Indices:
         """The elements of a Grain dataset to read: others in each epoch, for its own random maps."""
-        epochs, n = self._places(part).epoch, self.schedule.rows
+        epochs, n = self._positions(part).epoch, self.schedule.rows
         if (int(epochs.max()) + 1) * n > 1 << 63:
             raise ValueError(
                 f"a dataset is asked for element epoch × {n} + row, to be below 2^63; "
@@ -243,7 +243,8 @@ class BatchReader:
         total = PartResult.sum(results)
         leaves = buffers.leaves
         if self.form.mask is not None:
-            leaves = self.form.with_mask(leaves, self.schedule.places(start, self.form.mask).valid, total.bad)
+            valid = self.schedule.row_positions(start, self.form.mask).valid
+            leaves = self.form.with_mask(leaves, valid, total.bad)
         return HostBatch(
             leaves=leaves,
             after=self.schedule.after(start),

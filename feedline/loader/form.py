@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
-from feedline.order.schedule import Places
+from feedline.order.schedule import RowPositions
 from feedline.placement.plan import LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
@@ -23,11 +23,11 @@ Indices = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What a transform is told about the rows of the batch it gets, one value a row. Read-only.
+    """The second argument of a transform: four arrays with a value for each row of its batch. Read-only.
 
     Attributes:
       epoch: int64[k], the epoch of each row.
-      position: int64[k], its place in the epoch's order.
+      position: int64[k], its position in the epoch's order.
       index: int64[k], the row index in the source.
       key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
         from it is the same on any topology.
@@ -83,7 +83,7 @@ class LocalForm:
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
     def finish(
-        self, read: list[Array], leaves: list[Array], part: slice, places: Places | None, index: Indices
+        self, read: list[Array], leaves: list[Array], part: slice, positions: RowPositions | None, index: Indices
     ) -> None:
         """Transform what was read of the rows `part`, and write what this process supplies of it into `leaves`.
 
@@ -91,14 +91,14 @@ class LocalForm:
           read: each leaf of these rows, in the source's dtypes.
           leaves: what is placed, of all rows; where it is the memory that was read into, nothing is left to do.
           part: which of `rows`.
-          places: of these rows; only a transform needs them.
+          positions: of these rows; only a transform needs them.
           index: of these rows.
 
         Raises:
           RowError: an integer does not fit.
         """
-        if self.transform is not None and places is not None:
-            read = self._transformed(self.transform, read, places, index)
+        if self.transform is not None and positions is not None:
+            read = self._transformed(self.transform, read, positions, index)
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:
                 continue
@@ -124,16 +124,17 @@ class LocalForm:
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
     def _transformed(
-        self, transform: Transform, buffers: list[Array], places: Places, index: Indices
+        self, transform: Transform, buffers: list[Array], positions: RowPositions, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
-        for epoch, here in places.runs():
-            keys[here] = keys_at(self.seed, epoch, places.position[here])
+        for epoch, here in positions.stretches():
+            keys[here] = keys_at(self.seed, epoch, positions.position[here])
         try:
-            batch = _called(transform, self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
+            rows = Rows(positions.epoch, positions.position, index, keys)
+            batch = _called(transform, self.spec.tree(buffers), rows)
         except Exception as error:
             error.add_note(
-                f"feedline: in the transform, at epoch {places.epoch[0]}, position {places.position[0]}"
+                f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"
             )
             raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)

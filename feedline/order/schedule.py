@@ -33,26 +33,26 @@ class Cursor(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
-    """Where rows of a batch stand in the run. Each int64[k], but `valid` is bool[k]; some are read-only.
+class RowPositions:
+    """Epoch and position of rows of a batch, int64[k] each, and bool[k] `valid`: False for padding.
 
-    Epochs ascend.
+    Epochs ascend. Some of the arrays are read-only.
     """
 
     epoch: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
-    one_run: bool = False
-    """Whether it is known that all stand in one epoch, and that positions ascend."""
+    one_stretch: bool = False
+    """True if it is known that all rows are of one epoch and that positions ascend."""
 
-    def part(self, here: slice) -> Places:
-        """Some of these rows, one after the other."""
-        return Places(self.epoch[here], self.position[here], self.valid[here], self.one_run)
+    def part(self, here: slice) -> RowPositions:
+        """Some adjacent rows of these."""
+        return RowPositions(self.epoch[here], self.position[here], self.valid[here], self.one_stretch)
 
-    def runs(self) -> Iterator[tuple[int, slice]]:
-        """An epoch, and rows that stand in it one after the other, their positions ascending."""
+    def stretches(self) -> Iterator[tuple[int, slice]]:
+        """Each epoch, with adjacent rows of it whose positions ascend."""
         count = len(self.epoch)
-        several = count and not self.one_run
+        several = count and not self.one_stretch
         changes = np.flatnonzero((np.diff(self.epoch) != 0) | (np.diff(self.position) < 0)) + 1 if several else ()
         for start, stop in itertools.pairwise([0, *changes, count] if count else ()):
             yield int(self.epoch[start]), slice(start, stop)
@@ -71,7 +71,7 @@ class Schedule:
 
     Example:
       >>> schedule = Schedule(rows=10, batch_size=4, remainder="pad", epochs=1)
-      >>> schedule.places(Cursor(0, 8), np.arange(4)).position.tolist()
+      >>> schedule.row_positions(Cursor(0, 8), np.arange(4)).position.tolist()
       [8, 9, 0, 1]
     """
 
@@ -141,11 +141,11 @@ class Schedule:
         beyond = (end - 1) // self.rows  # of the last row, so that an epoch's end is not the next one's start
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
-    def places(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> Places:
-        """Where the rows `offsets`, ascending, of the batch that starts at `start` stand in the run."""
+    def row_positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> RowPositions:
+        """The positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
         if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
             count = len(offsets)
-            return Places(
+            return RowPositions(
                 _same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count), True
             )
         # no sum of two positions: with n near 2^63 it would not fit
@@ -154,9 +154,9 @@ class Schedule:
         wraps = self.remainder == "wrap"
         epoch = start.epoch + beyond if wraps else np.full_like(position, start.epoch)
         valid = np.ones_like(position, bool) if wraps else beyond == 0
-        return Places(epoch, position, valid)
+        return RowPositions(epoch, position, valid)
 
-    def positions(
+    def stretches(
         self, start: Cursor, offsets: npt.NDArray[np.int64]
     ) -> list[tuple[int, slice, npt.NDArray[np.int64] | range]]:
         """The positions of the rows `offsets`, ascending, of the batch that starts at `start`, epoch by epoch.
@@ -172,8 +172,8 @@ class Schedule:
             return [
                 (start.epoch, slice(0, count), range(first, last + 1) if adjacent else offsets + start.position)
             ]
-        places = self.places(start, offsets)
-        return [(epoch, some, places.position[some]) for epoch, some in places.runs()]
+        rows = self.row_positions(start, offsets)
+        return [(epoch, some, rows.position[some]) for epoch, some in rows.stretches()]
 
     def real_rows(self, start: Cursor) -> int:
         """Rows of the batch at `start` that are not padding."""

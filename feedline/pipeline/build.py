@@ -39,7 +39,7 @@ from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
-from feedline.streams.drafts import StreamRecipe
+from feedline.streams.partial_batches import StreamDefinition
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
@@ -172,7 +172,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     gather = None
     if not runs_everywhere(owners):
         gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
-    recipe = StreamRecipe(
+    recipe = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )
     way = Sequential(

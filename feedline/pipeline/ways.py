@@ -19,7 +19,7 @@ from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Reading
 from feedline.order.schedule import ENDLESS, Cursor
 from feedline.streams.batches import StreamBatches
-from feedline.streams.drafts import StreamRecipe
+from feedline.streams.partial_batches import StreamDefinition
 
 
 class Progress(Protocol):
@@ -90,7 +90,7 @@ class RandomAccess:
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
         start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
-        return np.where(schedule.places(start, offsets).valid, self.reader.locate(start, offsets), -1)
+        return np.where(schedule.row_positions(start, offsets).valid, self.reader.locate(start, offsets), -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Sequential:
       writers: of all lanes, which process saves each.
     """
 
-    recipe: StreamRecipe
+    recipe: StreamDefinition
     buffers: BatchBuffers
     lanes: list[str]
     writers: list[int]

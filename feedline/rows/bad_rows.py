@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
-from feedline.order.schedule import Places
+from feedline.order.schedule import RowPositions
 
 Indices = npt.NDArray[np.int64]
 
@@ -96,13 +96,15 @@ def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
     return [slice(bad + 1, here.stop), slice(bad, bad + 1), slice(here.start, bad)]
 
 
-def raise_located(attempt: Callable[[slice], None], places: Places, rows: Indices, error: RowError) -> NoReturn:
+def raise_located(
+    attempt: Callable[[slice], None], positions: RowPositions, rows: Indices, error: RowError
+) -> NoReturn:
     """Raise an error that says which row of a read is the first bad one, and where that stands in the run.
 
     It is `error` itself if each row can be read alone.
     """
     for i, failure in failing(attempt, rows, error):
-        failure.locate(int(rows[i]), int(places.epoch[i]), int(places.position[i]))
+        failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))
         raise failure from failure.__cause__
     raise error
 

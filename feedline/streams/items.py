@@ -9,14 +9,14 @@ from typing import Any
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
-from feedline.order.schedule import Places
+from feedline.order.schedule import RowPositions
 from feedline.rows.bad_rows import BadRow, failing, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
 
 
 def write_items(
-    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], places: Places, buffers: Buffers
+    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], positions: RowPositions, buffers: Buffers
 ) -> tuple[float, list[BadRow]]:
     """Write what this process supplies of a batch.
 
@@ -26,7 +26,7 @@ def write_items(
       first: the stream's first item, which stands in for bad ones: no process has the items of the others, but
         each has that one, wherever it resumed.
       items: of the rows `form.rows`.
-      places: of the same rows. Positions pass for row indices.
+      positions: of the same rows. Positions pass for row indices.
       buffers: where to.
 
     Returns:
@@ -46,9 +46,9 @@ def write_items(
                 write_record(records[i], spec, buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
                 told = f"every item must have the form of the first: {error}"
-                raise RowError(told, stage="read", row=int(places.position[i])) from error
+                raise RowError(told, stage="read", row=int(positions.position[i])) from error
         written = time.perf_counter()
-        part = places.part(here)
+        part = positions.part(here)
         form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
 
     bad: list[BadRow] = []
@@ -56,16 +56,16 @@ def write_items(
         write(slice(0, len(records)))
     except RowError as error:
         if form.bad_rows == "raise":
-            raise_located(write, places, places.position, error)
-        for i, failure in failing(write, places.position, error):
-            position = int(places.position[i])
-            failure.locate(position, int(places.epoch[i]), position)
+            raise_located(write, positions, positions.position, error)
+        for i, failure in failing(write, positions.position, error):
+            position = int(positions.position[i])
+            failure.locate(position, int(positions.epoch[i]), position)
             records[i] = first
             try:
                 write(slice(i, i + 1))
             except RowError as again:
-                again.locate(position, int(places.epoch[i]), position)
+                again.locate(position, int(positions.epoch[i]), position)
                 raise
-            if places.valid[i]:
+            if positions.valid[i]:
                 bad.append(BadRow.of(failure, int(form.rows[i]), substitute=0))
     return written, bad

@@ -262,7 +262,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     source = Misfits({"narrow": np.arange(n), "wide": wide}, damaged)
     schedule = Schedule(n, size, remainder, None)
     start = schedule.batch_at(Cursor(0, 0), data.draw(st.integers(0, 5)))
-    wanted = schedule.places(start, np.arange(size))
+    wanted = schedule.row_positions(start, np.arange(size))
     at = zip(wanted.epoch.tolist(), wanted.position.tolist(), strict=True)
     order = [(e, p, int(rows_at(Order(SEED), n, e, np.array([p]))[0])) for e, p in at]
     rows = np.array([spare(e, p, n, bad) if row in bad else row for e, p, row in order])
@@ -535,8 +535,8 @@ def test_in_a_stream_the_first_item_stands_in(sharding, tmp_path, remainder, pol
         valid = [not (i in STREAM_BAD and policy == "mask") and (j < 8 or not padded) for j, i in enumerate(items)]
         assert batch.get("valid", np.ones(B, bool)).tolist() == valid
     lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    places = [(line["epoch"], line["position"]) for line in lines]
-    assert places == [(e, p) for e in range(2) for p in STREAM_BAD if p < 32 or remainder != "drop"]
+    positions = [(line["epoch"], line["position"]) for line in lines]
+    assert positions == [(e, p) for e in range(2) for p in STREAM_BAD if p < 32 or remainder != "drop"]
     assert all(line["substitute"] == 0 and line["row"] == line["position"] for line in lines)
 
 

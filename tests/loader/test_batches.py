@@ -31,11 +31,11 @@ def test_every_position_has_the_row_that_the_order_says(data):
     step = data.draw(st.integers(1, 7))  # a process that owns every so many-th row
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
-    places = schedule.places(start, offsets)
+    positions = schedule.row_positions(start, offsets)
     found = BatchReader(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
-    told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
-    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
+    told = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)
+    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(positions.epoch.tolist())}
     assert found.tolist() == [whole[epoch][position] for epoch, position in told]
 
 

@@ -58,11 +58,11 @@ def few_batches(schedule, cursor):
 
 
 def rows_at(schedule, start, offsets=None):
-    places = schedule.places(
+    positions = schedule.row_positions(
         start, np.arange(schedule.batch_size) if offsets is None else np.array(offsets, np.int64)
     )
-    assert (places.epoch.dtype, places.position.dtype, places.valid.dtype) == (np.int64, np.int64, bool)
-    return list(zip(places.epoch.tolist(), places.position.tolist(), places.valid.tolist(), strict=True))
+    assert (positions.epoch.dtype, positions.position.dtype, positions.valid.dtype) == (np.int64, np.int64, bool)
+    return list(zip(positions.epoch.tolist(), positions.position.tolist(), positions.valid.tolist(), strict=True))
 
 
 @st.composite
