@@ -100,7 +100,7 @@ class BatchReader:
           RowError: a row is bad, and `bad_rows` is "raise" or no substitute was found. It names the row.
         """
         results = []
-        with self.settings.stated():
+        with self.settings.applied():
             for offsets, cuts in self._groups:
                 here = slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
                 results.append(self._fill(Part(start, offsets[here], cuts, buffers, here, _UNKNOWN)))

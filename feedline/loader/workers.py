@@ -43,7 +43,7 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
         signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
-    settings.state_everywhere()
+    settings.apply_everywhere()
 
 
 def _end_with_parent() -> None:

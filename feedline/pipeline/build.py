@@ -29,7 +29,7 @@ from feedline.pipeline.pipeline import Pipeline
 from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
 from feedline.pipeline.ways import RandomAccess, Sequential
-from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
+from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.watch import alarmed
@@ -168,9 +168,9 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is request.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
+    window = 1 if read_everywhere(owners) else max(1, request.prefetch)
     gather = None
-    if not runs_everywhere(owners):
+    if not read_everywhere(owners):
         gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     recipe = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window

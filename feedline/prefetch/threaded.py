@@ -56,7 +56,7 @@ class ThreadedRun(Generic[T]):
             try:
                 item = self._handover.take(self._watch.patience_s())
             except Empty:
-                self._watch.complain(self.waiting)
+                self._watch.warn_or_raise(self.waiting)
                 continue
             if isinstance(item, Last):
                 try:

@@ -56,7 +56,7 @@ class StreamBatches:
         # items of each lane before the next batch to be read, since the epoch in which the lanes were opened
         self._offset = after.position // stream.lanes.count
         self._epoch = after.epoch
-        with stream.settings.stated():
+        with stream.settings.applied():
             self._lanes = self._opened(states or {})
         self._ready: collections.deque[HostBatch] = collections.deque()
         self._over: dict[int, int] | None = None  # the lane ends of the epoch, once it has no further batch
@@ -65,7 +65,7 @@ class StreamBatches:
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
-        with self._stream.settings.stated():
+        with self._stream.settings.applied():
             return self._next()
 
     def _next(self) -> HostBatch:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
+from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 
 
 class Device(NamedTuple):
@@ -41,7 +41,7 @@ def test_owners_hold_a_row_of_the_lane(count, leaves):
     owners = owners_of([leaf_of(size, processes) for processes in leaves], count)
     assert owners == tuple(tuple(sorted(processes)) for processes in expected)
     everybody = {process for processes in leaves for process in processes}
-    assert runs_everywhere(owners) == all(processes == everybody for processes in expected)
+    assert read_everywhere(owners) == all(processes == everybody for processes in expected)
 
 
 @pytest.mark.parametrize(

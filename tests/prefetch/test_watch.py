@@ -59,7 +59,7 @@ def test_progress_begins_it_anew(watch, clock, caplog):
     watch.advanced("place")
     assert watch.patience_s() == 30
     clock.now += 29
-    watch.complain(0)
+    watch.warn_or_raise(0)
     assert not caplog.records
     assert watch.patience_s() == 1
 
@@ -68,7 +68,7 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
     watch.waits()
     watch.advanced("read")
     clock.now += 30
-    watch.complain(waiting=2)
+    watch.warn_or_raise(waiting=2)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("feedline", logging.WARNING)
     told = record.getMessage()
@@ -80,7 +80,7 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
     assert "test_one_warning_with_stage_and_stacks_then_the_error" in told
     assert watch.patience_s() == 270
     clock.now += 269
-    watch.complain(0)
+    watch.warn_or_raise(0)
     clock.now += 1
     with pytest.raises(
         StallError,
@@ -88,7 +88,7 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
         r'the last was "read", 0 batches after the next one are placed. '
         r"Look at the stacks .*raise that limit \[stage read\]",
     ) as caught:
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert caught.value.stage == "read"
     assert len(caplog.records) == 1
 
@@ -97,7 +97,7 @@ def test_the_next_wait_may_be_warned_of_again(watch, clock, caplog):
     for _ in range(2):
         watch.waits()
         clock.now += 30
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert len(caplog.records) == 2
 
 
@@ -107,7 +107,7 @@ def test_an_error_that_is_due_before_the_warning_comes_without_one(clock, caplog
     assert watch.patience_s() == 5
     clock.now += 5
     with pytest.raises(StallError, match="for 5 s"):
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert not caplog.records
 
 

@@ -179,7 +179,7 @@ def test_each_setting_holds_on_another_thread_and_only_while_it_is_stated(name, 
 
     def elsewhere():
         seen.append(here())
-        with settings.stated():
+        with settings.applied():
             seen.append(here())
         seen.append(here())
 
