@@ -15,12 +15,12 @@ class HostBatch(NamedTuple):
 
     Attributes:
       leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
-      after: the cursor that is true once the batch has been delivered.
-      lanes: the state of a stream's iterators at that moment; None with random access.
-      rows: of the global batch that are real, not padded.
-      dropped_rows: of the source that were left out since the batch before.
-      read_s, transform_s: seconds of thread time that it took.
-      bad: rows that this process supplies and that were bad, by their row of the global batch.
+      after: the cursor after the batch, which the feed's state has once the batch has been delivered.
+      lanes: the states of a stream's iterators after the batch; None with random access.
+      rows: the number of rows of the global batch that are not padding.
+      dropped_rows: the number of rows of the source that were left out since the previous batch.
+      read_s, transform_s: seconds that threads spent on the batch.
+      bad: the bad rows among those that this process supplies, ascending by their row of the global batch.
     """
 
     leaves: list[Array]

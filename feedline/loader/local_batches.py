@@ -1,4 +1,4 @@
-"""Process-local batches 0, 1, … from a cursor on, each read in parts by any threads."""
+"""Process-local batches after a cursor, numbered from 0, each of which threads read in parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from feedline.order.schedule import Cursor
 
 
 class LocalBatches:
-    """The process-local batches of a run. Each part of a batch is read once, by any thread.
+    """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
 
     Args:
-      reader: of parts.
-      buffers: where batches are built.
+      reader: reads the parts.
+      buffers: the memory in which batches are built.
       origin: where batch 0 starts.
-      parts: of a batch; fewer if it has too few rows.
-      reads: where each read is entered.
+      parts: the number of parts of a batch; fewer if a leaf has fewer rows.
+      reads: keeps track of the reads under way.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class LocalBatches:
         return self._reader.batch(start, self._before(number), buffers, results)
 
     def end(self) -> StopIteration:
-        """After the last batch. Its value: how many rows are left out between that and the end of the pass."""
+        """The end of the pass. Its value is the number of rows left out after the last batch."""
         return StopIteration(self._reader.schedule.dropped_rows(self._before(self.count), None))
 
     def _before(self, number: int) -> Cursor:
-        """The cursor that is true when this batch is the next."""
+        """The cursor after the batch before this one."""
         schedule = self._reader.schedule
         return schedule.after(schedule.batch_at(self._origin, number - 1)) if number else self._origin
 
 
 class InOrder:
-    """The same as an iterator, for one thread."""
+    """An iterator of `LocalBatches`, for one thread."""
 
     def __init__(self, batches: LocalBatches) -> None:
         self._batches = batches

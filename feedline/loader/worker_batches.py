@@ -17,7 +17,7 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.segments import Segment, shared_memory_failed
-from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended
+from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
 from feedline.options import Reading
 from feedline.order.schedule import ENDLESS, Cursor
 
@@ -98,7 +98,7 @@ class WorkerBatches:
 
     def _start(self) -> Any:
         _collect_semaphores()
-        see_every_end()
+        notice_every_end()
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to its workers, and feedline is no absl app
         return iter(self._dataset)

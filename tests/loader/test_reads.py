@@ -24,7 +24,7 @@ def test_end_waits_for_every_read_and_names_one_that_stays():
     running = [spawn(lambda i=i: reads.run(lambda: (inside[i].set(), arrived(gates[i]), i)[2])) for i in range(2)]
     for event in inside:
         arrived(event)
-    names = {thread.name for thread in reads._inside}
+    names = {thread.name for thread in reads._reading}
     assert reads.end(0) in names
     ending = spawn(lambda: reads.end(PATIENCE_S))
     for gate, read in zip(gates, running, strict=True):

@@ -87,12 +87,12 @@ def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(
         """
 import atexit, grain, logging
 logging.getLogger("feedline").setLevel("ERROR")
-atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "read" in t.name]))
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "-read-" in t.name]))
 rows = grain.MapDataset.range(100).map(lambda i: time.sleep(0.02) or {"x": np.float32(i)})
 feed = feedline.Feed(rows, 8, sharding)
 next(feed)
 feed.close(timeout_s=0)
-assert any("read" in t.name for t in threading.enumerate())  # busy with a batch that nobody takes
+assert any("-read-" in t.name for t in threading.enumerate())  # busy with a batch that nobody takes
 """,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left []\n", "")
@@ -117,7 +117,7 @@ tensorstore.open(store, create=True, delete_existing=True).result()[...] = np.on
 feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
 next(feed)
 Kept.get = slowly
-atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "read" in t.name]))
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "-read-" in t.name]))
 next(feed), next(feed), next(feed)  # the next read takes four seconds
 assert inside.wait(30)
 print("end", time.time(), flush=True)
