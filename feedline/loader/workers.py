@@ -37,7 +37,7 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
     Args:
       settings: JAX's settings. Without them, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
     """
-    # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer may need batches until it has saved.
+    # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer needs batches until it has saved.
     # Not SIG_IGN, which programs that the worker starts would inherit
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
@@ -74,7 +74,7 @@ def notice_every_end() -> None:
     """Make Grain notice a worker that ended with exit code 0; without this its iterator waits for it for ever.
 
     A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty as well.
-    These names are private; without them such a worker is reported as a stall, and tests/runtime/test_exit.py fails.
+    The names are private; without them such a worker counts as a stall, and tests/runtime/test_exit.py fails.
     """
     try:
         from grain._src.python.dataset.transformations import process_prefetch
