@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from collections.abc import Collection, Mapping
@@ -20,9 +21,9 @@ from feedline.options import Order, Reading, checked_integer
 from feedline.order.schedule import Cursor, Remainder
 from feedline.pipeline.build import build
 from feedline.pipeline.loops import Loops
-from feedline.pipeline.pipeline import Placed, Run
 from feedline.pipeline.request import Request
 from feedline.pipeline.shown import Shown
+from feedline.pipeline.stages import Pipeline, Placed
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.runtime.exit import close_at_exit
@@ -114,7 +115,7 @@ class Feed(Shown, ProcessBound):
         request = Request(
             source, batch_size, as_shardings(sharding), order, epochs, remainder, reading, transform, prefetch
         )
-        self._pipeline = build(request)
+        self._stages = build(request)
         self._request = request.checked()
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
@@ -122,10 +123,11 @@ class Feed(Shown, ProcessBound):
         self._closed = False
         self._released = False  # the pipeline was closed
         self._single_thread = SingleThread()  # next, seek and set_state
-        self._run: Run | None = None  # the run that reads ahead
-        self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
+        self._pipeline: Pipeline | None = None  # reads ahead of the last batch delivered
+        # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
+        self._pipelines: list[Pipeline] = []
         self._counted = Counted()
-        weakref.finalize(self, _close_runs, self._runs).atexit = False
+        weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:
         """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
@@ -134,7 +136,7 @@ class Feed(Shown, ProcessBound):
         """
         self._check_open()
         if self._exhausted:
-            cursor = self._pipeline.way.next_pass(self._delivered.cursor)
+            cursor = self._stages.access.next_pass(self._delivered.cursor)
             delivered = self._delivered._replace(cursor=cursor, lanes=None)
             self._delivered, self._exhausted = delivered, False
         self._loops.begins(self._delivered.step, self._delivered.cursor, self.epochs)
@@ -149,33 +151,34 @@ class Feed(Shown, ProcessBound):
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
         with self._single_thread:
-            self._check_open()
+            if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
+                self._check_open()
             if self._exhausted:
                 raise StopIteration
             try:
                 began = time.perf_counter()
                 placed = self._take()
-                account = placed.account
-                if account.bad:
-                    self._pipeline.quarantine.enter(
-                        account.bad, before=self._counted.bad_rows, batches=self._counted.batches + 1
+                metadata = placed.metadata
+                if metadata.bad:
+                    self._stages.quarantine.enter(
+                        metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + 1
                     )
-                delivered = _Delivered(self._delivered.step + 1, account.after, account.lanes)
+                delivered = _Delivered(self._delivered.step + 1, metadata.after, metadata.lanes)
                 counted = self._counted.plus(
-                    rows=account.rows,
-                    dropped_rows=account.dropped_rows,
-                    bad_rows=len(account.bad),
-                    read_s=account.read_s,
-                    transform_s=account.transform_s,
-                    place_s=placed.place_s,
-                    wait_s=time.perf_counter() - began,
+                    metadata.rows,
+                    metadata.dropped_rows,
+                    len(metadata.bad),
+                    metadata.read_s,
+                    metadata.transform_s,
+                    placed.place_s,
+                    time.perf_counter() - began,
                 )
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
-                # the run is given up: an interrupt may have come when a batch was taken out and not yet delivered
+                # give up the pipeline: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
                     or isinstance(error, StallError | ProcessError)
@@ -186,27 +189,27 @@ class Feed(Shown, ProcessBound):
 
     def __len__(self) -> int:
         """Batches of one pass. TypeError if the feed is endless, or a stream."""
-        return self._pipeline.way.batches()
+        return self._stages.access.batches()
 
     @property
     def spec(self) -> Any:
         """The batch as `jax.ShapeDtypeStruct`s with shardings, before the first batch: to lower and compile."""
-        return self._pipeline.placement.spec
+        return self._stages.placement.spec
 
     @property
     def epoch(self) -> int:
         """Epoch of the next batch; the last one's while the pass is exhausted."""
-        return self._pipeline.way.next_cursor(self._delivered.cursor).epoch
+        return self._stages.access.next_cursor(self._delivered.cursor).epoch
 
     @property
     def position(self) -> int:
         """Position in its epoch of the next batch's first row."""
-        return self._pipeline.way.next_cursor(self._delivered.cursor).position
+        return self._stages.access.next_cursor(self._delivered.cursor).position
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams."""
-        return self._pipeline.way.steps_per_epoch()
+        return self._stages.access.steps_per_epoch()
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
@@ -216,9 +219,8 @@ class Feed(Shown, ProcessBound):
         row: under 1 KB for up to some twenty leaves.
         """
         delivered = self._delivered
-        return states.make(
-            delivered.step, delivered.cursor, self._pipeline.fingerprint, **self._lanes_of(delivered)
-        )
+        lanes = self._stages.access.lanes_for_state(delivered.lanes)
+        return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
 
     def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
         """Go on from a state: the next batch begins with the first row that was not delivered.
@@ -234,13 +236,12 @@ class Feed(Shown, ProcessBound):
           ValueError: the state was saved over other data (the message names the field), lies beyond the data,
             or contradicts itself.
         """
-        way = self._pipeline.way
-        step, cursor = states.check(state, self._pipeline.fingerprint, allow)
-        lanes = states.check_lanes(state, len(way.writers), way.lanes) if way.streams else None
+        step, cursor = states.check(state, self._stages.fingerprint, allow)
+        lanes = self._stages.access.lanes_in(state)
         self._go_to(_Delivered(step, cursor, lanes), restored=(step, cursor))
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Go to a place in the run: the next batch begins there, or with the next epoch if none is left.
+        """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
 
         `step` is kept.
 
@@ -258,11 +259,7 @@ class Feed(Shown, ProcessBound):
             raise ValueError(
                 f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
             )
-        if position and self._pipeline.way.streams:
-            raise ValueError(
-                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
-            )
-        states.check_position(position, self._pipeline.fingerprint["rows"])
+        self._stages.access.check_position(position)
         self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
 
     def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
@@ -274,17 +271,16 @@ class Feed(Shown, ProcessBound):
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
           is padded.
         """
-        way = self._pipeline.way
-        return way.rows_of(states.check(state, self._pipeline.fingerprint, ())[1])
+        return self._stages.access.rows_of(states.check(state, self._stages.fingerprint, ())[1])
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
         return Statistics(
             **self._counted._asdict(),
-            ready=sum(run.waiting for run in self._runs),
-            threads=self._pipeline.reading.threads or 0,
-            workers=self._pipeline.reading.workers,
-            slabs=self._pipeline.slabs,
+            ready=sum(pipeline.waiting for pipeline in self._pipelines),
+            threads=self._stages.reading.threads or 0,
+            workers=self._stages.reading.workers,
+            slabs=self._stages.slabs,
         )
 
     def close(self, timeout_s: float = 30) -> None:
@@ -298,7 +294,7 @@ class Feed(Shown, ProcessBound):
             return  # all that could be closed is the parent's
         self._closed = True
         deadline = time.monotonic() + timeout_s
-        stuck = self._stop(timeout_s) or self._pipeline.end_reads(max(0.0, deadline - time.monotonic()))
+        stuck = self._stop(timeout_s) or self._stages.end_reads(max(0.0, deadline - time.monotonic()))
         if stuck:
             _log.warning(
                 "%s is still busy with a read or a transfer %g s after close, so the source stays open",
@@ -307,7 +303,7 @@ class Feed(Shown, ProcessBound):
             )
         elif not self._released:
             self._released = True
-            self._pipeline.close()
+            self._stages.close()
 
     def __enter__(self) -> Feed:
         return self
@@ -316,40 +312,40 @@ class Feed(Shown, ProcessBound):
         self.close()
 
     def _take(self) -> Placed:
-        """The next item of the run. If there is none, a new one begins after the last batch delivered."""
+        """The next item of the pipeline. If there is none, one is started after the last batch delivered."""
         try:
-            return (self._run or self._start()).take()
+            return (self._pipeline or self._start()).take()
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
             step, cursor, _ = self._delivered
-            self._loops.ended(step, cursor, self._pipeline.way.next_pass(cursor))
+            self._loops.ended(step, cursor, self._stages.access.next_pass(cursor))
             raise StopIteration from None
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
 
-    def _start(self) -> Run:
-        run = self._pipeline.start(self._delivered.cursor, self._delivered.lanes)
-        close_at_exit(run, workers=self._pipeline.reading.workers > 0)
-        close_on_abort(run)
-        self._runs.append(run)
-        self._run = run
+    def _start(self) -> Pipeline:
+        pipeline = self._stages.start(self._delivered.cursor, self._delivered.lanes)
+        close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
+        close_on_abort(pipeline)
+        self._pipelines.append(pipeline)
+        self._pipeline = pipeline
         self._check_open()  # another thread may have closed the feed in the meantime
-        run.start()  # only now that close() can find it
-        return run
+        pipeline.start()  # only now that close() can find it
+        return pipeline
 
     def _stop(self, timeout_s: float) -> str | None:
-        """Give up the run and wait for its thread; the name of a thread that is stuck, of this or an older run."""
-        self._run = None
+        """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
+        self._pipeline = None
         deadline = time.monotonic() + timeout_s
         stuck = None
-        for run in tuple(self._runs):
-            run.close()
-            left = run.join(max(0.0, deadline - time.monotonic()))
+        for pipeline in tuple(self._pipelines):
+            pipeline.close()
+            left = pipeline.join(max(0.0, deadline - time.monotonic()))
             stuck = stuck or left
             if not left:
                 with contextlib.suppress(ValueError):  # another thread may be doing the same
-                    self._runs.remove(run)
+                    self._pipelines.remove(pipeline)
         return stuck
 
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
@@ -359,20 +355,13 @@ class Feed(Shown, ProcessBound):
             self._loops.moved(restored)
             self._delivered, self._exhausted = delivered, False
 
-    def _lanes_of(self, delivered: _Delivered) -> dict[str, Any]:
-        """What a state holds of a stream; a lane that has not begun its epoch is None."""
-        way = self._pipeline.way
-        if not way.streams:
-            return {"lanes": None}
-        return {"lanes": delivered.lanes or dict.fromkeys(way.lanes), "writers": way.writers}
-
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
 
 
-def _close_runs(runs: list[Run]) -> None:
+def _close_all(pipelines: list[Pipeline]) -> None:
     """The finalizer of a feed that nobody closed: it must not wait."""
-    for run in runs:
-        run.close()
+    for pipeline in pipelines:
+        pipeline.close()

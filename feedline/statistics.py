@@ -79,7 +79,6 @@ class Counted(NamedTuple):
 
     def plus(
         self,
-        *,
         rows: int,
         dropped_rows: int,
         bad_rows: int,
@@ -90,12 +89,12 @@ class Counted(NamedTuple):
     ) -> Counted:
         """With one more batch."""
         return Counted(
-            self.batches + 1,
-            self.rows + rows,
-            self.dropped_rows + dropped_rows,
-            self.bad_rows + bad_rows,
-            self.read_s + read_s,
-            self.transform_s + transform_s,
-            self.place_s + place_s,
-            self.wait_s + wait_s,
+            self[0] + 1,
+            self[1] + rows,
+            self[2] + dropped_rows,
+            self[3] + bad_rows,
+            self[4] + read_s,
+            self[5] + transform_s,
+            self[6] + place_s,
+            self[7] + wait_s,
         )

@@ -200,9 +200,12 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
     interrupted = []
     for line in range(1, 1000):
-        # one thread: batches that are ready out of turn would make `take` run more lines, one time or another
+        # one thread, and a batch that is ready: so `next` runs the same lines each time
         with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
             delivered = [rows_in(next(feed)), rows_in(next(feed))]
+            until = time.monotonic() + PATIENCE_S
+            while prefetch and not feed.statistics().ready and time.monotonic() < until:
+                time.sleep(1e-4)
             where, batch = interrupted_at(line, lambda: next(feed))
             step = feed.get_state()["step"]
             assert feed.statistics().batches == step

@@ -27,8 +27,8 @@ from feedline.loader.form import LocalForm
 from feedline.options import Blocks, Order, Reading
 from feedline.order.epoch import rows_at
 from feedline.order.schedule import Cursor, Schedule
-from feedline.pipeline.pipeline import run_of
-from feedline.pipeline.ways import RandomAccess
+from feedline.pipeline.access import RandomAccess
+from feedline.pipeline.stages import pipeline_of
 from feedline.placement.plan import plan_leaf, union_of_rows
 from feedline.prefetch.watch import Watch
 from feedline.rows.spec import RowSpec
@@ -111,7 +111,7 @@ def travel(journey, spec, remainder, open_sources):
         sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
         reading, watch = Reading(threads=leg.threads), Watch(Reading())
         keep = lambda host: host  # noqa: E731  batches stay on the host
-        runs = [run_of(batches, keep, reading, leg.prefetch, watch) for batches in sources]
+        runs = [pipeline_of(batches, keep, reading, leg.prefetch, watch) for batches in sources]
         for run in runs:
             run.start()
         with ThreadPoolExecutor(len(runs)) as pool:

@@ -1,4 +1,4 @@
-"""From a request to a pipeline: open the source, plan what this process reads, agree with the other processes."""
+"""From a request to a stages: open the source, plan what this process reads, agree with the other processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading
 from feedline.order.schedule import Schedule
+from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.description import described, processes_of
-from feedline.pipeline.pipeline import Pipeline
 from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
-from feedline.pipeline.ways import RandomAccess, Sequential
+from feedline.pipeline.stages import Stages
 from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
@@ -49,7 +49,7 @@ _AHEAD = 4
 """Batches past the last one delivered but for those that wait: handed over, placed, read, and read elsewhere."""
 
 
-def build(request: Request) -> Pipeline:
+def build(request: Request) -> Stages:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
     With a mesh of several processes all of them do so, and compare what they built.
@@ -69,34 +69,34 @@ def build(request: Request) -> Pipeline:
                 "first row, and calls the transform with that"
             ),
         ):
-            pipeline = _build(request, meeting.key)
+            stages = _build(request, meeting.key)
         try:
             meeting.agree(
                 described(
-                    fingerprint=pipeline.fingerprint,
+                    fingerprint=stages.fingerprint,
                     batch_size=request.batch_size,
                     epochs=request.epochs,
                     remainder=request.remainder,
                     reading=reading,
-                    prefetch=request.prefetch if pipeline.way.agrees else None,
-                    spec=pipeline.placement.spec,
+                    prefetch=request.prefetch if stages.access.agrees_on_ends else None,
+                    spec=stages.placement.spec,
                 )
             )
         except BaseException:
-            pipeline.close()
+            stages.close()
             raise
-    return dataclasses.replace(pipeline, check=_check(request, pipeline, meeting.key))
+    return dataclasses.replace(stages, check=_check(request, stages, meeting.key))
 
 
-def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaCheck | None:
+def _check(request: Request, stages: Stages, key: str | None) -> ReplicaCheck | None:
     service, every = coordination(), request.reading.check_replicas_every
     if service is None or key is None or not every:
         return None
-    rows, placement = pipeline.fingerprint["rows"], pipeline.placement
+    rows, placement = stages.fingerprint["rows"], stages.placement
     return ReplicaCheck(service, key, every, request.batch_size, rows, placement.spec, placement.plans)
 
 
-def _build(request: Request, key: str | None) -> Pipeline:
+def _build(request: Request, key: str | None) -> Stages:
     """This process's own part of it. `key` is a path for what the processes of this feed tell each other."""
     source = as_source(request.source)
     if isinstance(source, grain.IterDataset | Lanes):
@@ -126,8 +126,8 @@ def _build(request: Request, key: str | None) -> Pipeline:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    way = RandomAccess(reader, _buffers(request, form, request.reading.buffer))
-    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
+    access = RandomAccess(reader, _buffers(request, form, request.reading.buffer))
+    return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
 
 
 def _digest(source: RowSource, reading: Reading) -> str:
@@ -142,7 +142,7 @@ def _digest(source: RowSource, reading: Reading) -> str:
         ) from error
 
 
-def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
+def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     if request.order is not None:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
@@ -172,16 +172,16 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     gather = None
     if not read_everywhere(owners):
         gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
-    recipe = StreamDefinition(
+    stream = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )
-    way = Sequential(
-        recipe,
+    access = StreamAccess(
+        stream,
         _buffers(request, form, window),
-        lanes=[str(lane) for lane in recipe.local_lanes],
+        lanes=[str(lane) for lane in stream.local_lanes],
         writers=[processes[0] for processes in owners],
     )
-    return Pipeline(way, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
+    return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
 
 
 def _quarantine(request: Request, form: LocalForm) -> Quarantine:
@@ -189,7 +189,7 @@ def _quarantine(request: Request, form: LocalForm) -> Quarantine:
 
 
 def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
-    """With as many idle slabs as a steady run uses: read ahead, being placed, waiting, and two in use."""
+    """With as many idle slabs as a steady feed uses: read ahead, being placed, waiting, and two in use."""
     return BatchBuffers(form, ahead + 1 + request.prefetch + 2)
 
 

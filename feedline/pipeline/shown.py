@@ -9,8 +9,8 @@ import jax
 
 from feedline.options import Order, Reading
 from feedline.order.schedule import Remainder
-from feedline.pipeline.pipeline import Pipeline
 from feedline.pipeline.request import Request
+from feedline.pipeline.stages import Stages
 
 _LEAVES = 12
 """So many are shown, at the most."""
@@ -19,7 +19,7 @@ _LEAVES = 12
 class Shown:
     """The part of `Feed` that only reads. It works from any thread and on a closed feed, and never blocks."""
 
-    _pipeline: Pipeline
+    _stages: Stages
     _request: Request
     _delivered: Any
     _closed: bool
@@ -32,7 +32,7 @@ class Shown:
     @property
     def order(self) -> Order | None:
         """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
-        return self._pipeline.way.order
+        return self._stages.access.order
 
     @property
     def epochs(self) -> int | None:
@@ -47,7 +47,7 @@ class Shown:
     @property
     def reading(self) -> Reading:
         """The reading options, with the number of threads that was chosen."""
-        return self._pipeline.reading
+        return self._stages.reading
 
     @property
     def prefetch(self) -> int:
@@ -68,9 +68,9 @@ class Shown:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Names and values, in words. Of a feed that could not be built there are none."""
-        if "_runs" not in vars(self):
+        if "_pipelines" not in vars(self):
             return []
-        fingerprint, cursor = self._pipeline.fingerprint, self._pipeline.way.next_cursor(self._delivered.cursor)
+        fingerprint, cursor = self._stages.fingerprint, self._stages.access.next_cursor(self._delivered.cursor)
         rows = fingerprint["rows"]
         return [
             ("rows", f"of {fingerprint['format']}" if rows is None else f"{rows:,}"),
@@ -80,7 +80,7 @@ class Shown:
             ("order", "its own" if self.order is None else repr(self.order)),
             ("epoch", f"{cursor.epoch:,}"),
             ("position", f"{cursor.position:,}" + (", closed" if self._closed else "")),
-            ("spec", _described(self._pipeline.placement.spec)),
+            ("spec", _described(self._stages.placement.spec)),
         ]
 
 

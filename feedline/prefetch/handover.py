@@ -100,7 +100,8 @@ class Handover(Generic[T]):
             if entry is not None:
                 self._next += 1
                 self._slotted += 1
-                if (woken := self._waiting.pop(self._slotted - 1, None)) is not None:
+                # the thread removes its entry: an interrupt here would leave it asleep, and unknown to close()
+                if (woken := self._waiting.get(self._slotted - 1)) is not None:
                     woken.put(None)
                 return entry[1]
             try:

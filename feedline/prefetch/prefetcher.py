@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from feedline.prefetch.handover import Closed
-from feedline.prefetch.threaded import Last, ThreadedRun, placed
+from feedline.prefetch.threaded import Last, ThreadedPipeline, placed
 from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
@@ -24,13 +24,13 @@ class HostIterator(Protocol[H_co]):
     def close(self) -> None: ...
 
 
-class Prefetcher(ThreadedRun[T], Generic[H, T]):
+class Prefetcher(ThreadedPipeline[T], Generic[H, T]):
     """A placement thread takes each item from an iterator, places it when it has a slot, and hands it over.
 
     Args:
       source: the host batches, in order; the placement thread alone calls and closes it.
       place: host batch → item.
-      depth, watch: as for `ThreadedRun`.
+      depth, watch: as for `ThreadedPipeline`.
     """
 
     def __init__(self, source: HostIterator[H], place: Callable[[H], T], depth: int, watch: Watch) -> None:
@@ -45,7 +45,7 @@ class Prefetcher(ThreadedRun[T], Generic[H, T]):
         self._thread.start()
 
     def join(self, timeout_s: float) -> str | None:
-        """As `ThreadedRun.join`."""
+        """As `ThreadedPipeline.join`."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from feedline.prefetch.threaded import Last, ThreadedRun, placed
+from feedline.prefetch.threaded import Last, ThreadedPipeline, placed
 from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
@@ -35,7 +35,7 @@ class PartialBatches(Protocol[H_co]):
         """What tells the consumer that all batches have been delivered."""
 
 
-class Readers(ThreadedRun[T], Generic[H, T]):
+class Readers(ThreadedPipeline[T], Generic[H, T]):
     """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
 
     So some threads may place batches while others read. At most `ahead` batches are being read, or wait to be
@@ -44,7 +44,7 @@ class Readers(ThreadedRun[T], Generic[H, T]):
     Args:
       batches: what is read.
       place: host batch → item; runs on several threads at a time.
-      depth, watch: as for `ThreadedRun`.
+      depth, watch: as for `ThreadedPipeline`.
       threads: at least 1.
       ahead: at least 1.
     """
@@ -81,13 +81,13 @@ class Readers(ThreadedRun[T], Generic[H, T]):
             thread.start()
 
     def close(self) -> None:
-        """As `ThreadedRun.close`."""
+        """As `ThreadedPipeline.close`."""
         super().close()
         for _ in self._threads:
             self._claims.put(None)
 
     def join(self, timeout_s: float) -> str | None:
-        """As `ThreadedRun.join`."""
+        """As `ThreadedPipeline.join`."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():

@@ -1,4 +1,4 @@
-"""What every run with threads has: the hand-over of placed items, and the consumer's side of it."""
+"""What every pipeline with threads has: the hand-over of placed items, and the consumer's side of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Last(NamedTuple):
     error: BaseException
 
 
-class ThreadedRun(Generic[T]):
+class ThreadedPipeline(Generic[T]):
     """At most `depth` placed items wait for the consumer, which calls `take`.
 
     The owner calls `start` once, and `close` from any thread, as often as it likes. Subclasses own the threads
@@ -51,19 +51,25 @@ class ThreadedRun(Generic[T]):
           StallError: no stage advanced for too long while this waited.
           Exception: what the source or `place` raised, after all items before it.
         """
+        try:
+            item = self._handover.take(0)  # as a rule it is there: then nothing else is asked or noted
+        except Empty:
+            item = self._wait()
+        if isinstance(item, Last):
+            try:
+                raise item.error
+            finally:
+                del item  # else the error, its traceback and this frame would keep each other, and the batch
+        return item
+
+    def _wait(self) -> T | Last:
+        """The next item. Warns when it takes long, and raises when it takes too long."""
         self._watch.waits()
         while True:
             try:
-                item = self._handover.take(self._watch.patience_s())
+                return self._handover.take(self._watch.patience_s())
             except Empty:
                 self._watch.warn_or_raise(self.waiting)
-                continue
-            if isinstance(item, Last):
-                try:
-                    raise item.error
-                finally:
-                    del item  # else the error, its traceback and this frame would keep each other, and the batch
-            return item
 
     def close(self) -> None:
         """Stop both sides. Does not wait; `join` does. Idempotent, from any thread, also in a finalizer."""
@@ -71,7 +77,7 @@ class ThreadedRun(Generic[T]):
         self._handover.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the threads of a run that was closed, but not for the one that calls this.
+        """Wait for the threads of a pipeline that was closed, but not for the one that calls this.
 
         Returns:
           The name of a thread that is still busy, stuck in a read or a transfer.

@@ -253,4 +253,4 @@ def test_a_long_run_maps_no_more_slabs_than_the_formula_says():
         held = [next(feed) for _ in range(30)]
         assert feed.statistics().slabs <= 2 * (3 + 2 + 3 + 30)
         del held
-        assert max(idle(feed._pipeline.way.buffers.staging)) <= 3 + 2 + 3
+        assert max(idle(feed._stages.access.buffers.staging)) <= 3 + 2 + 3

@@ -302,7 +302,7 @@ def keys_after_many_windows(here):
             pass
         meet("read")
         service = coordination()
-        return Own(0 if service is None else len(service.dir(f"{feed._pipeline.way.recipe.gather._root}/")))
+        return Own(0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/")))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
@@ -327,7 +327,9 @@ def is_closed_while_it_waits(here):
             reader = threading.Thread(target=read)
             reader.start()
             service = coordination()
-            while not service.dir(f"{feed._pipeline.way.recipe.gather._root}/"):  # until its loader has come there
+            while not service.dir(
+                f"{feed._stages.access.stream.gather._root}/"
+            ):  # until its loader has come there
                 pass
             feed.close(PATIENCE_S)
             reader.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The stages composed: batches on the mesh, from any cursor."""
+"""The stages of a feed composed: a pipeline of placed batches, from any cursor on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
 from feedline.options import Reading
 from feedline.order.schedule import Cursor
+from feedline.pipeline.access import Access
 from feedline.pipeline.quarantine import Quarantine
-from feedline.pipeline.ways import RandomAccess, Sequential
 from feedline.placement.place import Placement
 from feedline.prefetch.prefetcher import HostIterator, Prefetcher
 from feedline.prefetch.readers import Readers
@@ -24,24 +24,30 @@ from feedline.rows.row_source import RowSource
 
 
 class Placed(NamedTuple):
-    """A global batch on the mesh, and the host batch's account of it (without its leaves)."""
+    """A global batch on the mesh.
+
+    Attributes:
+      batch: its tree of arrays.
+      metadata: the host batch without its leaves.
+      place_s: seconds that placing took.
+    """
 
     batch: Any
-    account: HostBatch
+    metadata: HostBatch
     place_s: float
 
 
 T = TypeVar("T")
-AnyRun = Readers[HostBatch, T] | Prefetcher[HostBatch, T] | Synchronous[HostBatch, T]
-Run = AnyRun[Placed]
+AnyPipeline = Readers[HostBatch, T] | Prefetcher[HostBatch, T] | Synchronous[HostBatch, T]
+Pipeline = AnyPipeline[Placed]
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipeline:
+class Stages:
     """Everything about a feed that does not change while it runs.
 
     Attributes:
-      way: the loader.
+      access: how rows are reached.
       placement: where batches go.
       fingerprint: of the data, for states.
       reading: with `threads` resolved.
@@ -51,7 +57,7 @@ class Pipeline:
       check: of batches against those of other processes.
     """
 
-    way: RandomAccess | Sequential
+    access: Access
     placement: Placement
     fingerprint: dict[str, Any]
     reading: Reading
@@ -60,37 +66,37 @@ class Pipeline:
     owned: RowSource | None
     check: ReplicaCheck | None = None
 
-    def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Run:
-        """A run over the batches after the cursor `after`, not yet started. The caller starts and closes it."""
+    def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Pipeline:
+        """A pipeline of the batches after the cursor `after`. The caller starts and closes it."""
         watch = Watch(self.reading)
-        batches = self.way.open(after, lanes, self.reading, watch)
+        batches = self.access.open(after, lanes, self.reading, watch)
         place = functools.partial(_place, self.placement, self.check)
-        return run_of(batches, place, self.reading, self.prefetch, watch)
+        return pipeline_of(batches, place, self.reading, self.prefetch, watch)
 
     @property
     def slabs(self) -> int:
         """Host buffers mapped so far."""
-        return self.way.buffers.staging.mapped
+        return self.access.buffers.staging.mapped
 
     def end_reads(self, timeout_s: float) -> str | None:
         """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
-        return self.way.end_reads(timeout_s)
+        return self.access.end_reads(timeout_s)
 
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. No read may be under way."""
-        self.way.buffers.staging.close()
+        self.access.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()
 
 
-def run_of(
+def pipeline_of(
     batches: LocalBatches | HostIterator[HostBatch],
     place: Callable[[HostBatch], T],
     reading: Reading,
     prefetch: int,
     watch: Watch,
-) -> AnyRun[T]:
-    """What reads and places batches ahead of the consumer; with `prefetch=0` on its thread. Not yet started."""
+) -> AnyPipeline[T]:
+    """A pipeline that is to read and place batches ahead of the consumer, or with `prefetch=0` on its thread."""
     if isinstance(batches, LocalBatches):
         if prefetch:
             threads, ahead = max(1, reading.threads or 0), reading.buffer + 1

@@ -1,23 +1,24 @@
-"""The loader's two ways in: rows with random access, and streams. One contract for whoever composes.
-
-A way opens process-local batches from any cursor, and does the arithmetic on cursors.
-"""
+"""How the rows of a feed are reached: in any order, or one after the other as a stream. One contract for both."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline import state as states
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.reads import Reads
 from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Reading
 from feedline.order.schedule import ENDLESS, Cursor
+from feedline.prefetch.prefetcher import HostIterator
 from feedline.streams.batches import StreamBatches
 from feedline.streams.partial_batches import StreamDefinition
 
@@ -29,9 +30,58 @@ class Progress(Protocol):
     def stopped(self) -> bool: ...
 
 
+class Access(Protocol):
+    """Opens process-local batches after any cursor, and does the arithmetic on cursors.
+
+    Attributes:
+      buffers: the memory in which batches are built.
+      agrees_on_ends: whether the processes agree on the ends of lanes while they read.
+    """
+
+    @property
+    def buffers(self) -> BatchBuffers: ...
+    @property
+    def agrees_on_ends(self) -> bool: ...
+    @property
+    def order(self) -> Order | None:
+        """Of the rows; None: a stream has its own."""
+
+    def open(
+        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+    ) -> LocalBatches | HostIterator[HostBatch]:
+        """The process-local batches after the cursor `after`, where the iterators of a stream were at `lanes`."""
+
+    def end_reads(self, timeout_s: float) -> str | None:
+        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+
+    def next_cursor(self, after: Cursor) -> Cursor:
+        """Where the next batch starts, as far as that is known before it is read; `after` if the pass is over."""
+
+    def next_pass(self, after: Cursor) -> Cursor:
+        """Where the pass after that of `after` starts."""
+
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch. TypeError if that is unknown."""
+
+    def batches(self) -> int:
+        """Batches of a pass. TypeError if that is unknown, or endless."""
+
+    def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
+        """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
+
+    def check_position(self, position: int) -> None:
+        """Raise ValueError if a feed cannot seek to this position of an epoch."""
+
+    def lanes_in(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a state holds of the iterators of a stream. ValueError if that is of other lanes."""
+
+    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
+        """The fields of a state that a stream needs, if its iterators are at `lanes`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
-    """Rows that can be had in any order: every place in the run is arithmetic.
+    """Rows that can be read in any order: where batch k starts is arithmetic.
 
     Attributes:
       reads: those of all its runs.
@@ -40,10 +90,7 @@ class RandomAccess:
     reader: BatchReader
     buffers: BatchBuffers
     reads: Reads = dataclasses.field(default_factory=Reads)
-    lanes: ClassVar[list[str]] = []
-    writers: ClassVar[list[int]] = []
-    streams = False
-    agrees = False
+    agrees_on_ends: ClassVar[bool] = False
 
     @property
     def order(self) -> Order:
@@ -92,36 +139,46 @@ class RandomAccess:
         start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
         return np.where(schedule.row_positions(start, offsets).valid, self.reader.locate(start, offsets), -1)
 
+    def check_position(self, position: int) -> None:
+        """At most the number of rows: there the epoch ends."""
+        states.check_position(position, self.reader.schedule.rows)
+
+    def lanes_in(self, state: Mapping[str, Any]) -> None:
+        """Nothing: the cursor says it all."""
+
+    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
+        """None: the cursor says it all."""
+        return {"lanes": None}
+
 
 @dataclasses.dataclass(frozen=True)
-class Sequential:
-    """A stream, which ends when it ends: what a cursor leads to is known only by going there.
+class StreamAccess:
+    """A stream: what stands at a cursor is known only by reading up to it.
 
     Attributes:
       lanes: that this process reads.
       writers: of all lanes, which process saves each.
     """
 
-    recipe: StreamDefinition
+    stream: StreamDefinition
     buffers: BatchBuffers
     lanes: list[str]
     writers: list[int]
-    order: ClassVar[None] = None  # its own
-    streams = True
+    order: ClassVar[None] = None
 
     @property
-    def agrees(self) -> bool:
-        """Whether the processes agree on the ends of lanes, in windows."""
-        return self.recipe.gather is not None
+    def agrees_on_ends(self) -> bool:
+        """Unless each process reads every lane."""
+        return self.stream.gather is not None
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
-        return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)
+        return StreamBatches(self.stream, self.buffers, after, lanes, watch.advanced, watch.stopped)
 
     def end_reads(self, timeout_s: float) -> str | None:
-        """Nothing to wait for: the thread that takes the items has ended with its run."""
+        """Nothing to wait for: the thread that reads the items ends with its pipeline."""
         return None
 
     def next_cursor(self, after: Cursor) -> Cursor:
@@ -130,7 +187,7 @@ class Sequential:
 
     def next_pass(self, after: Cursor) -> Cursor:
         """Where the pass after that of `after` starts."""
-        return Cursor(self.recipe.end_of_pass(after) or after.epoch + 1, 0)
+        return Cursor(self.stream.end_of_pass(after) or after.epoch + 1, 0)
 
     def steps_per_epoch(self) -> int:
         """Unknown."""
@@ -143,3 +200,18 @@ class Sequential:
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """Unknown: a stream has no row indices."""
         raise TypeError("a stream has no row indices: its rows are known only by reading it")
+
+    def check_position(self, position: int) -> None:
+        """Only 0."""
+        if position:
+            raise ValueError(
+                f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
+            )
+
+    def lanes_in(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The state of each lane that this process reads."""
+        return states.check_lanes(state, len(self.writers), self.lanes)
+
+    def lanes_for_state(self, lanes: dict[str, Any] | None) -> dict[str, Any]:
+        """The state of each lane that this process reads, None before its first epoch; and who saves each lane."""
+        return {"lanes": lanes or dict.fromkeys(self.lanes), "writers": self.writers}
