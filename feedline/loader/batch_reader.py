@@ -226,8 +226,8 @@ class BatchReader:
         epochs, n = self._positions(part).epoch, self.schedule.rows
         if (int(epochs.max()) + 1) * n > 1 << 63:
             raise ValueError(
-                f"a dataset is asked for element epoch × {n} + row, to be below 2^63; "
-                f"epoch {epochs.max()} is too late for that, seek to an earlier one"
+                f"a Grain dataset is read at the index epoch × {n} + row, which must be below 2^63, and epoch "
+                f"{epochs.max()} is too late; seek to an earlier epoch"
             )
         return epochs * n + part.indices
 

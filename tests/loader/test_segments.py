@@ -1,4 +1,4 @@
-"""Batches in shared memory: they arrive equal, and their names are gone whatever becomes of them."""
+"""Batches in shared memory: they arrive unchanged, and the names of their segments are always removed."""
 
 import os
 import pickle
