@@ -16,7 +16,7 @@ from feedline.loader.form import Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
 from feedline.options import Order
 from feedline.order.epoch import rows_at, spares_at
-from feedline.order.schedule import Cursor, RowPositions, Schedule
+from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.placement.plan import Columns
 from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
@@ -88,7 +88,7 @@ class BatchReader:
     def locate(self, start: Cursor, offsets: Indices) -> Indices:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
-        for epoch, some, positions in self.schedule.stretches(start, offsets):
+        for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
             index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
@@ -138,7 +138,7 @@ class BatchReader:
             self._read(part)
             return part
         index = np.empty(len(part.offsets), np.int64)
-        for epoch, some, positions in self.schedule.stretches(part.start, part.offsets):
+        for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
             there = _within(part.here, some)
             cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
             index[some] = self.source.read_in_order(self.order, epoch, positions, cuts)
@@ -162,8 +162,8 @@ class BatchReader:
             whole = [leaf[here] for leaf in buffers.read]
             self.form.finish(whole, buffers.leaves, here, positions, part.indices)
 
-    def _positions(self, part: Part) -> RowPositions:
-        return self.schedule.row_positions(part.start, part.offsets)
+    def _positions(self, part: Part) -> BatchPositions:
+        return self.schedule.positions(part.start, part.offsets)
 
     def _replace_bad(self, part: Part, error: RowError) -> list[BadRow]:
         """Write a part again that failed with `error`, with a substitute for each bad row."""
@@ -243,7 +243,7 @@ class BatchReader:
         total = PartResult.sum(results)
         leaves = buffers.leaves
         if self.form.mask is not None:
-            valid = self.schedule.row_positions(start, self.form.mask).valid
+            valid = self.schedule.positions(start, self.form.mask).valid
             leaves = self.form.with_mask(leaves, valid, total.bad)
         return HostBatch(
             leaves=leaves,

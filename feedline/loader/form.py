@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
-from feedline.order.schedule import RowPositions
+from feedline.order.schedule import BatchPositions
 from feedline.placement.plan import LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
@@ -83,7 +83,7 @@ class LocalForm:
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
     def finish(
-        self, read: list[Array], leaves: list[Array], part: slice, positions: RowPositions | None, index: Indices
+        self, read: list[Array], leaves: list[Array], part: slice, positions: BatchPositions | None, index: Indices
     ) -> None:
         """Transform rows that were read, and write the part that this process supplies into `leaves`.
 
@@ -124,7 +124,7 @@ class LocalForm:
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
     def _transformed(
-        self, transform: Transform, buffers: list[Array], positions: RowPositions, index: Indices
+        self, transform: Transform, buffers: list[Array], positions: BatchPositions, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
         for epoch, here in positions.stretches():

@@ -33,7 +33,7 @@ class Cursor(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RowPositions:
+class BatchPositions:
     """Epoch and position of rows of a batch, int64[k] each, and bool[k] `valid`: False for padding.
 
     Epochs ascend. Some of the arrays are read-only.
@@ -45,9 +45,9 @@ class RowPositions:
     one_stretch: bool = False
     """True if it is known that all rows are of one epoch and that positions ascend."""
 
-    def part(self, here: slice) -> RowPositions:
+    def part(self, here: slice) -> BatchPositions:
         """Some adjacent rows of these."""
-        return RowPositions(self.epoch[here], self.position[here], self.valid[here], self.one_stretch)
+        return BatchPositions(self.epoch[here], self.position[here], self.valid[here], self.one_stretch)
 
     def stretches(self) -> Iterator[tuple[int, slice]]:
         """Each epoch, with adjacent rows of it whose positions ascend."""
@@ -71,7 +71,7 @@ class Schedule:
 
     Example:
       >>> schedule = Schedule(rows=10, batch_size=4, remainder="pad", epochs=1)
-      >>> schedule.row_positions(Cursor(0, 8), np.arange(4)).position.tolist()
+      >>> schedule.positions(Cursor(0, 8), np.arange(4)).position.tolist()
       [8, 9, 0, 1]
     """
 
@@ -141,11 +141,11 @@ class Schedule:
         beyond = (end - 1) // self.rows  # of the last row, so that an epoch's end is not the next one's start
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
-    def row_positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> RowPositions:
+    def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
         """The positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
         if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
             count = len(offsets)
-            return RowPositions(
+            return BatchPositions(
                 _same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count), True
             )
         # no sum of two positions: with n near 2^63 it would not fit
@@ -154,7 +154,7 @@ class Schedule:
         wraps = self.remainder == "wrap"
         epoch = start.epoch + beyond if wraps else np.full_like(position, start.epoch)
         valid = np.ones_like(position, bool) if wraps else beyond == 0
-        return RowPositions(epoch, position, valid)
+        return BatchPositions(epoch, position, valid)
 
     def stretches(
         self, start: Cursor, offsets: npt.NDArray[np.int64]
@@ -172,7 +172,7 @@ class Schedule:
             return [
                 (start.epoch, slice(0, count), range(first, last + 1) if adjacent else offsets + start.position)
             ]
-        rows = self.row_positions(start, offsets)
+        rows = self.positions(start, offsets)
         return [(epoch, some, rows.position[some]) for epoch, some in rows.stretches()]
 
     def real_rows(self, start: Cursor) -> int:

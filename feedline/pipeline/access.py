@@ -137,7 +137,7 @@ class RandomAccess:
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
         start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
-        return np.where(schedule.row_positions(start, offsets).valid, self.reader.locate(start, offsets), -1)
+        return np.where(schedule.positions(start, offsets).valid, self.reader.locate(start, offsets), -1)
 
     def check_position(self, position: int) -> None:
         """At most the number of rows: there the epoch ends."""

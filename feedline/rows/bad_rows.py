@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
-from feedline.order.schedule import RowPositions
+from feedline.order.schedule import BatchPositions
 
 Indices = npt.NDArray[np.int64]
 
@@ -97,7 +97,7 @@ def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
 
 
 def raise_located(
-    attempt: Callable[[slice], None], positions: RowPositions, rows: Indices, error: RowError
+    attempt: Callable[[slice], None], positions: BatchPositions, rows: Indices, error: RowError
 ) -> NoReturn:
     """Raise an error that says which row of a read is the first bad one, and where that stands in the run.
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class AllGather(Protocol):
+class GatherReports(Protocol):
     """Returns what every process said of a window, on every process. See `agreement.gather`."""
 
     def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...

@@ -9,14 +9,14 @@ from typing import Any
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
-from feedline.order.schedule import RowPositions
+from feedline.order.schedule import BatchPositions
 from feedline.rows.bad_rows import BadRow, failing, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
 
 
 def write_items(
-    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], positions: RowPositions, buffers: Buffers
+    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], positions: BatchPositions, buffers: Buffers
 ) -> tuple[float, list[BadRow]]:
     """Write the rows of a batch that this process supplies.
 

@@ -14,10 +14,10 @@ import numpy as np
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.host_batch import HostBatch
-from feedline.order.schedule import Cursor, Remainder, RowPositions
+from feedline.order.schedule import BatchPositions, Cursor, Remainder
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes
-from feedline.streams.ends import AllGather, Share
+from feedline.streams.ends import GatherReports, Share
 from feedline.streams.items import write_items
 from feedline.streams.lane import Item, Lane
 
@@ -46,7 +46,7 @@ class StreamDefinition:
     batch_size: int
     remainder: Remainder
     epochs: int | None
-    gather: AllGather | None
+    gather: GatherReports | None
     window: int
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
 
@@ -83,7 +83,7 @@ def read_partial_batch(
     of_lane = form.rows // share.items
     epochs = np.array([item.epoch for item in items], np.int64)
     in_lane = np.array([item.position for item in items], np.int64)
-    positions = RowPositions(epochs, in_lane * share.lanes + of_lane, np.ones(len(items), bool))
+    positions = BatchPositions(epochs, in_lane * share.lanes + of_lane, np.ones(len(items), bool))
     leased = buffers.lease()
     records = (item.record for item in items)
     read, bad = write_items(form, stream.first.spec, stream.first.item, records, positions, leased)

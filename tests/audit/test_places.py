@@ -34,7 +34,7 @@ def test_places(remainder, rows, size, epochs):
     expected = batches(schedule, 12)
     epoch, position = places(settings, (0, 0), 12)
     for k, start in enumerate(expected):
-        meant = schedule.row_positions(start, np.arange(size))
+        meant = schedule.positions(start, np.arange(size))
         np.testing.assert_array_equal(epoch[k], meant.epoch)
         np.testing.assert_array_equal(position[k] % rows, meant.position)
         np.testing.assert_array_equal(position[k] < rows, meant.valid)

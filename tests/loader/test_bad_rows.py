@@ -262,7 +262,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     source = Misfits({"narrow": np.arange(n), "wide": wide}, damaged)
     schedule = Schedule(n, size, remainder, None)
     start = schedule.batch_at(Cursor(0, 0), data.draw(st.integers(0, 5)))
-    wanted = schedule.row_positions(start, np.arange(size))
+    wanted = schedule.positions(start, np.arange(size))
     at = zip(wanted.epoch.tolist(), wanted.position.tolist(), strict=True)
     order = [(e, p, int(rows_at(Order(SEED), n, e, np.array([p]))[0])) for e, p in at]
     rows = np.array([spare(e, p, n, bad) if row in bad else row for e, p, row in order])

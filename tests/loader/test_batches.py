@@ -31,7 +31,7 @@ def test_every_position_has_the_row_of_the_order(data):
     step = data.draw(st.integers(1, 7))  # a process that supplies every step-th row
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
-    positions = schedule.row_positions(start, offsets)
+    positions = schedule.positions(start, offsets)
     found = BatchReader(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
     places = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)

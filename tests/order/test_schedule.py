@@ -58,7 +58,7 @@ def few_batches(schedule, cursor):
 
 
 def rows_at(schedule, start, offsets=None):
-    positions = schedule.row_positions(
+    positions = schedule.positions(
         start, np.arange(schedule.batch_size) if offsets is None else np.array(offsets, np.int64)
     )
     assert (positions.epoch.dtype, positions.position.dtype, positions.valid.dtype) == (np.int64, np.int64, bool)

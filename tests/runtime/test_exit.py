@@ -24,7 +24,7 @@ sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 def run(tmp_path, body, *, timeout_s=60, flags=("-W", "error"), before=()):
     """Run a script. Returns its result and the seconds from its last line to the end of all its processes.
 
-    These are the script, the processes that it started, and Python's resource tracker, which warns of leaked shared
+    These are the script, its child processes and Python's resource tracker. The tracker warns of leaked shared
     memory; with `-W error` that warning is raised inside the tracker and not shown.
     """
     script = tmp_path / "script.py"
