@@ -166,7 +166,7 @@ class _Source:
         self._closed = False
 
     def __next__(self) -> _Given:
-        with self._settings.stated():
+        with self._settings.applied():
             return self._next()
 
     def _next(self) -> _Given:
@@ -222,6 +222,6 @@ class _Place:
     def __call__(self, given: _Given) -> tuple[Any, Any]:
         if self._placement is None or given.spec != self._form:
             self._form = given.spec
-            with self._settings.stated():
+            with self._settings.applied():
                 self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
         return self._placement.place(given.leaves), given.state

@@ -28,7 +28,7 @@ from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
-from feedline.runtime.turn import Turn
+from feedline.runtime.single_thread import SingleThread
 from feedline.statistics import Counted, Statistics
 
 _log = logging.getLogger("feedline")
@@ -122,7 +122,7 @@ class Feed(Shown, ProcessBound):
         self._loops = Loops()
         self._closed = False
         self._released = False  # the pipeline was closed
-        self._turn = Turn()  # next, seek and set_state
+        self._single_thread = SingleThread()  # next, seek and set_state
         self._pipeline: Pipeline | None = None  # reads ahead of the last batch delivered
         # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
         self._pipelines: list[Pipeline] = []
@@ -150,7 +150,7 @@ class Feed(Shown, ProcessBound):
           ValueError: the feed is closed, or another thread is inside it.
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
-        with self._turn:
+        with self._single_thread:
             if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
                 self._check_open()
             if self._exhausted:
@@ -349,7 +349,7 @@ class Feed(Shown, ProcessBound):
         return stuck
 
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
-        with self._turn:
+        with self._single_thread:
             self._check_open()
             self._stop(_MOMENT_S)
             self._loops.moved(restored)

@@ -36,7 +36,7 @@ from feedline.sources.arrays import ArraySource
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.records import RecordSource
 from feedline.streams.batches import StreamBatches
-from feedline.streams.drafts import StreamRecipe
+from feedline.streams.partial_batches import StreamDefinition
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes
@@ -250,16 +250,16 @@ def test_streams_and_lanes(stream, journey):
     first = FirstItem(lanes)
 
     def open_sources(leg, forms, cursor, states, together):
-        recipes = [StreamRecipe(lanes, first, form, leg.size, remainder, None, None, 1) for form in forms]
-        if any(len(recipe.local_lanes) < lanes.count for recipe in recipes):  # else they need not ask
-            gathers = [functools.partial(together.gather, process) for process in range(len(recipes))]
-            recipes = [
-                dataclasses.replace(recipe, gather=gather, window=max(1, leg.prefetch))
-                for recipe, gather in zip(recipes, gathers, strict=True)
+        definitions = [StreamDefinition(lanes, first, form, leg.size, remainder, None, None, 1) for form in forms]
+        if any(len(one.local_lanes) < lanes.count for one in definitions):  # else they need not ask
+            gathers = [functools.partial(together.gather, process) for process in range(len(definitions))]
+            definitions = [
+                dataclasses.replace(one, gather=gather, window=max(1, leg.prefetch))
+                for one, gather in zip(definitions, gathers, strict=True)
             ]
         return [
-            StreamBatches(recipe, BatchBuffers(recipe.form, 3), cursor, states, lambda stage: None, lambda: False)
-            for recipe in recipes
+            StreamBatches(one, BatchBuffers(one.form, 3), cursor, states, lambda stage: None, lambda: False)
+            for one in definitions
         ]
 
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), first.item)

@@ -10,11 +10,11 @@ from feedline.rows.spec import Array
 
 
 class Buffers(NamedTuple):
-    """Memory for one process-local batch.
+    """The memory of one process-local batch.
 
     Attributes:
-      read: what the source writes: leaves as `LocalForm.read_shapes` says, in its own dtypes.
-      leaves: what is placed. Where nothing is left to do after the read, the same array as in `read`.
+      read: the leaves as the source writes them, in its dtypes and with the shapes of `LocalForm.read_shapes`.
+      leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
     """
 
     read: list[Array]
@@ -22,10 +22,10 @@ class Buffers(NamedTuple):
 
 
 class BatchBuffers:
-    """Gives out `Buffers`, in slabs that are used again. Any thread may ask.
+    """Leases `Buffers` in slabs that are used again. Any thread may lease.
 
     Args:
-      form: of the batches.
+      form: the form of the batches.
       idle: as for `Staging`.
     """
 
@@ -40,7 +40,7 @@ class BatchBuffers:
         self.staging = Staging(placed + [form for form, own in zip(read, self._own, strict=True) if own], idle)
 
     def lease(self) -> Buffers:
-        """Memory for the next batch, uninitialised."""
+        """Uninitialised memory for a batch."""
         leased = self.staging.lease()
         leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
         return Buffers([next(temporary) if own else leaves[i] for i, own in enumerate(self._own)], leaves)

@@ -1,4 +1,4 @@
-"""The form of one process's part of a batch: its transform, its dtypes, its rows and columns."""
+"""The form of process-local batches: transform, dtypes, rows and columns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Indices = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What a transform is told about the rows of the batch it gets, one value a row. Read-only.
+    """The second argument of a transform: four arrays with a value for each row of its batch. Read-only.
 
     Attributes:
       epoch: int64[k], the epoch of each row.
-      position: int64[k], its place in the epoch's order.
+      position: int64[k], its position in the epoch's order.
       index: int64[k], the row index in the source.
       key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
         from it is the same on any topology.
@@ -49,20 +49,20 @@ is built, to learn its spec.
 
 @dataclasses.dataclass(frozen=True)
 class LocalForm:
-    """What this process's part of every batch looks like, and how values take that form.
+    """The form of this process's part of every batch, and how values that were read are brought into it.
 
     Attributes:
-      spec: of a row as the source has it.
-      transform: on the host, or None.
-      seed: of the keys that the transform gets.
-      out: of a row after the transform; without one the same as `spec`.
-      plans: of each leaf of `out`: the rows and columns that this process supplies.
+      spec: the spec of a row in the source.
+      transform: called on the host; None: no transform.
+      seed: the seed of the keys that the transform gets.
+      out: the spec of a row after the transform; without a transform the same as `spec`.
+      plans: for each leaf of `out` the rows and columns that this process supplies.
       rows: int64[k], ascending: the union of the plans' rows.
-      by_leaf: each leaf is read for itself, only its own rows and columns; else `rows` are, with whole columns.
+      by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
       mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
-      mask_at: before which leaf of `out` it stands in the batch.
-      bad_rows: what becomes of them. Unless it is "raise", a row is checked whole, also what only others place
-        of it, so that all processes agree on which rows are bad.
+      mask_at: the index of the leaf of `out` before which `valid` is inserted.
+      bad_rows: as in `Reading`. Unless it is "raise", all columns of a row are checked, also those that only other
+        processes place, so that all processes agree on which rows are bad.
     """
 
     spec: RowSpec
@@ -83,22 +83,22 @@ class LocalForm:
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
 
     def finish(
-        self, read: list[Array], leaves: list[Array], part: slice, places: BatchPositions | None, index: Indices
+        self, read: list[Array], leaves: list[Array], part: slice, positions: BatchPositions | None, index: Indices
     ) -> None:
-        """Transform what was read of the rows `part`, and write what this process supplies of it into `leaves`.
+        """Transform rows that were read, and write the part that this process supplies into `leaves`.
 
         Args:
           read: each leaf of these rows, in the source's dtypes.
-          leaves: what is placed, of all rows; where it is the memory that was read into, nothing is left to do.
-          part: which of `rows`.
-          places: of these rows; only a transform needs them.
-          index: of these rows.
+          leaves: the leaves to place, with all rows. A leaf that shares memory with `read` is complete already.
+          part: which of `rows` were read.
+          positions: the positions of these rows; only a transform needs them.
+          index: the row indices of these rows.
 
         Raises:
           RowError: an integer does not fit.
         """
-        if self.transform is not None and places is not None:
-            read = self._transformed(self.transform, read, places, index)
+        if self.transform is not None and positions is not None:
+            read = self._transformed(self.transform, read, positions, index)
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:
                 continue
@@ -118,22 +118,23 @@ class LocalForm:
             np.copyto(target[mine], values, casting="unsafe")
 
     def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> list[Array]:
-        """The leaves of the batch, `valid` (of the rows `mask`) at its place among them."""
+        """The leaves of the batch with `valid`, which has the rows `mask`, inserted."""
         if bad and self.bad_rows == "mask":
             valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
     def _transformed(
-        self, transform: Transform, buffers: list[Array], places: BatchPositions, index: Indices
+        self, transform: Transform, buffers: list[Array], positions: BatchPositions, index: Indices
     ) -> list[Array]:
         keys = np.empty(len(index), np.uint64)
-        for epoch, here in places.stretches():
-            keys[here] = keys_at(self.seed, epoch, places.position[here])
+        for epoch, here in positions.stretches():
+            keys[here] = keys_at(self.seed, epoch, positions.position[here])
         try:
-            batch = _called(transform, self.spec.tree(buffers), Rows(places.epoch, places.position, index, keys))
+            rows = Rows(positions.epoch, positions.position, index, keys)
+            batch = _called(transform, self.spec.tree(buffers), rows)
         except Exception as error:
             error.add_note(
-                f"feedline: in the transform, at epoch {places.epoch[0]}, position {places.position[0]}"
+                f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"
             )
             raise
         leaves, treedef = jax.tree_util.tree_flatten(batch)

@@ -1,34 +1,26 @@
-"""Process-local batches 0, 1, … from a cursor on, each read in parts by any threads."""
+"""Process-local batches after a cursor, numbered from 0, each of which threads read in parts."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from typing import NamedTuple
 
-from feedline.loader.batch_reader import BatchReader, Filled, Part
+from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.reads import Reads
 from feedline.order.schedule import Cursor
 
 
-class _PartialBatch(NamedTuple):
-    """A batch of which parts are missing: its memory, and the parts that were read."""
-
-    buffers: Buffers
-    filled: list[Filled]
-
-
 class LocalBatches:
-    """The process-local batches of a run. Each part of a batch is read once, by any thread.
+    """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
 
     Args:
-      reader: of parts.
-      buffers: where batches are built.
+      reader: reads the parts.
+      buffers: the memory in which batches are built.
       origin: where batch 0 starts.
-      parts: of a batch; fewer if it has too few rows.
-      reads: where each read is entered.
+      parts: the number of parts of a batch; fewer if a leaf has fewer rows.
+      reads: keeps track of the reads under way.
     """
 
     def __init__(
@@ -46,36 +38,36 @@ class LocalBatches:
         self._origin = origin
         self._reads = reads or Reads()
         self._lock = threading.Lock()
-        self._partial: dict[int, _PartialBatch] = {}  # by number; held by _lock
+        # of each batch of which parts are missing, by number: its memory, and the parts read so far; held by _lock
+        self._partial: dict[int, tuple[Buffers, list[PartResult]]] = {}
 
     def read(self, number: int, part: int) -> HostBatch | None:
         """Read a part of batch `number`. The call that completes the batch returns it."""
         start = self._reader.schedule.batch_at(self._origin, number)
         with self._lock:
             if number not in self._partial:
-                self._partial[number] = _PartialBatch(self._buffers.lease(), [])
-            buffers, filled = self._partial[number]
-        read = functools.partial(self._reader.fill, start, Part(part, self.parts), buffers)
-        now = self._reads.run(read)
+                self._partial[number] = self._buffers.lease(), []
+            buffers, results = self._partial[number]
+        result = self._reads.run(functools.partial(self._reader.fill, start, part, self.parts, buffers))
         with self._lock:
-            filled.append(now)
-            if len(filled) < self.parts:
+            results.append(result)
+            if len(results) < self.parts:
                 return None
             del self._partial[number]
-        return self._reader.batch(start, self._before(number), buffers, filled)
+        return self._reader.batch(start, self._before(number), buffers, results)
 
     def end(self) -> StopIteration:
-        """After the last batch. Its value: how many rows are left out between that and the end of the pass."""
+        """The end of the pass. Its value is the number of rows left out after the last batch."""
         return StopIteration(self._reader.schedule.dropped_rows(self._before(self.count), None))
 
     def _before(self, number: int) -> Cursor:
-        """The cursor that is true when this batch is the next."""
+        """The cursor after the batch before this one."""
         schedule = self._reader.schedule
         return schedule.after(schedule.batch_at(self._origin, number - 1)) if number else self._origin
 
 
 class InOrder:
-    """The same as an iterator, for one thread."""
+    """An iterator of `LocalBatches`, for one thread."""
 
     def __init__(self, batches: LocalBatches) -> None:
         self._batches = batches

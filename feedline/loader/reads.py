@@ -1,4 +1,4 @@
-"""Which threads are inside a source, so that it is closed only when none is."""
+"""Keeps track of the reads under way, so that a source is closed only when no thread is reading it."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ T = TypeVar("T")
 class Reads:
     """The reads of one source that are under way. Any thread may read, and any may `end` the reads.
 
-    A read enters itself first and then looks whether reads have ended; `end` says so first and then looks who is
-    inside. So each read either is seen by `end` or does not begin. There is no lock: an interrupt might leave it
-    held.
+    A read registers its thread first and then checks whether reads have ended; `end` sets that flag first and then
+    looks at the registered threads. So each read is either seen by `end` or does not begin. There is no lock,
+    because an interrupt might leave it held.
     """
 
     def __init__(self) -> None:
-        self._inside: dict[threading.Thread, None] = {}
+        self._reading: dict[threading.Thread, None] = {}
         self._ended = False
         self._one_left = threading.Event()
 
     def run(self, read: Callable[[], T]) -> T:
-        """What `read` returns.
+        """Call `read` and return its result.
 
         Raises:
           ValueError: reads have ended.
         """
         me = threading.current_thread()
         try:
-            self._inside[me] = None
+            self._reading[me] = None
             if self._ended:
                 raise ValueError("the feed is closed")
             return read()
         finally:
-            self._inside.pop(me, None)
+            self._reading.pop(me, None)
             if self._ended:
                 self._one_left.set()
 
     def end(self, timeout_s: float) -> str | None:
-        """Let no further read begin, and wait for those of other threads. Idempotent.
+        """Refuse further reads, and wait for those of other threads to end. Idempotent.
 
         Returns:
-          The name of a thread that is still inside.
+          The name of a thread that is still reading after `timeout_s`; None: no thread is.
         """
         me, deadline = threading.current_thread(), time.monotonic() + timeout_s
         self._ended = True
         while True:
-            self._one_left.clear()  # before the look: who leaves after it sets the event again
-            others = [thread.name for thread in list(self._inside) if thread is not me]
+            self._one_left.clear()  # before the threads are listed: one that ends later sets the event again
+            others = [thread.name for thread in list(self._reading) if thread is not me]
             if not others:
                 return None
             if not self._one_left.wait(max(0.0, deadline - time.monotonic())):

@@ -1,4 +1,4 @@
-"""How a batch gets from a worker process to its parent: in a shared-memory segment, whose name goes on arrival."""
+"""Shared memory that carries the leaves of a batch from a worker process to its parent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class Segment:
-    """The leaves of one batch in shared memory. A worker makes it and pickles it, once, as a `ReceivedSegment`.
+    """The leaves of one batch in shared memory. It is pickled once, and unpickled as the list of leaves.
 
-    One that is dropped before it was pickled is removed by its maker. What is on its way when all processes are
-    killed is removed by Python's resource tracker.
+    A segment that is dropped before it was pickled is removed by its maker. One that was pickled but not unpickled
+    when all processes are killed is removed by Python's resource tracker.
 
-    It is written as a file, not through a mapping: a full /dev/shm is then an error, not a SIGBUS.
+    It is written as a file, not through a mapping: then a full /dev/shm is an error, not a SIGBUS.
 
     Args:
       leaves: arrays of any strides.
@@ -54,42 +54,40 @@ class Segment:
     def __reduce__(self) -> Any:
         shared, self._to_remove = self._to_remove, None
         assert shared is not None, "a segment is pickled once"
-        return ReceivedSegment, (shared.name, self._forms)
+        return _receive, (shared.name, self._forms)
 
     def __del__(self) -> None:
         if self._to_remove is not None:
             self._to_remove.unlink()
 
 
-class ReceivedSegment:
-    """A segment in the process that unpickled it, and removed its name at once.
+def _receive(name: str, forms: Sequence[_Form]) -> list[Array]:
+    """The leaves of a segment, which lie in the shared memory, each on a page border. Removes its name at once.
 
-    Attributes:
-      leaves: they lie in the shared memory, each on a page border. It is freed with the last of them, without any
-        Python code, wherever that happens. So a batch that nobody takes leaves nothing behind either.
+    The memory is freed with the last of the leaves, without any Python code, so that a batch that nobody takes
+    leaves nothing behind.
     """
-
-    def __init__(self, name: str, forms: Sequence[_Form]) -> None:
-        with open(os.path.join(_FOLDER, name), "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        shared = SharedMemory(name)
-        shared.close()
-        shared.unlink()  # tells the resource tracker, too
-        self.leaves: list[Array] = []
-        end = 0
-        for shape, dtype in forms:
-            count = math.prod(shape) * dtype.itemsize
-            self.leaves.append(np.frombuffer(memory, np.uint8, count, end).view(dtype).reshape(shape))
-            end = _next_page(end + count)
+    with open(os.path.join(_FOLDER, name), "r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    shared = SharedMemory(name)
+    shared.close()
+    shared.unlink()  # tells the resource tracker, too
+    leaves: list[Array] = []
+    end = 0
+    for shape, dtype in forms:
+        count = math.prod(shape) * dtype.itemsize
+        leaves.append(np.frombuffer(memory, np.uint8, count, end).view(dtype).reshape(shape))
+        end = _next_page(end + count)
+    return leaves
 
 
 def _next_page(offset: int) -> int:
-    """The first page border that is not before it."""
+    """The first page border at or after `offset`."""
     return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def shared_memory_failed(error: OSError, size: int | None = None) -> WorkerError:
-    """What to tell of an error that the operating system gave where workers share memory.
+    """The error to raise where the operating system could not provide shared memory.
 
     Args:
       size: of the batch, in bytes.

@@ -1,18 +1,18 @@
-"""Host buffers that are used again: page-aligned slabs, returned by ownership.
+"""Page-aligned slabs of host memory that are used again once nothing refers to them.
 
-A *slab* is a piece of memory. It is leased as a NumPy array whose base is a lease. Whoever holds that array or
-a slice of it keeps the lease alive, and so does JAX: for as long as a transfer reads the array, or a device
-array of the CPU backend, which adopts aligned memory, lies in it. When the lease dies its slab is idle, and
-the next lease takes it. Nobody has to know, or guess, when a transfer is over.
+A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
+JAX while a transfer reads the array, or while a device array of the CPU backend, which adopts aligned memory, lies
+in it. When the lease is freed, its slab is idle, and the next lease takes it. So no code has to find out when a
+transfer is over.
 
 Guarantees:
 
-1. A slab is never leased twice at a time.
-2. `lease` never waits: where no slab is idle it maps a new one.
-3. No more than `idle` slabs of each leaf lie idle; one more is unmapped at once. So the bytes held are those of
+1. A slab has at most one lease at a time.
+2. `lease` never waits: if no slab is idle, it maps a new one.
+3. At most `idle` slabs of each leaf are idle; a further one is unmapped at once. So the memory in use is that of
    the leased arrays that are alive, and of at most `idle` batches.
 4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. No
-   Python code runs then, so an interrupt cannot be lost there, nor a slab.
+   Python code runs then, so neither an interrupt nor a slab can be lost there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
 class Staging:
     """Slabs for batches of one form. Any thread may lease.
 
-    Pickled, it arrives empty: a worker process has slabs of its own.
+    Unpickled, it is empty: a worker process has slabs of its own.
 
     Args:
       form: shape and dtype of each leaf of a batch.
-      idle: batches whose slabs are kept while nobody uses them. As many as are in use at a time in a steady
-        run, then none is ever mapped twice.
+      idle: the number of batches whose slabs are kept while unused. With as many as are in use at a time in a
+        steady feed, no further slabs are mapped.
 
     Example:
       >>> staging = Staging([((2, 3), np.dtype(np.float32))], idle=1)
@@ -63,7 +63,7 @@ class Staging:
 
     @property
     def mapped(self) -> int:
-        """Slabs mapped so far. In a steady run it stops growing."""
+        """Slabs mapped so far. In a steady feed it stops growing."""
         return len(self._mapped)
 
     def lease(self) -> list[Array]:
@@ -71,7 +71,7 @@ class Staging:
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
 
     def close(self) -> None:
-        """Unmap the idle slabs. Those that are leased follow, with the last of their leases. Idempotent."""
+        """Unmap the idle slabs; leased slabs are unmapped when their leases end. Idempotent."""
         self._idle = self._new_idle()
 
     def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
@@ -109,14 +109,14 @@ class _Lease:
 
 
 class _Return(weakref.ref[_Lease]):
-    """Puts itself, with the slab, among the idle ones when its lease ends. The lease keeps it until then."""
+    """Appends itself, with the slab, to the idle slabs when its lease ends. Until then the lease refers to it."""
 
     __slots__ = ("slab",)
     slab: Slab
 
     @classmethod
     def of(cls, slab: Slab, lease: _Lease, idle: deque[_Return]) -> _Return:
-        """Not set up in the caller's frame: an interrupt there could end a lease whose return has no slab yet."""
+        """A complete one: in the caller's frame, an interrupt could end a lease whose return has no slab yet."""
         back = cls(lease, idle.append)
         back.slab = slab
         return back

@@ -1,4 +1,4 @@
-"""Process-local batches that Grain's worker processes read, as an iterator, and how the workers end."""
+"""An iterator of process-local batches that Grain's worker processes read."""
 
 from __future__ import annotations
 
@@ -7,35 +7,23 @@ import functools
 import gc
 import multiprocessing
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 from absl import flags
 
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
-from feedline.loader.segments import ReceivedSegment, Segment, shared_memory_failed
-from feedline.loader.workers import a_worker_delivered, prepare_worker, see_every_end, worker_ended
+from feedline.loader.segments import Segment, shared_memory_failed
+from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
 from feedline.options import Reading
 from feedline.order.schedule import ENDLESS, Cursor
 
 
-class _Element(NamedTuple):
-    """A batch on its way from a worker.
-
-    Attributes:
-      batch: without its leaves.
-      segment: the leaves. A `ReceivedSegment` once it has arrived.
-    """
-
-    batch: HostBatch
-    segment: Segment | ReceivedSegment
-
-
-class _Elements(grain.MapDataset[_Element]):
-    """Element k is process-local batch k after `origin`. Worker processes read them."""
+class _BatchDataset(grain.MapDataset[HostBatch]):
+    """Element k is process-local batch k after `origin`. Grain's worker processes read the elements."""
 
     def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor) -> None:
         super().__init__()
@@ -45,32 +33,32 @@ class _Elements(grain.MapDataset[_Element]):
     def __len__(self) -> int:
         return min(self._batches.count, ENDLESS)
 
-    def __getitem__(self, k: Any) -> _Element:  # type: ignore[override]  # Grain also slices; nobody does here
+    def __getitem__(self, k: Any) -> HostBatch:  # type: ignore[override]  # never called with a slice
         batch = self._batches.read(int(k), 0)
         assert batch is not None  # it has one part
-        return _Element(batch._replace(leaves=[]), Segment(batch.leaves))
+        return batch._replace(leaves=Segment(batch.leaves))  # type: ignore[arg-type]  # unpickled as a list
 
     def __reduce__(self) -> Any:
-        return _Elements, self._given
+        return _BatchDataset, self._given
 
 
 class WorkerBatches:
     """An iterator over the process-local batches after `origin`, read ahead by Grain's worker processes.
 
-    Called and closed by one thread at a time. Nothing starts before the first `next`. `close` ends the workers and
-    gives up what was read ahead.
+    Called and closed by one thread at a time. Workers start with the first `next`. `close` ends them and drops the
+    batches read ahead.
 
     Args:
-      reader: what a batch holds.
-      buffers: where workers build it.
-      origin: where the first one starts.
-      reading: workers and buffer.
+      reader: reads the batches.
+      buffers: the memory in which workers build them.
+      origin: where the first batch starts.
+      reading: gives `workers` and `buffer`.
     """
 
     def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, reading: Reading) -> None:
         per_worker = max(1, reading.buffer // reading.workers)
         self._dataset = (
-            _Elements(reader, buffers, origin)
+            _BatchDataset(reader, buffers, origin)
             .to_iter_dataset(grain.ReadOptions(0, 0))
             .mp_prefetch(
                 grain.MultiprocessingOptions(reading.workers, per_worker),
@@ -85,7 +73,7 @@ class WorkerBatches:
         try:
             if self._iterator is None:
                 self._iterator = self._start()
-            element: _Element = next(self._iterator)
+            batch: HostBatch = next(self._iterator)
         except StopIteration:
             raise self._end() from None
         except RuntimeError as error:
@@ -98,12 +86,11 @@ class WorkerBatches:
                 raise shared_memory_failed(error) from error
             raise
         a_worker_delivered.set()
-        assert isinstance(element.segment, ReceivedSegment)
-        return element.batch._replace(leaves=element.segment.leaves)
+        return batch
 
     def close(self) -> None:
-        """End workers and threads. A thread that is stuck in a read stays until that read returns."""
-        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
+        """End workers and threads. A thread that is stuck in a read ends when the read returns."""
+        iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
         if iterator is not None:
             iterator.close()
             del iterator
@@ -111,23 +98,23 @@ class WorkerBatches:
 
     def _start(self) -> Any:
         _collect_semaphores()
-        see_every_end()
+        notice_every_end()
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # Grain hands absl's flags to its workers; we are no absl app
+            flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to its workers, and feedline is no absl app
         return iter(self._dataset)
 
 
 def _collect_semaphores() -> None:
-    """Free what ended workers left, outside of Python's resource tracker.
+    """Free the semaphores of ended workers now, at a moment when Python's resource tracker is not in use.
 
-    Their semaphores lie in reference cycles. If those are collected while the tracker enters or removes another
-    semaphore, their finalizers call it from within itself, and it warns that it cannot do that.
+    They lie in reference cycles. If they were collected while the tracker registers another semaphore, their
+    finalizers would call the tracker from within itself, which it warns of.
     """
     gc.collect()
 
 
 def check_workers(reader: BatchReader) -> None:
-    """Refuse workers where they cannot work.
+    """Refuse workers for a source, or in a process, with which they cannot work.
 
     Raises:
       ValueError: the source lies in memory.

@@ -1,4 +1,4 @@
-"""Grain's worker processes: how each is set up, that it ends with its parent, and why it ended before."""
+"""Sets up Grain's worker processes, ends them with their parent, and explains why one ended early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedline.errors import WorkerError
 from feedline.runtime.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
-"""Set once any worker of this process has delivered a batch: so the script has its `__main__` guard."""
+"""Set once any worker of this process has delivered a batch: then the script has its `__main__` guard."""
 
 _ENDS = {
     0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
@@ -24,7 +24,7 @@ _ENDS = {
     -9: "the kernel sends signal 9 (SIGKILL) when memory runs out, and `dmesg` then says so: use fewer workers, a "
     "smaller Reading.buffer or batch_size, or give the job more memory",
 }
-"""What the exit code of a worker means, where that is known."""
+"""The meaning of exit codes of a worker, as far as it is known."""
 _NO_GUARD = (
     "it ended before its first batch: a script that uses workers must build and run its feed under "
     '`if __name__ == "__main__":`, since every worker imports the script again'
@@ -32,24 +32,24 @@ _NO_GUARD = (
 
 
 def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
-    """Run in each worker process before the source is unpickled there: the one place that sets a worker up.
+    """Set up a worker process. Called in each one before the source is unpickled there.
 
     Args:
-      settings: of JAX. Unpickling needs them, too: it would narrow a 64-bit `jax.Array` that a transform holds.
+      settings: JAX's settings. Without them, unpickling would narrow a 64-bit `jax.Array` that a transform holds.
     """
-    # Ctrl-C, a launcher and Slurm signal every process of a job: the trainer may read on until it has saved. Not
-    # SIG_IGN, which programs that the worker starts would inherit
+    # Ctrl-C, a launcher and Slurm signal every process of a job, but the trainer needs batches until it has saved.
+    # Not SIG_IGN, which programs that the worker starts would inherit
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
-    settings.state_everywhere()
+    settings.apply_everywhere()
 
 
 def _end_with_parent() -> None:
-    """End this worker once its parent has ended, also if that was killed or left by `os._exit`.
+    """End this worker once its parent has ended, even if the parent was killed or left by `os._exit`.
 
-    Python itself ends workers at a normal exit only. The parent holds one end of a pipe, which closes with it; the
+    Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
     kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The resource tracker ends
     after the last worker, and removes the shared memory that is left.
     """
@@ -60,21 +60,21 @@ def _end_with_parent() -> None:
 
 
 def worker_ended(code: int) -> WorkerError:
-    """What to raise when a worker ended before its feed did."""
-    told = _ENDS.get(code, "look at what it printed")
+    """The error to raise when a worker ended before its feed."""
+    meaning = _ENDS.get(code, "look at what it printed")
     if code > 0 and not a_worker_delivered.is_set():
-        told = _NO_GUARD
+        meaning = _NO_GUARD
     return WorkerError(
-        f"a worker process must live as long as its feed, and one ended with exit code {code}: {told}",
+        f"a worker process must live as long as its feed, and one ended with exit code {code}: {meaning}",
         stage="read",
     )
 
 
-def see_every_end() -> None:
-    """Have Grain notice a worker that ended with exit code 0, which its iterator would wait for without end.
+def notice_every_end() -> None:
+    """Make Grain notice a worker that ended with exit code 0; without this its iterator waits for it for ever.
 
-    A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty, too. These
-    names are private; without them such a worker is reported as a stall, and tests/runtime/test_exit.py fails.
+    A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty as well.
+    The names are private; without them such a worker counts as a stall, and tests/runtime/test_exit.py fails.
     """
     try:
         from grain._src.python.dataset.transformations import process_prefetch

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from feedline import state as states
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.reads import Reads
 from feedline.loader.worker_batches import WorkerBatches
@@ -20,7 +20,7 @@ from feedline.options import Order, Reading
 from feedline.order.schedule import ENDLESS, Cursor
 from feedline.prefetch.prefetcher import HostIterator
 from feedline.streams.batches import StreamBatches
-from feedline.streams.drafts import StreamRecipe
+from feedline.streams.partial_batches import StreamDefinition
 
 
 class Progress(Protocol):
@@ -160,7 +160,7 @@ class StreamAccess:
       writers: of all lanes, which process saves each.
     """
 
-    recipe: StreamRecipe
+    stream: StreamDefinition
     buffers: BatchBuffers
     lanes: list[str]
     writers: list[int]
@@ -169,13 +169,13 @@ class StreamAccess:
     @property
     def agrees_on_ends(self) -> bool:
         """Unless each process reads every lane."""
-        return self.recipe.gather is not None
+        return self.stream.gather is not None
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
-        return StreamBatches(self.recipe, self.buffers, after, lanes, watch.advanced, watch.stopped)
+        return StreamBatches(self.stream, self.buffers, after, lanes, watch.advanced, watch.stopped)
 
     def end_reads(self, timeout_s: float) -> str | None:
         """Nothing to wait for: the thread that reads the items ends with its pipeline."""
@@ -187,7 +187,7 @@ class StreamAccess:
 
     def next_pass(self, after: Cursor) -> Cursor:
         """Where the pass after that of `after` starts."""
-        return Cursor(self.recipe.end_of_pass(after) or after.epoch + 1, 0)
+        return Cursor(self.stream.end_of_pass(after) or after.epoch + 1, 0)
 
     def steps_per_epoch(self) -> int:
         """Unknown."""

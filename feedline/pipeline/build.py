@@ -29,7 +29,7 @@ from feedline.pipeline.description import described, processes_of
 from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
 from feedline.pipeline.stages import Stages
-from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
+from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 from feedline.placement.place import Placement, mask_spec, sharded_spec
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.watch import alarmed
@@ -39,7 +39,7 @@ from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
-from feedline.streams.drafts import StreamRecipe
+from feedline.streams.partial_batches import StreamDefinition
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
@@ -168,17 +168,17 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is request.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
+    window = 1 if read_everywhere(owners) else max(1, request.prefetch)
     gather = None
-    if not runs_everywhere(owners):
+    if not read_everywhere(owners):
         gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
-    recipe = StreamRecipe(
+    stream = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )
     access = StreamAccess(
-        recipe,
+        stream,
         _buffers(request, form, window),
-        lanes=[str(lane) for lane in recipe.local_lanes],
+        lanes=[str(lane) for lane in stream.local_lanes],
         writers=[processes[0] for processes in owners],
     )
     return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)

@@ -1,1 +1,1 @@
-"""Stage 2: a process-local host batch → global arrays on the mesh. No threads."""
+"""Stage 2: makes global arrays on the mesh from process-local host batches. No threads."""

@@ -1,4 +1,4 @@
-"""Which processes run which lanes: those that own a row that the lane fills."""
+"""Which processes read each lane of a stream: those that supply a row of that lane."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from feedline.placement.plan import shards_of
 
 _log = logging.getLogger("feedline")
 Owners = tuple[tuple[int, ...], ...]
-"""For each lane the processes that run it, ascending: the first one saves it."""
+"""For each lane the processes that read it, ascending. The first one saves the lane."""
 
 
 def owners_of(leaves: Iterable[Any], count: int) -> Owners:
     """The owners of each of `count` lanes.
 
     Args:
-      leaves: of the batch: each with a global shape whose first size `count` divides, and a sharding.
+      leaves: the leaves of the batch, each with a sharding and a global shape. `count` divides the batch size.
 
     Example:
       >>> import jax, numpy as np
@@ -37,13 +37,13 @@ def owners_of(leaves: Iterable[Any], count: int) -> Owners:
     return tuple(tuple(sorted(processes)) for processes in owners)
 
 
-def runs_everywhere(owners: Owners) -> bool:
-    """Whether each process runs every lane, so that each knows by itself where they end."""
+def read_everywhere(owners: Owners) -> bool:
+    """Whether each process reads every lane, and so knows without the others where each lane ends."""
     return len(set(owners)) == 1
 
 
 def warn_of_shared_lanes(owners: Owners, leaves: Iterable[Any]) -> None:
-    """Log which number of lanes would let none run on several processes, if this one does not."""
+    """Log a warning if several processes read the same lane, with a number of lanes that avoids this."""
     shards = math.lcm(*(shards_of(leaf.sharding, len(leaf.shape))[0] for leaf in leaves))
     shared = sum(len(processes) > 1 for processes in owners)
     if shared and len(owners) % shards:

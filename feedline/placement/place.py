@@ -1,4 +1,4 @@
-"""Host batch → global arrays, each process from what it supplies."""
+"""Makes the global arrays of a batch from the process-local arrays of each process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from feedline.runtime.jax_settings import JaxSettings
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a batch of one form goes.
+    """The shardings of a batch, and the part of each leaf that this process supplies.
 
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
-      settings: of JAX, that hold while a batch is placed: 64-bit leaves stay so on every thread.
+      settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
     """
 
     spec: Any
@@ -53,14 +53,14 @@ class Placement:
     def place(self, leaves: Sequence[np.ndarray[Any, Any]]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
 
-        It states its own transfer guard: what is a transfer by design must not fail under the
-        user's "disallow", and with several processes JAX counts it as an implicit one.
+        It allows its own transfers: they are intended, and must not fail under a transfer guard of the user.
+        With several processes JAX counts them as implicit transfers.
         """
-        with self.settings.stated(), jax.transfer_guard_host_to_device("allow"):
+        with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
 
-    # Flattened once: for a small batch on several devices, Python is most of the cost of placing it.
+    # Flattened once: for a small batch on several devices, placing costs mostly Python time.
     @functools.cached_property
     def _treedef(self) -> Any:
         return jax.tree_util.tree_structure(self.spec)
@@ -104,7 +104,7 @@ def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
 
 
 def sharded_like(local: Any, sharding: Any) -> Any:
-    """The spec of the global batch of which every process supplies its part, each of the form `local`.
+    """The spec of the global batch to which every process supplies a part with the shapes and dtypes of `local`.
 
     Along each axis the global size is the local one × shards ÷ shards on this process's devices.
 

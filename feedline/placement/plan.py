@@ -1,4 +1,4 @@
-"""Who reads what: (sharding, global shape) → the rows and columns that each process reads.
+"""The plan: (sharding, global shape) → the rows and columns that each process reads.
 
 Pure: nothing here asks which process it runs in, except the public `local_rows`. What a process
 reads follows from the devices it owns and from `Sharding.devices_indices_map`, never from the order
@@ -20,22 +20,22 @@ from feedline.options import checked_integer
 if TYPE_CHECKING:
     import jax
 
-Rows = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | npt.NDArray[np.int64], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafPlan:
-    """What one process holds of one leaf.
+    """The part of one leaf that one process supplies.
 
     Attributes:
       global_shape: of the leaf, with the global batch size first.
       rows: int64[k], ascending: the rows of the global batch that this process supplies.
-      columns: for each further axis what it supplies there, ascending: `slice(None)` for all.
+      columns: for each further axis the columns that it supplies, ascending; `slice(None)` for all.
     """
 
     global_shape: tuple[int, ...]
-    rows: Rows
+    rows: Indices
     columns: Columns
 
     @property
@@ -46,7 +46,7 @@ class LeafPlan:
 
     @property
     def whole_columns(self) -> bool:
-        """Whether the process supplies its rows whole."""
+        """Whether the process supplies all columns of its rows."""
         return all(isinstance(column, slice) and column == slice(None) for column in self.columns)
 
 
@@ -83,8 +83,8 @@ def plan_leaf(
     return LeafPlan(global_shape, _indices_of(owned[0]), tuple(columns))
 
 
-def union_of_rows(leaves: Iterable[LeafPlan]) -> Rows:
-    """int64[k], ascending: the rows of which a process needs any leaf."""
+def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
+    """int64[k], ascending: the rows of which a process supplies at least one leaf."""
     parts = [leaf.rows for leaf in leaves]
     if all(np.array_equal(part, parts[0]) for part in parts):
         return parts[0]
@@ -92,7 +92,7 @@ def union_of_rows(leaves: Iterable[LeafPlan]) -> Rows:
 
 
 def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
-    """Processes grouped by what they supply: those in one group must read the same bytes.
+    """Groups of processes that supply the same part of a leaf, and so must read the same bytes.
 
     Example: [[0, 1], [2, 3]] for axes data=2, model=2 on four one-device processes and `P("data")`.
     """
@@ -108,7 +108,7 @@ def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> 
     return list(groups.values())
 
 
-def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Rows:
+def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
     """Which rows of a global batch this process supplies.
 
     Args:
@@ -169,7 +169,7 @@ def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Shardin
 
 
 def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
-    """Into how many shards each of `ndim` axes is cut.
+    """The number of shards along each of `ndim` axes.
 
     Raises:
       ValueError: the sharding is for arrays of another rank.
@@ -187,7 +187,7 @@ def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
 
 
 def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
-    """Refuse a shape that the sharding cannot cut into equal shards, and say which size it could."""
+    """Refuse a shape that the sharding cannot divide into equal shards. The error names a size that works."""
     check_rank(sharding, global_shape, name)
     try:
         shards = shards_of(sharding, len(global_shape))
@@ -212,7 +212,7 @@ def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: st
 
 
 def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
-    """Refuse a shape with a size that its axis's `shards` do not divide. `which` says what makes them."""
+    """Refuse a shape with a size that its axis's `shards` do not divide. `which` goes into the message."""
     for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
         if size % count:
             below, above = size // count * count, -(-size // count) * count
@@ -239,17 +239,17 @@ def _merged(ranges: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _indices_of(ranges: Sequence[tuple[int, int]]) -> Rows:
+def _indices_of(ranges: Sequence[tuple[int, int]]) -> Indices:
     return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
 
 
-def _columns_of(ranges: Sequence[tuple[int, int]], size: int) -> slice | Rows:
-    """A slice where the columns are adjacent, however many: indexing with it makes a view."""
+def _columns_of(ranges: Sequence[tuple[int, int]], size: int) -> slice | Indices:
+    """A slice if the columns are adjacent, since indexing with a slice makes a view; else their indices."""
     if len(ranges) > 1:
         return _indices_of(ranges)
     (columns,) = ranges
     return slice(None) if columns == (0, size) else slice(*columns)
 
 
-def _length(column: slice | Rows, size: int) -> int:
+def _length(column: slice | Indices, size: int) -> int:
     return len(range(size)[column]) if isinstance(column, slice) else len(column)

@@ -1,4 +1,4 @@
-"""The prefetcher's contract without a thread: each item is read and placed when it is asked for."""
+"""Reads and places each item when it is taken, on the consumer's thread: `prefetch=0`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Synchronous(Generic[H, T]):
-    """For debugging: `take` reads and places on the caller's thread, so that a debugger can follow it.
+    """Has the methods of `Prefetcher` but no reading thread, so that a debugger can follow `take`.
 
-    The consumer calls `take`; the owner `start` once and `close` as often as it likes.
+    The consumer calls `take`. The owner calls `start` once and `close` any number of times.
 
     Args:
       source, place: as for `Prefetcher`.
-      watch: gives the alarm that warns of a `take` that hangs.
+      watch: makes the alarm that warns if `take` hangs.
     """
 
     waiting = 0
@@ -37,10 +37,10 @@ class Synchronous(Generic[H, T]):
         """Nothing to start."""
 
     def take(self) -> T:
-        """The next item, made now.
+        """Read and place the next item.
 
         Raises:
-          StopIteration: the source is exhausted; with the value that the source gave it.
+          StopIteration: the source is exhausted; it has the value of the source's StopIteration.
           Closed: `close` was called before.
           Exception: what the source or `place` raised.
         """
@@ -54,12 +54,12 @@ class Synchronous(Generic[H, T]):
 
     def close(self) -> None:
         """Close the source. Idempotent."""
-        self._alarm.close()  # each time: an interrupt may have come before it
+        self._alarm.close()  # at each call: an interrupt may have prevented it before
         if not self._closed:
             self._closed = True
             self._source.close()
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the thread of the alarm, which reads nothing: so none is named as stuck."""
+        """Wait for the thread of the alarm. It reads nothing, so no stuck thread is ever returned."""
         self._alarm.join(timeout_s)
         return None

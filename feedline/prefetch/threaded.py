@@ -69,7 +69,7 @@ class ThreadedPipeline(Generic[T]):
             try:
                 return self._handover.take(self._watch.patience_s())
             except Empty:
-                self._watch.complain(self.waiting)
+                self._watch.warn_or_raise(self.waiting)
 
     def close(self) -> None:
         """Stop both sides. Does not wait; `join` does. Idempotent, from any thread, also in a finalizer."""

@@ -1,7 +1,7 @@
-"""The watchdog: time in which the consumer waits and no stage advances.
+"""The watchdog: warns, and then raises, when the consumer waits long and no stage advances.
 
-Where other threads make the batches, the waiting consumer itself looks at the time. Where the caller's own thread
-makes them, an `Alarm` looks for it, on a thread of its own.
+If other threads make the batches, the waiting consumer itself checks the time. If the caller's own thread makes
+them, an `Alarm` checks it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ _log = logging.getLogger("feedline")
 
 
 class Watch:
-    """Says how long a wait may still last, warns once it was long, and raises when it was too long.
+    """Measures how long the consumer has waited without progress; warns first, and later raises.
 
-    `advanced` and `stopped` are called by every stage, from any thread, `stop` by the owner, from anywhere; the
-    rest by the waiting consumer alone.
+    Every stage calls `advanced` and `stopped`, from any thread; the owner calls `stop`, from any thread. Only the
+    waiting consumer calls the other methods.
     """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        # one tuple, replaced whole: readers never see the stage of one moment with the time of another
+        # one tuple, replaced as a whole, so that its stage and its time always belong together
         self._last = ("start", time.monotonic())
         self._waiting_since = 0.0
         self._warned = False
         self._stopped = False
 
     def stop(self) -> None:
-        """The owner stopped: a stage that waits for other processes need not go on waiting."""
+        """End the waits of stages for other processes. Called when the owner stops."""
         self._stopped = True
 
     def stopped(self) -> bool:
-        """Whether it did."""
+        """Whether `stop` was called."""
         return self._stopped
 
     def advanced(self, stage: str) -> None:
-        """A stage got something done and `stage` is what happens now: "read", "agree", "place" or "wait"."""
+        """Note that a stage made progress. `stage` is what happens next: "read", "agree", "place" or "wait"."""
         self._last = (stage, time.monotonic())
 
     def waits(self) -> None:
-        """The consumer begins to wait."""
+        """Note that the consumer begins to wait."""
         self._waiting_since = time.monotonic()
         self._warned = False
 
     def alarm(self) -> Alarm:
-        """For a caller that reads and places itself: warns in its place, once for each item."""
+        """An alarm for a caller that reads and places itself. It warns once for each item."""
 
-        def told() -> str:
+        def message() -> str:
             stage, at = self._last
             return (
                 f"no stage has advanced for {time.monotonic() - at:.0f} s while `next` makes a batch itself; the "
                 f'last was "{stage}"'
             )
 
-        return Alarm(self._reading.stall_warning_s, told)
+        return Alarm(self._reading.stall_warning_s, message)
 
     def patience_s(self) -> float:
         """Seconds until the next warning or error is due, from now; 0 once it is."""
         return max(0.0, self._limit_s() - self._still_s(self._last[1]))
 
-    def complain(self, waiting: int) -> None:
-        """Warn or raise, if that is due: a stage may have advanced since `patience_s` was asked.
+    def warn_or_raise(self, waiting: int) -> None:
+        """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called.
 
         Args:
-          waiting: items that lie ready in the hand-over, for the message.
+          waiting: items that are ready in the hand-over, for the message.
 
         Raises:
           StallError: after `Reading.stall_error_s`.
@@ -101,35 +101,35 @@ class Watch:
         return time.monotonic() - max(self._waiting_since, advanced_at)
 
     def _limit_s(self) -> float:
-        """How many of them are allowed before the next warning or error."""
+        """How many such seconds are allowed before the next warning or error."""
         error_s = self._reading.stall_error_s
         return error_s if self._warned else min(self._reading.stall_warning_s, error_s)
 
 
 class _Block:
-    """When the block under way began, on the monotonic clock; None: there is none."""
+    """When the current block of an alarm began, on the monotonic clock; None outside of blocks."""
 
     began: float | None = None
 
 
 class Alarm:
-    """A context, for any number of blocks, that warns with the stack of every thread if one takes too long.
+    """A context that logs the stacks of all threads if its block takes too long. It may be entered many times.
 
-    For what the caller's own thread does: that cannot look at the time, nor be made to raise, while it hangs. One
-    thread looks instead. It starts with the first block, wakes only when a warning may be due, and ends with
-    `close` or when the alarm is dropped. So a further block costs no more than two assignments.
+    It is for work on the caller's own thread, which can neither check the time nor raise while it hangs. Another
+    thread checks the time instead: it starts with the first block, wakes only when a warning may be due, and ends
+    with `close` or when the alarm is garbage collected. So each further block costs only two assignments.
 
     Args:
-      after_s: seconds.
-      told: asked for the first sentence of the warning.
+      after_s: the seconds after which it warns.
+      message: returns the first sentence of the warning.
     """
 
-    def __init__(self, after_s: float, told: Callable[[], str]) -> None:
+    def __init__(self, after_s: float, message: Callable[[], str]) -> None:
         self._block = _Block()
         self._closed: queue.SimpleQueue[None] = queue.SimpleQueue()
         weakref.finalize(self, self._closed.put, None).atexit = False
         self._thread = threading.Thread(
-            target=_warn, args=(self._block, self._closed, after_s, told), name="feedline-alarm", daemon=True
+            target=_warn, args=(self._block, self._closed, after_s, message), name="feedline-alarm", daemon=True
         )
 
     def __enter__(self) -> None:
@@ -141,19 +141,19 @@ class Alarm:
         self._block.began = None
 
     def close(self) -> None:
-        """End the thread. Does not wait; `join` does. Idempotent, from anywhere, also a finalizer."""
+        """End the thread, without waiting for that. Idempotent; any thread or a finalizer may call it."""
         self._closed.put(None)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread of an alarm that was closed."""
+        """Wait for the thread to end, after `close`."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
 
 @contextlib.contextmanager
-def alarmed(after_s: float, told: Callable[[], str]) -> Iterator[None]:
-    """An `Alarm` for one block, whose thread has ended when the block has."""
-    alarm = Alarm(after_s, told)
+def alarmed(after_s: float, message: Callable[[], str]) -> Iterator[None]:
+    """An `Alarm` for one block. Its thread has ended when the block is left."""
+    alarm = Alarm(after_s, message)
     try:
         with alarm:
             yield
@@ -162,21 +162,21 @@ def alarmed(after_s: float, told: Callable[[], str]) -> Iterator[None]:
         alarm.join()
 
 
-def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, told: Callable[[], str]) -> None:
+def _warn(block: _Block, closed: queue.SimpleQueue[None], after_s: float, message: Callable[[], str]) -> None:
     warned_of, wait_s = None, after_s
     while True:
         try:
             return closed.get(timeout=wait_s)
         except queue.Empty:
             began = block.began
-        wait_s = after_s  # no block that begins from here on is due earlier
+        wait_s = after_s  # no later block is due earlier
         if began is not None and began != warned_of:
             left_s = began + after_s - time.monotonic()
             if left_s > 0:
                 wait_s = left_s
             else:
                 warned_of = began
-                _log.warning("%s. Stacks of all threads:\n%s", told(), stacks())
+                _log.warning("%s. Stacks of all threads:\n%s", message(), stacks())
 
 
 def stacks() -> str:

@@ -1,1 +1,1 @@
-"""What Python and JAX require of threads and processes: thread-local settings, forks, the exit."""
+"""Thread-local JAX settings, forks and the interpreter's exit: what threads and processes must respect."""

@@ -1,4 +1,4 @@
-"""Reads that stop between two pieces once the interpreter ends, so that no thread is inside a C++ library then.
+"""Stops long reads when the interpreter exits, so that no thread is inside a C++ library then.
 
 CPython before 3.14 ends a daemon thread when it next asks for the interpreter's lock, by unwinding its stack. C++
 code that forbids that aborts the process: "terminate called without an active exception".
@@ -12,15 +12,15 @@ _ending = threading.Event()
 
 
 def stop_reads() -> None:
-    """The interpreter ends: threads must not begin another piece of a read."""
+    """Stop long reads before their next piece. Called when the interpreter exits."""
     _ending.set()
 
 
 def check_may_read() -> None:
-    """Before each piece of a read that takes long.
+    """End this thread if the interpreter exits. Called before each piece of a long read.
 
     Raises:
-      SystemExit: this is a daemon thread, and the interpreter ends.
+      SystemExit: the interpreter exits, and this is a daemon thread.
     """
     if _ending.is_set() and threading.current_thread().daemon:
         raise SystemExit

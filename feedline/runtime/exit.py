@@ -1,4 +1,4 @@
-"""A feed that was never closed does not hold up the interpreter's exit."""
+"""Closes open feeds when the interpreter exits, so that they do not delay the exit."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from feedline.runtime.ending import stop_reads
 
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
-"""Longer: their end is waited for by our thread, and Grain's own hooks must not meet it at that."""
+"""Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
 
 
-class _Closable(Protocol):
+class _Joinable(Protocol):
     def close(self) -> None: ...
     def join(self, timeout_s: float) -> str | None: ...
 
 
-_runs: weakref.WeakKeyDictionary[_Closable, float] = weakref.WeakKeyDictionary()
-"""Open runs, and how long the exit may wait for each, in seconds."""
+_open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
+"""Open pipelines, and how long the exit may wait for each, in seconds."""
 
 
-def close_at_exit(run: _Closable, *, workers: bool = False) -> None:
-    """Have `run` closed when the interpreter exits, if it is still there then."""
+def close_at_exit(pipeline: _Joinable, *, workers: bool = False) -> None:
+    """Close `pipeline` when the interpreter exits, unless it was garbage collected before."""
     _register()
-    _runs[run] = _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
+    _open[pipeline] = _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
 
 
 @functools.cache
 def _register() -> None:
-    # atexit runs after the threads of executors were joined, which a stuck read never lets happen;
-    # threading's own hook, that concurrent.futures (imported above) uses too, runs before, the newest first
+    # atexit is too late: it runs after the threads of executors are joined, which a stuck read delays for ever.
+    # threading's hooks run before, the newest first; concurrent.futures, imported above, has registered its own
     threading._register_atexit(_close_all)  # type: ignore[attr-defined]
-    os.register_at_fork(after_in_child=_runs.clear)  # they are the parent's, and so are their worker processes
+    os.register_at_fork(after_in_child=_open.clear)  # they belong to the parent, as do their worker processes
 
 
 def _close_all() -> None:
     stop_reads()
-    runs = dict(_runs)
-    for run in runs:
-        run.close()
+    pipelines = dict(_open)
+    for pipeline in pipelines:
+        pipeline.close()
     began = time.monotonic()
-    for run, patience_s in runs.items():
-        run.join(max(0.0, began + patience_s - time.monotonic()))
+    for pipeline, patience_s in pipelines.items():
+        pipeline.join(max(0.0, began + patience_s - time.monotonic()))
     _forget_stuck_threads(began + _PATIENCE_S)
 
 
 def _forget_stuck_threads(deadline: float) -> None:
-    """Let the interpreter go while one of Grain's threads is stuck in a read.
+    """Let the interpreter exit although one of Grain's threads is stuck in a read.
 
-    `concurrent.futures` joins every executor thread at exit, without a limit, daemon or not. One that is merely
-    busy, with a batch that nobody wants any more, is waited for until `deadline`: CPython ends a thread that
-    runs on into its finalisation wherever it stands, and the process aborts if that is inside C++ code.
+    `concurrent.futures` joins every executor thread at exit without a limit, daemon or not. This waits for each
+    thread until `deadline`, since most are only busy with a last batch: CPython ends a thread that continues into
+    its finalisation wherever the thread is, and the process aborts if that is inside C++ code.
     """
     joined: Any = getattr(concurrent.futures.thread, "_threads_queues", {})
     for thread in threading.enumerate():

@@ -1,4 +1,4 @@
-"""JAX's thread-local settings: those of the thread that builds a feed hold on every thread that works for it."""
+"""Carries JAX's thread-local settings from the thread that builds a feed to every thread of that feed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NAMES = (
     "default_prng_impl",
     "threefry_partitionable",
 )
-"""The settings that change what JAX code computes, or where. Those that only add checks or logs, and the guards of
-transfers, stay those of the thread."""
+"""The settings that change what JAX computes, or where. Transfer guards and settings that only add checks or logs
+are not carried over."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JaxSettings:
-    """The values of some settings on one thread, to be stated on others.
+    """JAX's settings on one thread, to be applied on others.
 
     ``with jax.enable_x64(True):`` holds for one thread only, but a feed reads, transforms and places on others.
     Without this the batches of a feed that was built in such a context would be narrowed to 32 bits.
 
     Attributes:
-      values: of each of `_NAMES`.
+      values: one for each of `_NAMES`.
 
     Example:
       >>> with jax.enable_x64(True):
       ...     settings = JaxSettings.of_this_thread()
-      >>> with settings.stated():  # on any thread
+      >>> with settings.applied():  # on any thread
       ...     print(jax.numpy.arange(2).dtype)
       int64
     """
@@ -42,11 +42,11 @@ class JaxSettings:
 
     @classmethod
     def of_this_thread(cls) -> JaxSettings:
-        """What holds here and now."""
+        """The settings of the calling thread."""
         return cls(_values())
 
-    def stated(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which these settings hold on the calling thread; a microsecond where they do already."""
+    def applied(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which these settings hold on the calling thread; a microsecond if they already do."""
         return contextlib.nullcontext() if _values() == self.values else self._entered()
 
     @contextlib.contextmanager
@@ -57,13 +57,13 @@ class JaxSettings:
                     stack.enter_context(getattr(jax, name)(value))
             yield
 
-    def state_everywhere(self) -> None:
-        """Have them hold on every thread of this process that states nothing else: for a worker process."""
+    def apply_everywhere(self) -> None:
+        """Make these settings the defaults of all threads of this process. For a worker process."""
         for name, value in zip(_NAMES, self.values, strict=True):
             jax.config.update(f"jax_{name}", value)
 
     def __reduce__(self) -> Any:
-        # a worker process has no accelerator, and a device cannot travel
+        # a worker process has no accelerator, and a device cannot be pickled
         values = (None if name == "default_device" else v for name, v in zip(_NAMES, self.values, strict=True))
         return JaxSettings, (tuple(values),)
 

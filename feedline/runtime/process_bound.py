@@ -1,4 +1,4 @@
-"""What holds threads and open files works in the process that made it, and cannot be copied."""
+"""A base class for iterators that can be neither copied nor used in a forked process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar, NoReturn
 
 
 class ProcessBound:
-    """The part of a public iterator that refuses what cannot work: a copy of it, and its use in a forked process.
+    """Refuses to pickle or copy an iterator that holds threads and open files, and to use it in a forked process.
 
     Attributes:
-      _name: of such an iterator, for the messages.
-      _instead: what to do in the place of copying it.
+      _name: the name of the iterator in error messages.
+      _instead: what to do instead of copying it, for error messages.
     """
 
     _name: ClassVar[str]

@@ -1,1 +1,1 @@
-"""Rows that can only be read one after the other: batches of lanes, their ends, their checkpoints."""
+"""Batches of streams, whose rows can only be read one after the other: lanes, their ends, their checkpoints."""

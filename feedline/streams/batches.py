@@ -1,8 +1,8 @@
-"""Batches of lanes: rows that can only be had one after the other, with Grain's own state.
+"""An iterator of the process-local batches of a stream, over its epochs.
 
 Batch k holds items k·B/L … (k+1)·B/L − 1 of each of the L lanes, so that it is the same on any
-topology. A process reads the lanes of which it owns a row. If there are lanes that it does not read,
-it learns from the others where they end.
+topology. A process reads the lanes that fill a row it supplies. It learns from the other processes where the
+lanes end that it does not read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import jax
 
 from feedline.errors import FeedError, ProcessError, for_others
 from feedline.loader.buffers import BatchBuffers
-from feedline.loader.loaded import HostBatch
+from feedline.loader.host_batch import HostBatch
 from feedline.order.schedule import Cursor
-from feedline.streams import drafts as drafting
-from feedline.streams.drafts import StreamRecipe
-from feedline.streams.ends import Told
+from feedline.streams.ends import WindowReport
 from feedline.streams.lane import Lane
+from feedline.streams.partial_batches import StreamDefinition, completed, read_partial_batch
 
 _CHANGED = "a lane must give the same items each time that it is made, and one gave fewer than before"
 
@@ -31,42 +30,42 @@ class StreamBatches:
     """An iterator of the process-local batches of a stream. Called and closed by one thread at a time.
 
     Args:
-      recipe: what a batch holds.
-      buffers: where it is built.
-      after: the epoch to begin in, and how many items of its lanes came before.
-      states: of the lanes there; None: the beginning of that epoch.
-      advanced: called with what happens now: "read", or "agree" while other processes are waited for.
+      stream: determines the batches.
+      buffers: the memory in which they are built.
+      after: the cursor before the first batch; its position counts the items of all lanes together.
+      states: the states of the lanes' iterators there; None: the beginning of that epoch.
+      advanced: called with the current stage: "read", or "agree" during a wait for other processes.
       stopped: whether to give up such a wait.
     """
 
     def __init__(
         self,
-        recipe: StreamRecipe,
+        stream: StreamDefinition,
         buffers: BatchBuffers,
         after: Cursor,
         states: Mapping[str, Any] | None,
         advanced: Callable[[str], None],
         stopped: Callable[[], bool],
     ) -> None:
-        self._recipe = recipe
-        self._share = recipe.share
+        self._stream = stream
+        self._share = stream.share
         self._buffers = buffers
         self._advanced = advanced
         self._stopped = stopped
-        self._last_epoch = recipe.end_of_pass(after)
-        # items of each lane that came before the next batch to be read, in the epoch where its lanes began
-        self._offset = after.position // recipe.lanes.count
+        self._last_epoch = stream.end_of_pass(after)
+        # items of each lane before the next batch to be read, since the epoch in which the lanes were opened
+        self._offset = after.position // stream.lanes.count
         self._epoch = after.epoch
-        with recipe.settings.stated():
+        with stream.settings.applied():
             self._lanes = self._opened(states or {})
         self._ready: collections.deque[HostBatch] = collections.deque()
-        self._over: dict[int, int] | None = None  # the ends of the epoch, once no further batch of it exists
-        self._failure: Exception | None = None  # comes after the batches that are ready
-        self._dropped = 0  # items left out since the batch before
+        self._over: dict[int, int] | None = None  # the lane ends of the epoch, once it has no further batch
+        self._failure: Exception | None = None  # raised after the batches that are ready
+        self._dropped = 0  # items left out since the previous batch
 
     def __next__(self) -> HostBatch:
         """The next batch. StopIteration carries the number of items that the end of the pass left out."""
-        with self._recipe.settings.stated():
+        with self._stream.settings.applied():
             return self._next()
 
     def _next(self) -> HostBatch:
@@ -91,77 +90,77 @@ class StreamBatches:
             lane.close()
 
     def _opened(self, states: Mapping[str, Any]) -> list[Lane]:
-        """This process's lanes from here on."""
+        """This process's lanes, from the current epoch and offset on."""
         after = Cursor(self._epoch, self._offset)
-        last_epoch = self._last_epoch if self._recipe.remainder == "wrap" else self._epoch + 1
+        last_epoch = self._last_epoch if self._stream.remainder == "wrap" else self._epoch + 1
         return [
-            Lane(self._recipe.lanes, lane, after, states.get(str(lane)), last_epoch)
-            for lane in self._recipe.local_lanes
+            Lane(self._stream.lanes, lane, after, states.get(str(lane)), last_epoch)
+            for lane in self._stream.local_lanes
         ]
 
     def _window(self) -> range:
-        """The offsets of the batches that are left of this window: all processes cut windows alike."""
+        """The offsets of the remaining batches of this window. The windows are the same on all processes."""
         size = self._share.items
-        left = self._recipe.window - self._offset // size % self._recipe.window
+        left = self._stream.window - self._offset // size % self._stream.window
         return range(self._offset, self._offset + left * size, size)
 
     def _read_window(self) -> None:
-        """Read this process's part of a window, and learn from the others how much of it there is."""
+        """Read this process's part of a window, and agree with the others on which of its batches exist."""
         window = self._window()
-        place = f"{self._epoch}/{window.start % window.step}/{window.start // window.step // self._recipe.window}"
-        drafts, failure = self._drafts(window)
-        told = self._agreed(place, failure, window.start + len(drafts) * window.step)
-        for offset, draft in itertools.zip_longest(window, drafts):
-            exists = self._share.exists(offset, told.ends)
-            if not exists and told.failed_at is None:
-                self._over = told.ends
+        place = f"{self._epoch}/{window.start % window.step}/{window.start // window.step // self._stream.window}"
+        partial_batches, failure = self._read_partial_batches(window)
+        report = self._agreed(place, failure, window.start + len(partial_batches) * window.step)
+        for offset, partial in itertools.zip_longest(window, partial_batches):
+            exists = self._share.exists(offset, report.ends)
+            if not exists and report.failed_at is None:
+                self._over = report.ends
                 break
-            # a failure beyond the end counts as well: where that lane ends is not known yet
-            if not exists or offset == told.failed_at or draft is None:
-                self._failure = failure or _failure_of(told)
+            # a failure after the last batch counts as well: the lane that failed has not reported its end
+            if not exists or offset == report.failed_at or partial is None:
+                self._failure = failure or _failure_of(report)
                 break
-            self._ready.append(drafting.whole(self._recipe, draft, offset, told.ends, self._dropped))
+            self._ready.append(completed(self._stream, partial, offset, report.ends, self._dropped))
             self._offset, self._dropped = offset + window.step, 0
-        del failure  # else its traceback and this frame would keep each other, and the drafts
+        del failure  # else its traceback and this frame would keep each other, and the partial batches
 
-    def _drafts(self, window: range) -> tuple[list[HostBatch], Exception | None]:
-        """This process's part of the window's batches up to the end of a lane or a failure, and that failure."""
-        drafts: list[HostBatch] = []
+    def _read_partial_batches(self, window: range) -> tuple[list[HostBatch], Exception | None]:
+        """The window's partial batches up to the end of a lane or a failure, and that failure."""
+        partial_batches: list[HostBatch] = []
         try:
             for offset in window:
                 after = Cursor(self._epoch, (offset + window.step) * self._share.lanes)
-                draft = drafting.draft(self._recipe, self._buffers, self._lanes, after)
-                if draft is None:
+                partial = read_partial_batch(self._stream, self._buffers, self._lanes, after)
+                if partial is None:
                     break
-                drafts.append(draft)
+                partial_batches.append(partial)
                 self._advanced("read")
         except Exception as error:
-            if self._recipe.gather is None:
+            if self._stream.gather is None:
                 raise
-            return drafts, error  # the others are told
-        return drafts, None
+            return partial_batches, error  # reported to the other processes
+        return partial_batches, None
 
-    def _agreed(self, place: str, failure: Exception | None, read: int) -> Told:
-        """What all processes say of a place; this one has `read` so many items of each lane, and failed or not."""
-        mine = Told({lane.index: lane.taken for lane in self._lanes if lane.ended})
-        gather = self._recipe.gather
+    def _agreed(self, place: str, failure: Exception | None, read: int) -> WindowReport:
+        """The merged report of all processes on `place`. This process has read `read` items of each lane."""
+        mine = WindowReport({lane.index: lane.taken for lane in self._lanes if lane.ended})
+        gather = self._stream.gather
         if gather is None:
             return mine
         if failure is not None:
             why = {"stage": "read", "process": jax.process_index(), **for_others(failure)}
             mine = dataclasses.replace(mine, failed_at=read, why=why)
         self._advanced("agree")
-        return Told.joined(gather(place, mine.plain(), failure is not None, self._stopped))
+        return WindowReport.merged(gather(place, mine.to_json(), failure is not None, self._stopped))
 
     def _end_epoch(self, ends: dict[int, int]) -> None:
-        """Count what the epoch leaves out, and begin the next one."""
+        """Count the items that the epoch leaves out, and begin the next one."""
         following = self._epoch + 1
-        if self._recipe.remainder == "wrap":
+        if self._stream.remainder == "wrap":
             self._dropped += ends[0] - self._offset
             following = self._last_epoch or following
         elif self._offset == 0:
             raise FeedError(self._why_no_batch(ends), stage="read")
-        elif self._recipe.remainder == "drop":
+        elif self._stream.remainder == "drop":
             self._dropped += sum(self._read_out().values()) - self._offset * self._share.lanes
         self.close()
         self._epoch, self._offset, self._over = following, 0, None
@@ -175,26 +174,26 @@ class StreamBatches:
         of_each = "" if self._share.lanes == 1 else f", {self._share.items} of each lane"
         return (
             f'remainder "drop" drops a partial batch, and epoch {self._epoch} {whose} has only {ends[lane]} items '
-            f'for batches of {self._recipe.batch_size}{of_each}; use a smaller batch, or remainder="pad"'
+            f'for batches of {self._stream.batch_size}{of_each}; use a smaller batch, or remainder="pad"'
         )
 
     def _read_out(self) -> dict[int, int]:
-        """How many items each lane has in this epoch: what is left is read to be counted."""
+        """The number of items of each lane in this epoch. Reads the remaining items to count them."""
         failure: Exception | None = None
         try:
             for lane in self._lanes:
                 while lane.take(1):
                     self._advanced("read")
         except Exception as error:
-            if self._recipe.gather is None:
+            if self._stream.gather is None:
                 raise
             failure = error
-        told = self._agreed(f"{self._epoch}/rest", failure, self._offset)
-        if told.failed_at is not None:
-            raise failure or _failure_of(told)
-        return told.ends
+        report = self._agreed(f"{self._epoch}/rest", failure, self._offset)
+        if report.failed_at is not None:
+            raise failure or _failure_of(report)
+        return report.ends
 
 
-def _failure_of(told: Told) -> FeedError:
-    """Why there is no further batch, where this process has none of its own to say."""
-    return FeedError(_CHANGED, stage="read") if told.failed_at is None else ProcessError(**told.why)
+def _failure_of(report: WindowReport) -> FeedError:
+    """The error to raise where this process had no failure of its own."""
+    return FeedError(_CHANGED, stage="read") if report.failed_at is None else ProcessError(**report.why)

@@ -1,4 +1,4 @@
-"""Where the lanes of an epoch end, as the processes agree on it: window by window. Pure, but for asking them."""
+"""Agreement of the processes on where the lanes of an epoch end, window by window. Pure."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Gather(Protocol):
-    """What each process has to say about a place in the run, put together. See `agreement.gather`."""
+class GatherReports(Protocol):
+    """Returns what every process said of a window, on every process. See `agreement.gather`."""
 
     def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What one process, or all of them, say of a window.
+class WindowReport:
+    """What one process reports of a window, or all processes together.
 
     Attributes:
-      ends: the lanes that have ended, with the number of their items.
-      failed_at: items of each lane before the batch that could not be read; None: all could.
-      why: what the others are told of that failure; see `errors.for_others`.
+      ends: the number of items of each lane that has ended.
+      failed_at: items of each lane before the batch that could not be read; None: no batch failed.
+      why: describes that failure to the other processes; see `errors.for_others`.
     """
 
     ends: dict[int, int]
     failed_at: int | None = None
     why: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def plain(self) -> list[Any]:
-        """As JSON values."""
+    def to_json(self) -> list[Any]:
+        """The report as JSON values."""
         return [list(self.ends.items()), self.failed_at, self.why]
 
     @classmethod
-    def joined(cls, all_said: list[Any]) -> Told:
-        """What all processes said, each as `plain` values. Of failures the first one counts."""
-        ends = {lane: items for said, _, _ in all_said for lane, items in said}
-        failures = [(at, why) for _, at, why in all_said if at is not None]
+    def merged(cls, reports: list[Any]) -> WindowReport:
+        """One report from those of all processes, as JSON values. It has the earliest of their failures."""
+        ends = {lane: items for lane_ends, _, _ in reports for lane, items in lane_ends}
+        failures = [(at, why) for _, at, why in reports if at is not None]
         return cls(ends, *min(failures, key=lambda failure: failure[0], default=(None, {})))
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What each lane gives to a batch.
+    """How many items each lane gives to a batch.
 
     Attributes:
-      lanes: how many there are.
-      items: that each gives: rows / lanes.
-      pads: whether shorter lanes are padded until the longest has ended; else the shortest ends an epoch.
+      lanes: the number of lanes.
+      items: the items of each lane in a batch: rows / lanes.
+      pads: whether shorter lanes are padded until the longest has ended; else an epoch ends with the shortest.
     """
 
     lanes: int

@@ -1,4 +1,4 @@
-"""Items of a stream into the buffers of a batch, with the first item in the place of those that are bad."""
+"""Writes items of a stream into the buffers of a batch. The first item of the stream replaces a bad item."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from feedline.rows.spec import RowSpec
 
 
 def write_items(
-    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], places: BatchPositions, buffers: Buffers
+    form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], positions: BatchPositions, buffers: Buffers
 ) -> tuple[float, list[BadRow]]:
-    """Write what this process supplies of a batch.
+    """Write the rows of a batch that this process supplies.
 
     Args:
-      form: of the batch.
-      spec: of an item.
-      first: the stream's first item, which stands in for bad ones: no process has the items of the others, but
-        each has that one, wherever it resumed.
-      items: of the rows `form.rows`.
-      places: of the same rows. Positions pass for row indices.
-      buffers: where to.
+      form: the form of the batch.
+      spec: the spec of an item.
+      first: the stream's first item, which is the substitute for bad items: every process has it, wherever it
+        resumed, but no process has the items of the others.
+      items: the items of the rows `form.rows`.
+      positions: the positions of these rows. A stream has no row indices; positions are used in their place.
+      buffers: the memory of the batch.
 
     Returns:
-      When the last item had been written and the transform began, by `time.perf_counter`; and the bad rows, but
-      for padding, which repeats items.
+      The time at which the last item had been written and the transform began, by `time.perf_counter`; and the bad
+      rows.
 
     Raises:
-      RowError: an item is bad, and none is to stand in for it.
+      RowError: an item is bad, and `bad_rows` is "raise" or the first item is refused as well.
     """
     records = list(items)
     written = 0.0
@@ -45,10 +45,10 @@ def write_items(
             try:
                 write_record(records[i], spec, buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
-                told = f"every item must have the form of the first: {error}"
-                raise RowError(told, stage="read", row=int(places.position[i])) from error
+                message = f"every item must have the form of the first: {error}"
+                raise RowError(message, stage="read", row=int(positions.position[i])) from error
         written = time.perf_counter()
-        part = places.part(here)
+        part = positions.part(here)
         form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
 
     bad: list[BadRow] = []
@@ -56,16 +56,16 @@ def write_items(
         write(slice(0, len(records)))
     except RowError as error:
         if form.bad_rows == "raise":
-            raise_located(write, places, places.position, error)
-        for i, failure in find_bad_rows(write, places.position, error):
-            position = int(places.position[i])
-            failure.locate(position, int(places.epoch[i]), position)
+            raise_located(write, positions, positions.position, error)
+        for i, failure in find_bad_rows(write, positions.position, error):
+            position = int(positions.position[i])
+            failure.locate(position, int(positions.epoch[i]), position)
             records[i] = first
             try:
                 write(slice(i, i + 1))
             except RowError as again:
-                again.locate(position, int(places.epoch[i]), position)
+                again.locate(position, int(positions.epoch[i]), position)
                 raise
-            if places.valid[i]:
+            if positions.valid[i]:
                 bad.append(BadRow.of(failure, int(form.rows[i]), substitute=0))
     return written, bad

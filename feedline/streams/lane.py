@@ -1,4 +1,4 @@
-"""One lane from one place on: its items in their order, and where it ends."""
+"""Reads the items of one lane, from a cursor on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feedline.streams.tuples import difference, marked, unmarked
 
 
 class Item(NamedTuple):
-    """A record, and where in its lane it came."""
+    """A record, with its epoch and its position in the lane."""
 
     record: Any
     epoch: int
@@ -20,19 +20,19 @@ class Item(NamedTuple):
 
 
 class Lane:
-    """Called and closed by one thread at a time.
+    """The items of one lane. Called and closed by one thread at a time.
 
     Args:
-      lanes: where it comes from.
-      index: which one.
-      after: the epoch to begin in, and how many of its items came before.
-      state: Grain's, saved there; None: the beginning of that epoch.
-      last_epoch: before which it ends, running over the end of each epoch until then; None: never.
+      lanes: makes the lane.
+      index: the number of the lane.
+      after: the epoch to begin in, and how many items of the lane came before.
+      state: the state of Grain's iterator there; None: the beginning of that epoch.
+      last_epoch: the lane ends before this epoch, and continues over the ends of earlier ones; None: never.
 
     Attributes:
-      epoch, position: of its next item.
-      taken: items that came before it, of `after`'s epoch and those that followed.
-      ended: whether its end was met.
+      epoch, position: of the next item.
+      taken: items taken since the beginning of `after`'s epoch.
+      ended: whether the end of the lane was reached.
     """
 
     def __init__(self, lanes: Lanes, index: int, after: Cursor, state: Any, last_epoch: int | None) -> None:
@@ -44,31 +44,31 @@ class Lane:
         self._last_epoch = last_epoch
         self._state = state
         self._iterator: Any = None
-        self._must_have_ended = False  # by its state, which otherwise contradicts the place
+        self._must_have_ended = False  # by its state, which else contradicts its position
 
     def take(self, count: int) -> list[Item]:
         """The next `count` items; fewer at the end.
 
         Raises:
           FeedError: reading failed; it names the lane and the item.
-          ValueError: it cannot go on from its state.
+          ValueError: the lane cannot continue from its state.
         """
-        taken: list[Item] = []
-        while len(taken) < count and not self.ended:
+        items: list[Item] = []
+        while len(items) < count and not self.ended:
             record = self._next()
             if not self.ended:
-                taken.append(Item(record, self.epoch, self.position))
+                items.append(Item(record, self.epoch, self.position))
                 self.position += 1
-        self.taken += len(taken)
-        return taken
+        self.taken += len(items)
+        return items
 
     def state(self) -> Any:
-        """Grain's, `marked`, after the last item that was taken, or at the end."""
+        """The state of Grain's iterator after the last item that was taken, with tuples `marked`."""
         return marked(self._iterator.get_state())
 
     def close(self) -> None:
         """End Grain's iterator."""
-        iterator, self._iterator = self._iterator, None  # let go now: at exit Grain's finalizers print tracebacks
+        iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
         if iterator is not None:
             iterator.close()
 
@@ -103,7 +103,7 @@ class Lane:
             self.epoch, self.position = self.epoch + 1, 0
 
     def _opened(self) -> Any:
-        """Its iterator, at `_state`."""
+        """A new iterator of the lane, at `_state`."""
         try:
             iterator = self._lanes.open(self.index)
         except Exception as error:
@@ -117,26 +117,26 @@ class Lane:
         return iterator
 
     def _restore(self, iterator: Any) -> None:
-        """Set an iterator that was just made to `_state`."""
+        """Set a new iterator to `_state`."""
         state = unmarked(self._state)
         try:
-            # Grain takes numbers of any type, and counts on from 1.5
+            # Grain accepts numbers of any type, and would continue to count from 1.5
             wrong = difference(state, iterator.get_state()) if _is_grains(iterator) else None
             if wrong is None:
                 iterator.set_state(state)
-        except OSError as error:  # packing reads again what it had read
+        except OSError as error:  # to restore packing, Grain reads items again
             raise self._failed(error) from error
         except Exception as error:
-            told = f"set_state of its iterator raised {type(error).__name__}: {str(error).rstrip('.')}"
-            raise self._cannot_go_on(told) from error
+            why = f"set_state of its iterator raised {type(error).__name__}: {str(error).rstrip('.')}"
+            raise self._cannot_go_on(why) from error
         if wrong is not None:
             raise self._cannot_go_on(wrong)
         self._must_have_ended = _counts(iterator, self._state) and self._state["next_index"] < self.position
 
     def _cannot_go_on(self, why: str) -> ValueError:
-        told = repr(self._state)[:100]
+        state = repr(self._state)[:100]
         return ValueError(
-            f"lane {self.index} cannot go on from its state {told}: {why}. Pass a state unchanged, and to a feed "
+            f"lane {self.index} cannot go on from its state {state}: {why}. Pass a state unchanged, and to a feed "
             "over the dataset that it was saved from"
         )
 
@@ -145,11 +145,11 @@ class Lane:
 
 
 def _counts(iterator: Any, state: Any) -> bool:
-    """Whether a state is the index of the next element, of which each gives one item or none: Grain's own are."""
+    """Whether a state is the index of the next element, and each element gives one item or none, as in Grain."""
     return isinstance(state, dict) and state.keys() == {"next_index"} and _is_grains(iterator)
 
 
 def _is_grains(iterator: Any) -> bool:
-    """Whether all of an iterator, down to the elements, is Grain's and none of it the user's."""
-    parents = getattr(iterator, "_parents", None)  # private: where it is gone, nothing is said
+    """Whether an iterator and all its parents are Grain's own, and none is the user's."""
+    parents = getattr(iterator, "_parents", None)  # private: without it the answer is False
     return type(iterator).__module__.startswith("grain.") and parents is not None and all(map(_is_grains, parents))

@@ -1,4 +1,4 @@
-"""A checkpoint of lanes is one file a lane: which processes wrote them does not matter to those that read them."""
+"""Saves and loads checkpoints of lanes: one file for each lane, whichever process wrote it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
-    """Write the lanes that fall to this process, each to a file `lane-<l>-of-<count>.json`.
+    """Write the lanes that this process is to save, each to a file `lane-<l>-of-<count>.json`.
 
     Every process calls it with its own state and the same folder, which all can read later; each lane is
     written by the lowest process that reads it. A file appears whole or not at all. Give each step a folder
     of its own: files of two steps in one folder are refused by `load_lanes`.
 
     Args:
-      state: what `feed.get_state()` returned here, or `load_lanes`. It may be written later, by another thread.
-      folder: made if it is not there.
+      state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
+      folder: created if it does not exist.
 
     Raises:
-      ValueError: the state is none of a stream.
-      OSError: a file cannot be written. It names the file, of which nothing is left.
+      ValueError: it is not the state of a stream.
+      OSError: a file cannot be written. The error names the file; no part of it is left.
 
     Example:
       >>> import tempfile
@@ -51,13 +51,13 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
 
 def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state that all processes saved to `folder`, with every lane: `feed.set_state` takes it on any topology.
+    """The state that all processes saved to `folder`, with all lanes, for `feed.set_state` on any topology.
 
-    It is the same on every process; saved as it is, process 0 writes all of it.
+    It is the same on every process. If it is saved again, process 0 writes all lanes.
 
     Raises:
-      FileNotFoundError: it has no file of a lane.
-      ValueError: a lane is missing, cannot be read, or is of another step than the others.
+      FileNotFoundError: the folder has no file of a lane.
+      ValueError: a lane is missing, cannot be read, or is of a different step than the others.
     """
     paths = sorted(Path(folder).glob("lane-*-of-*.json"))
     if not paths:
@@ -83,7 +83,7 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, also if the machine stops."""
+    """Write a file as a whole or not at all, even if the machine stops."""
     part = path.with_suffix(".part")
     try:
         with part.open("w") as file:

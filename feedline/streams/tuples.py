@@ -1,5 +1,7 @@
-"""States of Grain's iterators as JSON values and back, and their form. JSON makes lists of tuples, and Grain
-compares. Pure."""
+"""Converts states of Grain's iterators to JSON values and back, and compares their form. Pure.
+
+JSON turns tuples into lists, and Grain does not accept a list in place of a tuple.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _MARK = "__tuple__"
 
 
 def marked(state: Any) -> Any:
-    """A copy in which each tuple is a dict that says so.
+    """A copy in which each tuple is a dict with the key `__tuple__`.
 
     Example:
       >>> marked({"slice": (2, 5), "index": [0]})
@@ -28,7 +30,7 @@ def marked(state: Any) -> Any:
 
 
 def unmarked(state: Any) -> Any:
-    """What was marked, with its tuples.
+    """The inverse of `marked`: a copy with the tuples restored.
 
     Example:
       >>> unmarked(marked({"slice": (2, 5), "index": [0]}))
@@ -42,10 +44,10 @@ def unmarked(state: Any) -> Any:
 
 
 def difference(state: Any, fresh: Any, name: str = "it") -> str | None:
-    """How the form of a state differs from that of a fresh iterator's state, in words; None if it does not.
+    """Describes how the form of a state differs from that of a new iterator's state; None if it does not.
 
-    Grain's iterators keep the types of their states, but for None: an iterator inside has not begun, or has ended.
-    Elements of lists are not compared: iterators of other forms take turns there, as in interleaving.
+    The types in the state of a Grain iterator never change, but for None: an inner iterator has not begun, or has
+    ended. Elements of lists are not compared: interleaving keeps iterators of different forms in one place.
 
     Example:
       >>> difference({"parent": {"next_index": 1.5}}, {"parent": {"next_index": 0}})

@@ -1,4 +1,4 @@
-"""Every slab is overwritten at the moment in which it is given back: whoever still reads it reads poison."""
+"""Overwrites each slab at the moment in which its lease ends, so that a later read of it finds poison."""
 
 from feedline.loader import staging
 
@@ -6,7 +6,7 @@ POISON = 0xA5
 
 
 def poison(slab, lease, idle):
-    """Stands in for `_Return.of`."""
+    """Replaces `_Return.of`."""
 
     def give_back(back):
         slab.fill(POISON)
@@ -18,12 +18,12 @@ def poison(slab, lease, idle):
 
 
 def install():
-    """In this process, for good: what a worker process calls when it gets its source."""
+    """Poison slabs in this process from now on. A worker process calls it when it unpickles its source."""
     staging._Return.of = staticmethod(poison)
 
 
 class PoisonedSource:
-    """A picklable source, row i of which is full of i: it poisons the staging of the process that it comes to."""
+    """A picklable source, row i of which is full of i. Unpickled, it installs the poison in that process."""
 
     def __init__(self, rows, shape, dtype):
         import jax

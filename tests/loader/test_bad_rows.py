@@ -1,4 +1,4 @@
-"""Bad rows: which they are, what stands in for them anywhere, how they count, and that no other row moves."""
+"""Bad rows: how they are found, replaced and counted, and that all other rows stay in their positions."""
 
 import errno
 import fcntl
@@ -37,7 +37,7 @@ TOO_LARGE = 2**31
 
 
 class Columns:
-    """A `RowSource` that cannot read some of its rows, and does not say which. Row i is full of i."""
+    """A `RowSource` of which some rows cannot be read; its errors do not name them. Row i is full of i."""
 
     def __init__(self, bad=BAD, n=N, error=OSError):
         self.spec = {"row": jax.ShapeDtypeStruct((), np.int32), "wide": jax.ShapeDtypeStruct((4,), np.int32)}
@@ -59,7 +59,7 @@ class Columns:
 
 
 class Records:
-    """Records some of which are broken in one way or another."""
+    """Records, some of which are bad: `wrong` makes those."""
 
     def __init__(self, wrong):
         self.wrong = wrong
@@ -83,8 +83,8 @@ def _too_large():
     return {"row": np.arange(N), "wide": wide}
 
 
-def _complain(batch, rows):
-    """A transform that says of a row that it is bad."""
+def _refuse_bad(batch, rows):
+    """A transform that raises a `RowError` which names the first bad row."""
     bad = np.isin(rows.index, sorted(BAD))
     if bad.any():
         raise RowError("it is damaged", row=int(rows.index[bad][0]))
@@ -97,7 +97,7 @@ SOURCES = {
     "records": lambda: {"source": Records(_damaged)},
     "of another form": lambda: {"source": Records(lambda: {"row": np.int32(1)})},
     "none": lambda: {"source": Records(lambda: None)},
-    "transform": lambda: {"source": Columns(bad=()), "transform": _complain},
+    "transform": lambda: {"source": Columns(bad=()), "transform": _refuse_bad},
 }
 
 
@@ -106,7 +106,7 @@ def spare(epoch, position, n=N, bad=BAD):
 
 
 def expected(remainder):
-    """Batches of (row, valid, bad): the order cut up with lists, and then what stands in for bad rows."""
+    """Batches of (row, valid, bad): the order cut up with lists, with substitutes for bad rows."""
     orders = [rows_at(Order(SEED), N, epoch, np.arange(N)).tolist() for epoch in range(EPOCHS)]
     runs = [[(epoch, p, order[p]) for p in range(N)] for epoch, order in enumerate(orders)]
     runs = [[place for run in runs for place in run]] if remainder == "wrap" else runs
@@ -125,7 +125,7 @@ def expected(remainder):
 @pytest.mark.parametrize("policy", ["substitute", "mask"])
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_another_row_stands_in_and_no_row_moves(sharding, tmp_path, source, remainder, policy):
+def test_a_bad_row_is_replaced_and_no_other_row_moves(sharding, tmp_path, source, remainder, policy):
     path = tmp_path / "bad.jsonl"
     reading = Reading(threads=3, bad_rows=policy, bad_rows_budget=99, quarantine=path)
     options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": remainder, "reading": reading}
@@ -134,9 +134,9 @@ def test_another_row_stands_in_and_no_row_moves(sharding, tmp_path, source, rema
         statistics = feed.statistics()
     wanted = expected(remainder)
     assert [batch["row"].tolist() for batch in batches] == [[row for row, _, _ in batch] for batch in wanted]
-    for batch, told in zip(batches, wanted, strict=True):
+    for batch, rows in zip(batches, wanted, strict=True):
         np.testing.assert_array_equal(batch["wide"], np.repeat(batch["row"][:, None], 4, axis=1))
-        valid = [valid and not (bad and policy == "mask") for _, valid, bad in told]
+        valid = [valid and not (bad and policy == "mask") for _, valid, bad in rows]
         assert ("valid" in batch) == (policy == "mask" or remainder == "pad")
         assert batch.get("valid", np.ones(B, bool)).tolist() == valid
     bad = sum(valid and bad for batch in wanted for _, valid, bad in batch)
@@ -243,7 +243,7 @@ class Misfits:
 @settings(max_examples=60)
 @given(st.data())
 def test_every_split_into_processes_takes_the_same_rows(data):
-    """The parts of a batch as processes see it that own some of the devices each, put together."""
+    """The devices are dealt out to several processes; each must read its part of the expected batch."""
     devices = data.draw(st.permutations(range(8)))
     mesh = Mesh(np.array(jax.devices())[devices].reshape(4, 2), ("data", "model"))
     borders = sorted(data.draw(st.sets(st.integers(1, 7), max_size=3)))
@@ -348,7 +348,7 @@ def test_a_state_does_not_know_of_bad_rows(sharding):
         assert np.asarray(next(good)["row"]).tolist() == list(range(16, 32))
 
 
-def test_a_resumed_run_has_the_same_rows_in_place_of_bad_ones(sharding):
+def test_a_resumed_feed_has_the_same_substitutes(sharding):
     reading = Reading(bad_rows="substitute", bad_rows_budget=99)
     options = {"order": Order(SEED), "epochs": EPOCHS, "remainder": "wrap", "reading": reading}
     whole = [row for batch in expected("wrap") for row, _, _ in batch]
@@ -361,10 +361,10 @@ def test_a_resumed_run_has_the_same_rows_in_place_of_bad_ones(sharding):
     assert rows == whole[: len(rows)]
 
 
-def test_where_no_row_is_good_it_says_so_after_few_reads(sharding):
+def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
     source = Columns(bad=range(N))
     reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
-    told = r"none of 16 that were drawn could be had.* it is damaged \[.*row 0, epoch 0, position 0\]"
+    told = r"all 16 that were drawn are bad.* it is damaged \[.*row 0, epoch 0, position 0\]"
     options = {"order": Order(shuffle=False), "reading": reading}
     with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told) as raised:
         next(feed)
@@ -375,7 +375,7 @@ def test_where_no_row_is_good_it_says_so_after_few_reads(sharding):
 @pytest.mark.parametrize(
     ("fault", "error"), [(StopIteration, RowError), (KeyboardInterrupt,) * 2, (SystemExit,) * 2]
 )
-def test_what_is_no_failure_of_a_row_is_not_replaced(sharding, fault, error):
+def test_an_error_that_no_row_caused_is_not_replaced(sharding, fault, error):
     def fail(i):
         if i == 3:
             raise fault("it is damaged")
@@ -388,7 +388,7 @@ def test_what_is_no_failure_of_a_row_is_not_replaced(sharding, fault, error):
             assert feed.statistics().bad_rows == 0
 
 
-def test_a_read_that_fails_though_each_row_can_be_read_is_no_bad_row(sharding):
+def test_a_failed_read_of_rows_that_can_each_be_read_is_no_bad_row(sharding):
     class Moody(Columns):
         def read(self, rows, out):
             if len(rows) > 4:
@@ -413,7 +413,7 @@ def test_the_first_row_must_be_good(sharding):
         _feed(sharding, First(_damaged))
 
 
-def test_the_row_that_a_transform_is_given_first_must_be_good(sharding):
+def test_the_row_that_the_transform_gets_first_must_be_good(sharding):
     told = r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
     with pytest.raises(RowError, match=told):
         _feed(sharding, Columns(bad={0}), transform=lambda batch, rows: batch)
@@ -436,7 +436,7 @@ def test_a_full_disk_under_the_quarantine_is_named_and_the_batch_is_read_again(s
         assert len(path.read_text().splitlines()) == feed.statistics().bad_rows > 0
 
 
-def test_a_quarantine_that_cannot_be_written_is_told_at_the_start(sharding, tmp_path):
+def test_a_quarantine_that_cannot_be_written_is_refused_at_the_start(sharding, tmp_path):
     with pytest.raises(FileNotFoundError, match="gone"):
         _feed(sharding, Columns(), quarantine=tmp_path / "gone" / "bad.jsonl")
 
@@ -447,7 +447,7 @@ def test_a_mask_needs_a_dict(sharding):
 
 
 @pytest.mark.slow
-def test_of_workers_the_bad_rows_come_back(sharding, tmp_path):
+def test_workers_report_their_bad_rows(sharding, tmp_path):
     for name, leaf in _too_large().items():
         np.save(tmp_path / f"{name}.npy", leaf)
     source = {name: tmp_path / f"{name}.npy" for name in ("row", "wide")}
@@ -507,7 +507,7 @@ def test_raise_names_the_file(sharding, tmp_path):
 
 
 def _stream(at, n=40):
-    """Items of which some are of another form, or do not fit."""
+    """Items, some of which have another form or do not fit."""
     return grain.MapDataset.range(n).map(lambda i: at.get(i, {"x": np.int64(i)})).to_iter_dataset()
 
 
@@ -516,7 +516,7 @@ STREAM_BAD = {5: {"x": np.zeros(2, np.int64)}, 17: {"x": np.int64(TOO_LARGE)}, 3
 
 @pytest.mark.parametrize("policy", ["substitute", "mask"])
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_in_a_stream_the_first_item_stands_in(sharding, tmp_path, remainder, policy):
+def test_the_first_item_of_a_stream_replaces_bad_items(sharding, tmp_path, remainder, policy):
     reading = Reading(bad_rows=policy, bad_rows_budget=99, quarantine=tmp_path / "bad.jsonl")
     options = {"epochs": 2, "remainder": remainder, "reading": reading}
     batches, state = [], None
@@ -535,12 +535,12 @@ def test_in_a_stream_the_first_item_stands_in(sharding, tmp_path, remainder, pol
         valid = [not (i in STREAM_BAD and policy == "mask") and (j < 8 or not padded) for j, i in enumerate(items)]
         assert batch.get("valid", np.ones(B, bool)).tolist() == valid
     lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    places = [(line["epoch"], line["position"]) for line in lines]
-    assert places == [(e, p) for e in range(2) for p in STREAM_BAD if p < 32 or remainder != "drop"]
+    positions = [(line["epoch"], line["position"]) for line in lines]
+    assert positions == [(e, p) for e in range(2) for p in STREAM_BAD if p < 32 or remainder != "drop"]
     assert all(line["substitute"] == 0 and line["row"] == line["position"] for line in lines)
 
 
-def test_what_a_stream_raises_is_its_end_and_no_bad_row(sharding):
+def test_an_error_of_a_stream_ends_it_and_is_no_bad_row(sharding):
     def fail(i):
         return {"x": np.int32(i)} if i != 20 else _damaged()
 
@@ -551,20 +551,20 @@ def test_what_a_stream_raises_is_its_end_and_no_bad_row(sharding):
             next(feed)
 
 
-def test_a_bad_item_of_a_stream_is_raised_with_its_place(sharding):
+def test_a_bad_item_of_a_stream_is_raised_with_its_position(sharding):
     told = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
     with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=told):
         next(feed)
 
 
-def test_a_stream_whose_first_item_does_not_fit_has_nothing_to_stand_in(sharding):
+def test_a_stream_whose_first_item_does_not_fit_has_no_substitute(sharding):
     stream = _stream({0: {"x": np.int64(TOO_LARGE)}})
     reading = Reading(bad_rows="substitute", bad_rows_budget=99)
     with Feed(stream, B, sharding, reading=reading) as feed, pytest.raises(RowError, match="does not fit"):
         next(feed)
 
 
-def test_an_item_where_the_first_one_is_refused_too_is_raised_with_its_place(sharding):
+def test_a_bad_item_is_raised_if_its_substitute_is_refused_too(sharding):
     def refuse(batch, rows):
         if 5 in rows.position:
             raise RowError("refused", row=5)
@@ -582,7 +582,7 @@ def test_an_item_where_the_first_one_is_refused_too_is_raised_with_its_place(sha
 # --- the file ---
 
 
-def test_an_error_of_a_transform_may_hold_what_is_no_string(sharding, tmp_path):
+def test_the_row_error_of_a_transform_may_have_fields_that_are_no_strings(sharding, tmp_path):
     def refuse(batch, rows):
         if 3 in rows.index:
             raise RowError(OSError("it is damaged"), row=3, file=tmp_path)
@@ -665,7 +665,7 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     ]
 
 
-def test_a_line_that_another_process_is_writing_is_not_taken_for_one_that_was_cut_off(tmp_path):
+def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path):
     path = tmp_path / "bad.jsonl"
     whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
     with open(path, "ab", buffering=0) as file:
@@ -681,8 +681,8 @@ def test_a_line_that_another_process_is_writing_is_not_taken_for_one_that_was_cu
     assert [json.loads(line)["row"] for line in path.read_text().splitlines()] == [0, 1]
 
 
-def test_a_line_waits_only_so_long_for_others(tmp_path):
-    """One that was stopped while it had the file must not hold up the training loop."""
+def test_a_line_waits_a_limited_time_for_other_processes(tmp_path):
+    """A process that was stopped while it held the lock must not block the training loop."""
     path = tmp_path / "bad.jsonl"
     quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0)
     with open(path, "ab") as file:
@@ -698,7 +698,7 @@ def test_a_line_waits_only_so_long_for_others(tmp_path):
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_nobody_keeps_the_file_that_was_forked_meanwhile(tmp_path):
+def test_a_process_forked_while_the_file_is_locked_does_not_keep_the_lock(tmp_path):
     with open(tmp_path / "bad.jsonl", "ab+", buffering=0) as file, _locked(file):
         forked = os.dup(file.fileno())  # as a child has it
     with open(tmp_path / "bad.jsonl", "ab") as file:

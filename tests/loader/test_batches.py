@@ -1,4 +1,4 @@
-"""Which rows a batch holds, and that threads which share one write it whole, however it is cut."""
+"""Which rows a batch holds, and that its parts together write all of it, however the leaves are sharded."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline.loader.batch_reader import BatchReader, Part
+from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.local_batches import LocalBatches
@@ -21,22 +21,22 @@ from feedline.sources.arrays import ArraySource
 
 @given(data=st.data())
 @settings(max_examples=100)
-def test_every_position_has_the_row_that_the_order_says(data):
+def test_every_position_has_the_row_of_the_order(data):
     rows = data.draw(st.integers(1, 200_000))
     remainder = data.draw(st.sampled_from(["drop", "pad", "wrap"]))
     most = rows if remainder == "drop" else min(200_000, 20 * rows)  # every epoch costs an order of its own
     batch_size = data.draw(st.integers(1, most))
     schedule = Schedule(rows, batch_size, remainder, None)
     how = Order(3, data.draw(st.sampled_from([True, False, Blocks(rows=100, window=7)])))
-    step = data.draw(st.integers(1, 7))  # a process that owns every so many-th row
+    step = data.draw(st.integers(1, 7))  # a process that supplies every step-th row
     start = schedule.batch_at(Cursor(data.draw(st.integers(0, 3)), data.draw(st.integers(0, rows))), 0)
     offsets = np.arange(data.draw(st.integers(0, step - 1)) % batch_size, batch_size, step)
-    places = schedule.positions(start, offsets)
+    positions = schedule.positions(start, offsets)
     found = BatchReader(None, how, schedule, None).locate(start, offsets)
     assert found.dtype == np.int64
-    told = zip(places.epoch.tolist(), places.position.tolist(), strict=True)
-    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(places.epoch.tolist())}
-    assert found.tolist() == [whole[epoch][position] for epoch, position in told]
+    places = zip(positions.epoch.tolist(), positions.position.tolist(), strict=True)
+    whole = {epoch: rows_at(how, rows, epoch, np.arange(rows)) for epoch in set(positions.epoch.tolist())}
+    assert found.tolist() == [whole[epoch][position] for epoch, position in places]
 
 
 BATCH = 16
@@ -50,8 +50,8 @@ CUTS = {"narrow": PartitionSpec("model"), "wide": PartitionSpec("data", "model")
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 99])
 @pytest.mark.parametrize("way", ["by leaf", "whole rows", "transformed"])
 @pytest.mark.parametrize("owned", [[0], [5], [2, 3, 7], range(8)], ids=str)
-def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
-    """As a process sees it that owns some devices of a 4 × 2 mesh."""
+def test_the_parts_of_a_batch_write_all_of_it(parts, way, owned):
+    """For a process that owns some devices of a 4 × 2 mesh."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     devices = [jax.devices()[i] for i in owned]
     plans = [
@@ -68,11 +68,11 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
     form = LocalForm(spec, double, 0, spec, plans, union_of_rows(plans), way == "by leaf", None, 0)
     reader = BatchReader(source, Order(seed=3), Schedule(40, BATCH, "wrap", None), form)
     batches = LocalBatches(reader, BatchBuffers(form, 2), Cursor(0, 0), parts)
-    run = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
+    order = np.concatenate([rows_at(Order(seed=3), 40, epoch, np.arange(40)) for epoch in range(3)])
     for k in range(5):
         read = [batches.read(k, part) for part in reversed(range(batches.parts))]
         (leaves,) = [batch.leaves for batch in read if batch]
-        rows = run[k * BATCH : (k + 1) * BATCH]
+        rows = order[k * BATCH : (k + 1) * BATCH]
         for found, name, plan in zip(leaves, SOURCE, plans, strict=True):
             expected = SOURCE[name][rows[plan.rows]] * (2 if double else 1)
             for axis, column in enumerate(plan.columns, start=1):
@@ -81,7 +81,7 @@ def test_parts_of_a_cut_batch_make_it_whole(parts, way, owned):
             assert found.dtype == {"narrow": np.int32, "wide": np.float32}[name]
 
 
-def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
+def test_row_indices_are_computed_once_for_leaves_with_the_same_rows(monkeypatch):
     source = ArraySource([dict.fromkeys("abc", SOURCE["wide"])])
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     cuts = [PartitionSpec("data", "model"), PartitionSpec("model"), PartitionSpec("data", "model")]
@@ -98,5 +98,5 @@ def test_leaves_of_the_same_rows_look_them_up_once(monkeypatch):
         ),
     )
     buffers = BatchBuffers(form, 2).lease()
-    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), Part(0, 1), buffers)
+    BatchReader(source, Order(), Schedule(40, BATCH, "wrap", None), form).fill(Cursor(0, 0), 0, 1, buffers)
     assert looked_up == [(4, 2), (16, 1)]

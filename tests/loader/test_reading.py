@@ -1,4 +1,4 @@
-"""Threads and worker processes: the same batches, and nothing left behind."""
+"""Threads and worker processes give the same batches, and leave no thread, process or file behind."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from feedline.order.epoch import keys_at, rows_at
 
 
 def _noisy(batch, rows):
-    """A transform that draws from the rows' keys, and says which process ran it."""
+    """A transform that draws from the rows' keys, and adds the id of the process that ran it."""
     shape = (len(rows.key), 1)
     return {
         "x": batch["x"] + (rows.key % np.uint64(1000)).astype(np.float32)[:, None],
@@ -92,7 +92,7 @@ def _explode(batch, rows):
 
 
 @pytest.mark.parametrize("reading", [Reading(threads=2), Reading(workers=1)])
-def test_what_a_transform_raises_arrives_as_it_is_after_the_batches_before_it(sharding, path, reading):
+def test_the_error_of_a_transform_arrives_unchanged_after_the_batches_before_it(sharding, path, reading):
     at = int(np.flatnonzero(rows_at(Order(), 200, 0, np.arange(200)) == 0)[0]) // 8
     with Feed({"x": path}, 8, sharding, epochs=1, transform=_explode, reading=reading) as feed:
         for _ in range(at):

@@ -1,4 +1,4 @@
-"""A source is closed only when no read is inside it, and an error waits for no other read."""
+"""A source is closed only when no thread reads it, and an error does not wait for other reads."""
 
 import logging
 import threading
@@ -19,12 +19,12 @@ def no_thread_is_left():
     assert left_behind(before) == []
 
 
-def test_end_waits_for_every_read_and_names_one_that_stays():
+def test_end_waits_for_every_read_and_names_a_thread_that_still_reads():
     reads, gates, inside = Reads(), [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
     running = [spawn(lambda i=i: reads.run(lambda: (inside[i].set(), arrived(gates[i]), i)[2])) for i in range(2)]
     for event in inside:
         arrived(event)
-    names = {thread.name for thread in reads._inside}
+    names = {thread.name for thread in reads._reading}
     assert reads.end(0) in names
     ending = spawn(lambda: reads.end(PATIENCE_S))
     for gate, read in zip(gates, running, strict=True):
@@ -35,7 +35,7 @@ def test_end_waits_for_every_read_and_names_one_that_stays():
     assert reads.end(0) is None
 
 
-def test_no_read_begins_after_the_end_and_one_that_failed_is_over():
+def test_no_read_begins_after_the_end_and_a_failed_read_has_ended():
     reads = Reads()
     assert reads.run(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
@@ -51,7 +51,7 @@ def test_end_does_not_wait_for_the_thread_that_calls_it():
 
 
 class Gated:
-    """Of an `ArraySource`: the read of row 0 fails once that of row 8 is inside, which waits for the gate."""
+    """Reads of an `ArraySource`: that of row 8 waits for a gate; that of row 0 fails once row 8 is being read."""
 
     def __init__(self, monkeypatch):
         self.inside, self.gate, self.closed = threading.Event(), threading.Event(), []

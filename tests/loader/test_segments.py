@@ -1,4 +1,4 @@
-"""Batches in shared memory: they arrive equal, and their names are gone whatever becomes of them."""
+"""Batches in shared memory: they arrive unchanged, and the names of their segments are always removed."""
 
 import os
 import pickle
@@ -10,7 +10,7 @@ import pytest
 
 from feedline import WorkerError
 from feedline.loader import segments
-from feedline.loader.segments import ReceivedSegment, Segment
+from feedline.loader.segments import Segment
 
 LEAVES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -28,31 +28,28 @@ def names():
 
 
 def test_leaves_arrive_as_they_were_and_lie_on_page_borders():
-    received = pickle.loads(pickle.dumps(Segment(LEAVES)))
-    assert isinstance(received, ReceivedSegment)
-    assert not names()  # though its memory is still there
-    leaves = received.leaves
-    del received
+    leaves = pickle.loads(pickle.dumps(Segment(LEAVES)))
+    assert not names()  # though the memory is still mapped
     for leaf, expected in zip(leaves, LEAVES, strict=True):
         assert leaf.dtype == expected.dtype
         np.testing.assert_array_equal(leaf, expected)
-        leaf[...] = 1  # ours
+        leaf[...] = 1  # writable
         assert leaf.ctypes.data % 4096 == 0
 
 
 def test_leaves_of_no_bytes_arrive_too():
-    assert pickle.loads(pickle.dumps(Segment([LEAVES[1]]))).leaves[0].shape == (0, 5)
-    assert pickle.loads(pickle.dumps(Segment([]))).leaves == []
+    assert pickle.loads(pickle.dumps(Segment([LEAVES[1]])))[0].shape == (0, 5)
+    assert pickle.loads(pickle.dumps(Segment([]))) == []
 
 
-def test_one_that_is_dropped_before_it_was_sent_is_removed():
+def test_a_segment_that_is_dropped_before_it_was_sent_is_removed():
     segment = Segment(LEAVES)
     assert len(names()) == 1
     del segment
     assert not names()
 
 
-def test_one_that_is_on_its_way_belongs_to_the_receiver():
+def test_a_segment_that_was_sent_is_removed_by_the_receiver():
     segment = Segment(LEAVES)
     sent = pickle.dumps(segment)
     del segment
@@ -61,7 +58,7 @@ def test_one_that_is_on_its_way_belongs_to_the_receiver():
     assert not names()
 
 
-def test_one_that_could_not_be_written_leaves_nothing(monkeypatch):
+def test_a_segment_that_could_not_be_written_is_removed(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Slabs are used again, and never while anybody can still read them."""
+"""Slabs are used again, but never while anything can still read them."""
 
 import gc
 import itertools
@@ -49,7 +49,7 @@ def test_a_leaf_without_a_byte_is_leased_too():
 @pytest.mark.parametrize(
     "keep", [lambda a: a, lambda a: a[2:], lambda a: a.T[1], lambda a: a.view(np.uint8), memoryview]
 )
-def test_a_slab_is_out_as_long_as_anything_refers_to_it(keep):
+def test_a_slab_is_leased_as_long_as_anything_refers_to_it(keep):
     stage = Staging(FORM, 2)
     kept = keep(stage.lease()[0])
     assert idle(stage) == [0, 1]
@@ -59,8 +59,8 @@ def test_a_slab_is_out_as_long_as_anything_refers_to_it(keep):
 
 @given(st.lists(st.integers(-6, 3), max_size=60), st.integers(0, 4))
 @settings(max_examples=200)
-def test_any_use_shares_no_memory_and_keeps_no_more_than_its_bound(moves, most):
-    """A move n ≥ 0 drops the n-th batch that is held, if there is one; a negative one leases."""
+def test_leases_share_no_memory_and_idle_slabs_are_bounded(moves, most):
+    """A move n ≥ 0 drops the n-th batch held, if there is one; a negative move leases one."""
     stage, held = Staging(FORM, most), []
     for move in moves:
         if move < 0:
@@ -73,7 +73,7 @@ def test_any_use_shares_no_memory_and_keeps_no_more_than_its_bound(moves, most):
     assert stage.mapped <= 2 * sum(move < 0 for move in moves)
 
 
-def test_a_steady_use_maps_nothing_new():
+def test_steady_use_maps_no_new_slab():
     stage, held = Staging(FORM, 3), []
     for _ in range(100):
         held = [*held[-2:], stage.lease()]
@@ -102,7 +102,7 @@ def test_threads_never_share_a_slab():
     assert stage.mapped <= 2 * (6 + 4)
 
 
-def test_a_lease_in_a_cycle_comes_back_with_the_garbage():
+def test_a_lease_in_a_reference_cycle_ends_with_garbage_collection():
     stage = Staging(FORM, 2)
     cycle = [stage.lease()]
     cycle.append(cycle)
@@ -111,7 +111,7 @@ def test_a_lease_in_a_cycle_comes_back_with_the_garbage():
     assert idle(stage) == [1, 1]
 
 
-def test_close_lets_go_of_everything_idle_now_and_later():
+def test_close_unmaps_idle_slabs_and_leased_ones_when_they_end():
     stage = Staging(FORM, 2)
     held = stage.lease()
     del stage.lease()[:]
@@ -123,7 +123,7 @@ def test_close_lets_go_of_everything_idle_now_and_later():
     assert stage.lease()[0].shape == (8, 5)  # a run that is ending may still ask
 
 
-def test_pickled_it_arrives_empty():
+def test_an_unpickled_staging_is_empty():
     stage = Staging(FORM, 2)
     held = stage.lease()
     other = pickle.loads(pickle.dumps(stage))
@@ -147,12 +147,12 @@ def rows_of(shape, dtype=np.float32):
 
 
 def expected(feed, shape):
-    """The batch that comes next, by the rows that the feed says it will hold."""
+    """The next batch, made from `feed.rows_of`."""
     return np.broadcast_to(feed.rows_of(feed.get_state()).reshape(-1, *[1] * len(shape)), (BATCH, *shape))
 
 
 def changed(batch, rows):
-    """Through a transform and a cast: memory that is read into is not what is placed."""
+    """A transform with a cast: the memory that is placed is not the memory that was read into."""
     return {"x": batch["x"] * 1.0}
 
 
@@ -174,7 +174,7 @@ USES = {
     "options", [{}, {"transform": changed}, {"prefetch": 0}], ids=["plain", "transform", "synchronous"]
 )
 def test_no_batch_is_ever_poisoned(devices, alignment, options):
-    """Whatever it is used for: the uses take turns, and some of what they hold dies while the rest lives."""
+    """Batches are used in all ways in turn; some results are dropped while others are kept."""
     shape = SHAPES[alignment]
     parts = {"sliced": slice(3, 7), "one shard": slice(-BATCH // devices, None)}
     kept = []
@@ -222,7 +222,7 @@ def states_of(feed):
     return [{**state, "step": k, "epoch": k // steps, "position": k % steps * BATCH} for k in range(len(feed))]
 
 
-def test_a_slab_that_came_back_too_early_would_be_noticed(monkeypatch):
+def test_these_tests_detect_a_slab_that_is_idle_too_early(monkeypatch):
     def too_early(slab, lease, idle):
         back = staging._Return(lease)
         back.slab = slab
@@ -245,7 +245,7 @@ def test_aligned_shards_are_adopted_without_a_copy():
     assert starts[0] % 4096 == 0
 
 
-def test_a_long_run_maps_no_more_slabs_than_the_formula_says():
+def test_a_long_pass_maps_no_more_slabs_than_the_formula_says():
     source = {"x": rows_of((64,)), "y": rows_of((), np.int32)}
     with feedline.Feed(source, BATCH, mesh_of(8), reading=Reading(threads=2, buffer=3), prefetch=2) as feed:
         for _ in zip(range(300), feed, strict=False):

@@ -302,7 +302,7 @@ def keys_after_many_windows(here):
             pass
         meet("read")
         service = coordination()
-        return Own(0 if service is None else len(service.dir(f"{feed._stages.access.recipe.gather._root}/")))
+        return Own(0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/")))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
@@ -328,7 +328,7 @@ def is_closed_while_it_waits(here):
             reader.start()
             service = coordination()
             while not service.dir(
-                f"{feed._stages.access.recipe.gather._root}/"
+                f"{feed._stages.access.stream.gather._root}/"
             ):  # until its loader has come there
                 pass
             feed.close(PATIENCE_S)

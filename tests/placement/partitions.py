@@ -1,4 +1,4 @@
-"""Shardings of the eight CPU devices, and those devices dealt out to made-up processes."""
+"""Shardings of the eight CPU devices, and assignments of these devices to imaginary processes."""
 
 import contextlib
 import math
@@ -33,7 +33,7 @@ def mesh_of(shape, order=range(8)):
 
 
 def gspmd(sharding, ndim):
-    """The same cut of arrays of `ndim` axes, without a mesh and a spec: what old code still passes on."""
+    """The same sharding of arrays of `ndim` axes as a `GSPMDSharding`, without a mesh and a spec."""
     return GSPMDSharding(sharding._device_assignment, sharding._to_xla_hlo_sharding(ndim))
 
 
@@ -89,7 +89,7 @@ def numbered(shape, dtype=np.int32):
 
 
 def cut(values, plan):
-    """What a process supplies of `values`, by its plan."""
+    """The part of `values` that a process supplies, according to its plan."""
     part = values[plan.rows]
     for axis, column in enumerate(plan.columns, start=1):
         part = part[(slice(None),) * axis + (column,)]
@@ -98,7 +98,7 @@ def cut(values, plan):
 
 @contextlib.contextmanager
 def only(devices):
-    """While this is entered, shardings say that this process has no other devices than these."""
+    """A context in which shardings report only these devices as addressable."""
     mine = property(lambda sharding: sharding.device_set & set(devices))
     with (
         mock.patch.object(NamedSharding, "addressable_devices", mine),

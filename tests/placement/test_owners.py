@@ -1,4 +1,4 @@
-"""Which processes run which lanes, against every row that each device holds."""
+"""Which processes read which lanes, compared with every row that each device holds."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from feedline.placement.owners import owners_of, runs_everywhere, warn_of_shared_lanes
+from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 
 
 class Device(NamedTuple):
@@ -19,7 +19,7 @@ class Device(NamedTuple):
 
 
 def leaf_of(size, processes):
-    """A vector of which each device holds an equal part; `processes` says of whom each device is."""
+    """A vector of which each device holds an equal part; `processes` gives the process of each device."""
     part = size // len(processes)
     held = {Device(p, i): (slice(i * part, (i + 1) * part),) for i, p in enumerate(processes)}
     mesh = SimpleNamespace(shape={"data": len(processes)})
@@ -32,7 +32,7 @@ def leaf_of(size, processes):
     st.lists(st.sampled_from([1, 2, 4, 8]).flatmap(lambda n: st.lists(st.integers(0, 3), min_size=n, max_size=n)),
              min_size=1, max_size=2),
 )  # fmt: skip
-def test_owners_hold_a_row_of_the_lane(count, leaves):
+def test_owners_supply_a_row_of_the_lane(count, leaves):
     size = 24
     expected = [set() for _ in range(count)]
     for processes in leaves:
@@ -41,7 +41,7 @@ def test_owners_hold_a_row_of_the_lane(count, leaves):
     owners = owners_of([leaf_of(size, processes) for processes in leaves], count)
     assert owners == tuple(tuple(sorted(processes)) for processes in expected)
     everybody = {process for processes in leaves for process in processes}
-    assert runs_everywhere(owners) == all(processes == everybody for processes in expected)
+    assert read_everywhere(owners) == all(processes == everybody for processes in expected)
 
 
 @pytest.mark.parametrize(

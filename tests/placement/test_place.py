@@ -1,4 +1,4 @@
-"""Placing: what comes back from the mesh is what was placed, leaf by leaf, and what does not fit is refused."""
+"""Placed arrays have the values that were placed, leaf by leaf; leaves that do not fit are refused."""
 
 from typing import NamedTuple
 
@@ -103,7 +103,7 @@ def test_a_leaf_of_another_size_is_not_cut(rows):
 
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
-def test_the_plan_of_a_process_is_that_of_its_devices_and_its_part_tells_the_whole(layout, dealt):
+def test_the_plan_of_a_process_follows_from_its_devices_and_the_global_shape_from_its_part(layout, dealt):
     spec = {"x": struct_of(layout, np.int32)}
     for devices in devices_of(layout.sharding, dealt).values():
         with only(devices):
@@ -215,12 +215,12 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
     ],
 )
 @pytest.mark.parametrize("refuse", [check_shardings, lambda sharding: broadcast(sharding, {"x": 1, "y": 2})])
-def test_what_is_no_sharding_is_refused(refuse, sharding, told):
+def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, told):
     with pytest.raises(TypeError, match=told):
         refuse(sharding)
 
 
-def test_the_mask_lies_as_the_batch_axis_of_the_first_leaf():
+def test_the_mask_is_sharded_as_the_batch_axis_of_the_first_leaf():
     spec = {"b": struct_of_rows(BY_ROW), "a": struct_of_rows(BY_ROW_AND_COLUMN)}
     rows_only = NamedSharding(BY_ROW_AND_COLUMN.mesh, P("a"))
     assert mask_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)

@@ -50,7 +50,7 @@ EVENS_FIRST = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def smallest_rectangle(mask):
-    """For each axis the indices at which anything is True."""
+    """For each axis the indices at which any element is True."""
     return [np.flatnonzero(mask.any(axis=tuple(set(range(mask.ndim)) - {axis}))) for axis in range(mask.ndim)]
 
 
@@ -73,7 +73,7 @@ def test_a_process_supplies_the_smallest_rectangle_of_what_its_devices_own(layou
 
 
 def found_by_jax(local, layout, devices):
-    """{device: its shard}, by the lookup that `jax.make_array_from_process_local_data` documents."""
+    """{device: its shard}, computed as `jax.make_array_from_process_local_data` documents it."""
     indices = {device: layout.sharding.devices_indices_map(layout.shape)[device] for device in devices}
     where = {device: [] for device in devices}
     for axis, (size, whole) in enumerate(zip(local.shape, layout.shape, strict=True)):
@@ -254,7 +254,7 @@ def test_replicas_of_four_processes_with_a_device_each(spec, expected):
 
 @given(layout=any_layout, at=st.integers(0, 2), size=st.integers(1, 100))
 @settings(max_examples=300, deadline=None)
-def test_sizes_that_the_shards_do_not_divide_are_refused_and_the_nearest_that_would_work_named(layout, at, size):
+def test_sizes_that_the_shards_do_not_divide_are_refused_with_the_nearest_that_work(layout, at, size):
     sharding, shape = layout
     axis = at % len(shape)
     shards = shape[axis] // sharding.shard_shape(shape)[axis]
@@ -308,7 +308,7 @@ class Stubborn(FakeSharding):
         raise ValueError("not today")
 
 
-def test_what_another_kind_of_sharding_refuses_is_passed_on_with_the_name_of_the_leaf():
+def test_the_error_of_another_kind_of_sharding_is_raised_with_the_name_of_the_leaf():
     with pytest.raises(ValueError, match=r"^x: the sharding cannot divide shape \(8, 2\): not today$"):
         plan_leaf(Stubborn(None, None), (8, 2), DEVICES, "x")
 
@@ -333,7 +333,7 @@ def test_a_gspmd_sharding_of_another_rank_is_refused():
 
 @pytest.mark.parametrize("spec", [P("a"), P(None, "a"), P("b", "a")])
 def test_columns_that_are_adjacent_are_never_listed(spec):
-    """A row of 2^60 elements is planned in no time and no memory."""
+    """So a row of 2^60 elements is planned quickly and in little memory."""
     plan = plan_leaf(NamedSharding(mesh_of((2, 4)), spec), (8, 1 << 60), DEVICES[:4], "x")
     expected = slice(0, 1 << 59) if len(spec) > 1 else slice(None)
     assert plan.columns == (expected,)
@@ -357,7 +357,7 @@ def test_a_device_or_a_spec_under_set_mesh_stands_for_its_sharding():
 
 @given(layout=any_layout, dealt=processes)
 @settings(max_examples=100, deadline=None)
-def test_the_batch_axis_alone_lies_as_it_does_in_the_whole(layout, dealt):
+def test_the_sharding_of_the_batch_axis_alone_equals_that_of_the_array(layout, dealt):
     alone = Layout(batch_axis_sharding(layout.sharding), layout.shape[:1])
     for devices in devices_of(layout.sharding, dealt).values():
         needed = owned(layout, devices).reshape(layout.shape[0], -1).any(axis=1)
@@ -401,6 +401,6 @@ def test_batch_sizes_that_have_no_local_rows(size, error, match):
 
 
 @pytest.mark.parametrize("sharding", [None, P("a"), mesh_of((8,))])
-def test_local_rows_of_what_is_no_sharding(sharding):
+def test_local_rows_refuses_an_object_that_is_no_sharding(sharding):
     with pytest.raises(TypeError, match=r"^a NamedSharding or a SingleDeviceSharding is needed .* got "):
         local_rows(sharding, 8)

@@ -1,4 +1,4 @@
-"""The watchdog on a clock that the test moves: what counts as waiting, and what is said when."""
+"""The watchdog, on a clock that the test moves: what counts as waiting, and when it warns and raises."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from feedline.prefetch.watch import Alarm, Watch, alarmed, stacks
 
 
 class Clock:
-    """Stands in for the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self):
         self.now = 0
@@ -42,7 +42,7 @@ def watch(clock):
     return Watch(Reading(stall_warning_s=30, stall_error_s=300))
 
 
-def test_time_counts_while_the_consumer_waits(watch, clock):
+def test_only_time_in_which_the_consumer_waits_counts(watch, clock):
     watch.advanced("read")
     clock.now += 1000  # a long training step: nobody waits
     watch.waits()
@@ -53,22 +53,22 @@ def test_time_counts_while_the_consumer_waits(watch, clock):
     assert watch.patience_s() == 0
 
 
-def test_progress_begins_it_anew(watch, clock, caplog):
+def test_progress_restarts_the_count(watch, clock, caplog):
     watch.waits()
     clock.now += 29
     watch.advanced("place")
     assert watch.patience_s() == 30
     clock.now += 29
-    watch.complain(0)
+    watch.warn_or_raise(0)
     assert not caplog.records
     assert watch.patience_s() == 1
 
 
-def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
+def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, caplog):
     watch.waits()
     watch.advanced("read")
     clock.now += 30
-    watch.complain(waiting=2)
+    watch.warn_or_raise(waiting=2)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("feedline", logging.WARNING)
     told = record.getMessage()
@@ -77,10 +77,10 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
         "2 batches after the next one are placed. Stacks of all threads:\n-- "
     )
     assert "-- MainThread\n" in told
-    assert "test_one_warning_with_stage_and_stacks_then_the_error" in told
+    assert "test_one_warning_with_stage_and_stacks_comes_before_the_error" in told
     assert watch.patience_s() == 270
     clock.now += 269
-    watch.complain(0)
+    watch.warn_or_raise(0)
     clock.now += 1
     with pytest.raises(
         StallError,
@@ -88,16 +88,16 @@ def test_one_warning_with_stage_and_stacks_then_the_error(watch, clock, caplog):
         r'the last was "read", 0 batches after the next one are placed. '
         r"Look at the stacks .*raise that limit \[stage read\]",
     ) as caught:
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert caught.value.stage == "read"
     assert len(caplog.records) == 1
 
 
-def test_the_next_wait_may_be_warned_of_again(watch, clock, caplog):
+def test_each_wait_has_a_warning_of_its_own(watch, clock, caplog):
     for _ in range(2):
         watch.waits()
         clock.now += 30
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert len(caplog.records) == 2
 
 
@@ -107,12 +107,12 @@ def test_an_error_that_is_due_before_the_warning_comes_without_one(clock, caplog
     assert watch.patience_s() == 5
     clock.now += 5
     with pytest.raises(StallError, match="for 5 s"):
-        watch.complain(0)
+        watch.warn_or_raise(0)
     assert not caplog.records
 
 
 def expected_complaints(progress, comes_at, warning_s, error_s):
-    """Second by second: what a consumer hears who begins to wait at second 0, until `comes_at`."""
+    """Second by second: the warnings and errors for a consumer that waits from second 0 until `comes_at`."""
     heard, still = [], 0
     for second in range(1, comes_at):
         still = 0 if second in progress else still + 1
@@ -130,7 +130,7 @@ def expected_complaints(progress, comes_at, warning_s, error_s):
     error_s=st.integers(1, 20),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_prefetcher_complains_when_seconds_counted_one_by_one_say_so(progress, comes_at, warning_s, error_s):
+def test_a_prefetcher_warns_and_raises_at_the_seconds_of_an_oracle(progress, comes_at, warning_s, error_s):
     clock, heard = Clock(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "time", clock)
@@ -139,7 +139,7 @@ def test_a_prefetcher_complains_when_seconds_counted_one_by_one_say_so(progress,
         clock.now = 0.0
 
         def take(timeout_s):
-            """What `Handover.take` does, the stages advancing at their seconds meanwhile."""
+            """As `Handover.take`, while stages advance at the given seconds."""
             until = min(clock.now + timeout_s, comes_at)
             for second in sorted(progress):
                 if clock.now < second <= until:
@@ -177,7 +177,7 @@ def test_stacks_show_where_each_thread_is():
 
 @pytest.fixture
 def warned():
-    """Set by the first warning, whose text is its attribute `text`: a gate that opens when it was told."""
+    """An event that the first warning sets; its attribute `text` is the text of the warning."""
     event = threading.Event()
     event.text = []
 
@@ -203,7 +203,7 @@ def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_an_alarm_of_a_block_that_ends_says_nothing_and_leaves_no_thread(warned, raises):
+def test_an_alarm_whose_block_ends_in_time_logs_nothing_and_leaves_no_thread(warned, raises):
     before = threading.enumerate()
     ends = pytest.raises(KeyError) if raises else contextlib.nullcontext()
     with ends, alarmed(PATIENCE_S, pytest.fail):
@@ -237,7 +237,7 @@ def test_each_block_of_an_alarm_is_warned_of(warned):
 
 
 class Sleeps:
-    """Stands in for the queue that wakes the thread of an alarm: a list of how long it sleeps, on a clock."""
+    """Replaces the queue that wakes the thread of an alarm; it records how long the thread would sleep."""
 
     def __init__(self, clock, *happens):
         self.clock, self.happens, self.asked = clock, iter(happens), []
@@ -252,7 +252,7 @@ class Sleeps:
         raise queue.Empty
 
 
-def test_an_alarm_looks_when_a_warning_may_be_due(clock, warned):
+def test_the_thread_of_an_alarm_wakes_only_when_a_warning_may_be_due(clock, warned):
     block = module._Block()
 
     def began(at):
@@ -266,7 +266,7 @@ def test_an_alarm_looks_when_a_warning_may_be_due(clock, warned):
 
 
 def test_an_alarm_that_is_dropped_ends_its_thread():
-    """As by an interrupt right before `__exit__`."""
+    """As after an interrupt right before `__exit__`."""
     before = threading.enumerate()
     alarm = Alarm(PATIENCE_S, pytest.fail)
     alarm.__enter__()

@@ -1,4 +1,4 @@
-"""How a process ends: a feed that nobody closed, reads that never return, workers that die or have no guard."""
+"""How a process ends: with an open feed, with reads that never return, with workers that die or have no guard."""
 
 import os
 import re
@@ -22,10 +22,10 @@ sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 
 
 def run(tmp_path, body, *, timeout_s=60, flags=("-W", "error"), before=()):
-    """Run a script; its result, and how long it took from its last line to the end of all that hold its output.
+    """Run a script. Returns its result and the seconds from its last line to the end of all its processes.
 
-    Those are the processes that it started, and Python's resource tracker, which says what shared memory was left;
-    with `-W error` it raises that, and then keeps it to itself.
+    These are the script, its child processes and Python's resource tracker. The tracker warns of leaked shared
+    memory; with `-W error` that warning is raised inside the tracker and not shown.
     """
     script = tmp_path / "script.py"
     script.write_text(f"{BEFORE}{body}")
@@ -38,7 +38,7 @@ def run(tmp_path, body, *, timeout_s=60, flags=("-W", "error"), before=()):
 
 
 def exits_within_2_s(tmp_path, body):
-    """Run a script, again where it took longer: a busy machine delays one end, a thread that is waited for all."""
+    """Run a script up to three times: a busy machine may delay one end, a thread that is joined delays all."""
     for _ in range(3):
         done, delay_s = run(tmp_path, body)
         assert (done.returncode, done.stderr) == (0, "")
@@ -55,7 +55,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_feed_that_nobody_closed_does_not_hold_up_the_exit(tmp_path, read):
+def test_a_feed_that_was_not_closed_does_not_delay_the_exit(tmp_path, read):
     exits_within_2_s(
         tmp_path,
         f"""
@@ -68,7 +68,7 @@ print("end", time.time(), flush=True)
     )
 
 
-def test_nor_does_a_stream_whose_read_never_returns(tmp_path):
+def test_a_stream_whose_read_never_returns_does_not_delay_the_exit(tmp_path):
     exits_within_2_s(
         tmp_path,
         f"""
@@ -81,35 +81,35 @@ print("end", time.time(), flush=True)
     )
 
 
-def test_a_read_that_a_closed_feed_left_behind_ends_before_the_interpreter_does(tmp_path):
+def test_a_read_left_behind_by_a_closed_feed_ends_before_the_interpreter(tmp_path):
     done, _ = run(
         tmp_path,
         """
 import atexit, grain, logging
 logging.getLogger("feedline").setLevel("ERROR")
-atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "read" in t.name]))
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "-read-" in t.name]))
 rows = grain.MapDataset.range(100).map(lambda i: time.sleep(0.02) or {"x": np.float32(i)})
 feed = feedline.Feed(rows, 8, sharding)
 next(feed)
 feed.close(timeout_s=0)
-assert any("read" in t.name for t in threading.enumerate())  # busy with a batch that nobody takes
+assert any("-read-" in t.name for t in threading.enumerate())  # busy with a batch that nobody takes
 """,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "left []\n", "")
 
 
-def test_a_long_read_of_many_chunks_ends_before_the_interpreter_does(tmp_path):
-    """Else the interpreter ends its thread inside TensorStore, which aborts the process once in a while."""
+def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
+    """Otherwise the interpreter ends its thread inside TensorStore, which sometimes aborts the process."""
     done = exits_within_2_s(
         tmp_path,
         """
 import atexit, tensorstore
 from feedline.sources.lru_cache import LruCache
 inside = threading.Event()
-def slowly(cache, key, read, get=LruCache.get):
+def slowly(kept, key, read, get=LruCache.get):
     inside.set()
     time.sleep(0.03)
-    return get(cache, key, read)
+    return get(kept, key, read)
 metadata = {"shape": [256, 4], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
 store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x.zarr/"}, "metadata": metadata}
@@ -117,7 +117,7 @@ tensorstore.open(store, create=True, delete_existing=True).result()[...] = np.on
 feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
 next(feed)
 LruCache.get = slowly
-atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "read" in t.name]))
+atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "-read-" in t.name]))
 next(feed), next(feed), next(feed)  # the next read takes four seconds
 assert inside.wait(30)
 print("end", time.time(), flush=True)
@@ -126,7 +126,7 @@ print("end", time.time(), flush=True)
     assert done.stdout.splitlines()[-1] == "left []"
 
 
-def test_an_exception_in_the_main_thread_is_all_that_is_shown(tmp_path):
+def test_only_the_exception_of_the_main_thread_is_shown(tmp_path):
     done, _ = run(
         tmp_path,
         """
@@ -159,7 +159,7 @@ SHARED = """
 """
 
 
-def test_a_script_that_writes_its_file_again_in_each_worker_is_told_so(tmp_path):
+def test_a_script_that_rewrites_its_file_in_each_worker_gets_an_error(tmp_path):
     script = """
 np.save("x.npy", np.arange(64, dtype=np.float32))
 if __name__ == "__main__":
@@ -200,7 +200,7 @@ if __name__ == "__main__":
         ("os._exit(7)", 7),
     ],
 )
-def test_workers_end_with_a_trainer_that_had_no_time_to_close(tmp_path, how, code):
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path, how, code):
     body = f"""
 if __name__ == "__main__":
     feed, workers = main()
@@ -220,7 +220,7 @@ if __name__ == "__main__":
 
 
 def _runs(pid):
-    """Whether a process has not ended; one that nobody waited for yet is a zombie, "Z"."""
+    """Whether a process has not ended. A zombie, "Z", has ended, but its parent has not waited for it."""
     try:
         return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
@@ -244,8 +244,8 @@ ENDS = {
 }
 
 
-def test_a_collection_within_the_resource_tracker_finds_no_semaphore_of_ended_workers(tmp_path):
-    """Python's tracker cannot be called from within itself, but a garbage collection may happen there."""
+def test_a_garbage_collection_in_the_resource_tracker_frees_no_semaphore_of_ended_workers(tmp_path):
+    """Python's resource tracker cannot be called from within itself, but garbage may be collected there."""
     done, _ = run(
         tmp_path,
         """
@@ -281,7 +281,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_worker_that_ends_ends_the_feed_with_an_error_within_seconds(tmp_path, how):
+def test_a_worker_that_ends_early_is_an_error_within_seconds(tmp_path, how):
     ends, told = ENDS[how]
     done, _ = run(
         tmp_path,
@@ -349,7 +349,7 @@ if __name__ == "__main__":
         assert "and a batch takes 4,194,304 bytes" in done.stdout
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path):
+def test_a_script_without_a_main_guard_gets_an_error(tmp_path):
     done, _ = run(tmp_path, f"{WORKERS}\nmain()\n")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("feedline.errors.WorkerError: a worker process must live")
@@ -357,7 +357,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     assert "was built while a worker process imports your script" in done.stderr
 
 
-def test_a_feed_in_a_forked_process_says_so_and_the_parents_goes_on(tmp_path):
+def test_a_feed_is_refused_in_a_forked_process_and_continues_in_the_parent(tmp_path):
     done, _ = run(
         tmp_path,
         """
@@ -388,7 +388,7 @@ feed.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_ctrl_c_that_the_program_catches_leaves_its_workers(tmp_path, prefetch):
+def test_a_ctrl_c_that_the_program_catches_does_not_end_its_workers(tmp_path, prefetch):
     """A terminal sends it to all processes of the program."""
     done, _ = run(
         tmp_path,
@@ -413,7 +413,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_forked_process_that_ends_leaves_the_workers_to_its_parent(tmp_path, prefetch):
+def test_a_forked_process_that_ends_does_not_end_the_workers_of_its_parent(tmp_path, prefetch):
     done, _ = run(
         tmp_path,
         f"""
@@ -436,7 +436,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_drop_in_iterator_in_a_forked_process_says_so_and_the_parents_goes_on(tmp_path, prefetch):
+def test_prefetch_to_mesh_is_refused_in_a_forked_process_and_continues_in_the_parent(tmp_path, prefetch):
     done, _ = run(
         tmp_path,
         f"""

@@ -1,4 +1,4 @@
-"""JAX's thread-local settings, stated where a feed is built, hold wherever it reads, transforms and places."""
+"""JAX's thread-local settings at the time a feed is built hold wherever it reads, transforms and places."""
 
 import grain
 import jax
@@ -15,7 +15,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 IN_ORDER = Order(shuffle=False)
 WIDE = 2**40 + np.arange(32)
 TINY = 1e-300 * np.arange(1, 33)
-"""Neither is what it was once 32 bits have held it."""
+"""Both values change when they are stored in 32 bits."""
 
 
 def wide(i):
@@ -23,7 +23,7 @@ def wide(i):
 
 
 def wide_by_jax(i):
-    """As a user's map may compute it: on whatever thread Grain calls it."""
+    """A map function that computes with JAX, on any thread of Grain."""
     return {"n": np.asarray(jnp.asarray(WIDE)[i]), "f": np.asarray(jnp.asarray(TINY)[i])}
 
 
@@ -87,7 +87,7 @@ def test_a_row_source_computes_in_64_bits(prefetch):
         assert np.concatenate([np.asarray(batch) for batch in feed]).tolist() == (2 * WIDE).tolist()
 
 
-def test_lanes_too():
+def test_lanes_compute_in_64_bits():
     with jax.enable_x64(True), Feed(Lanes(lane, 4), 8, SHARDING, epochs=1) as feed:
         rows = np.concatenate([np.asarray(batch["n"]) for batch in feed])
     assert sorted(rows.tolist()) == WIDE.tolist()
@@ -113,7 +113,7 @@ def test_worker_processes_compute_in_64_bits(tmp_path):
 
 @pytest.mark.slow
 def test_worker_processes_unpickle_in_64_bits(tmp_path):
-    """A worker gets what the transform holds before it reads anything."""
+    """A worker unpickles the transform, and the `jax.Array` that it holds, before it reads."""
     np.save(tmp_path / "n.npy", np.arange(32))
     with jax.enable_x64(True):
         held = jnp.asarray(WIDE)
@@ -167,7 +167,7 @@ def test_prefetch_to_mesh_refuses_what_32_bits_cannot_hold():
         ("threefry_partitionable", False),
     ],
 )
-def test_each_setting_holds_on_another_thread_and_only_while_it_is_stated(name, value):
+def test_each_setting_holds_on_another_thread_only_while_it_is_applied(name, value):
     def here():
         return getattr(jax.config, f"jax_{name}")
 
@@ -179,7 +179,7 @@ def test_each_setting_holds_on_another_thread_and_only_while_it_is_stated(name, 
 
     def elsewhere():
         seen.append(here())
-        with settings.stated():
+        with settings.applied():
             seen.append(here())
         seen.append(here())
 

@@ -1,4 +1,4 @@
-"""`save_lanes` and `load_lanes`: a checkpoint of lanes, whole or refused."""
+"""`save_lanes` and `load_lanes`: a checkpoint of lanes is loaded as a whole or refused."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert names == [f"lane-0000{lane}-of-00003.json" for lane in range(3)]
 
 
-def test_each_process_writes_the_lanes_that_fall_to_it(tmp_path, monkeypatch):
+def test_each_process_writes_the_lanes_that_it_is_to_save(tmp_path, monkeypatch):
     written = []
     for process in range(3):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
@@ -68,7 +68,7 @@ def test_a_file_that_is_broken_is_named(tmp_path, text):
         load_lanes(tmp_path)
 
 
-def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, monkeypatch):
+def test_an_interrupted_save_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
     save_lanes(state(), tmp_path)
     monkeypatch.setattr("os.fsync", lambda file: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -79,7 +79,7 @@ def test_a_save_that_is_interrupted_leaves_the_file_before_it_whole(tmp_path, mo
 
 @contextlib.contextmanager
 def small_files():
-    """Files may have 64 bytes: a write beyond fails as on a full disk. No fixture: it would cut pytest's log."""
+    """Limit files to 64 bytes, as a full disk does. Not a fixture, which would limit pytest's log as well."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
@@ -105,7 +105,7 @@ def test_what_was_loaded_is_saved_by_process_0(tmp_path, monkeypatch):
     assert load_lanes(tmp_path / "second") == load_lanes(tmp_path / "first")
 
 
-def test_what_is_no_stream_or_no_checkpoint_is_refused(tmp_path):
+def test_other_states_and_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="save_lanes takes the state of a stream, and this one has no lanes"):
         save_lanes(PLACE, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"has no file lane-\*-of-\*.json; save_lanes writes them"):

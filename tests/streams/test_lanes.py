@@ -17,7 +17,7 @@ STRIDE = 1000
 
 
 def lanes_of(lengths, broken=()):
-    """Lanes of so many items; at those that are broken, as (lane, i), reading fails."""
+    """Lanes with these numbers of items. Reading fails at the items `broken`, pairs (lane, i)."""
 
     def make_lane(lane, count):
         assert count == len(lengths)
@@ -37,7 +37,7 @@ def items_of(lengths):
 
 
 def epoch_of(lanes, size, remainder, first):
-    """The batches of (value, valid) of lanes that hold these items: row by row from the definition."""
+    """The batches of (value, valid) of lanes with these items, computed row by row from the definition."""
     share = size // len(lanes)
     batches = []
     for start in range(0, max(map(len, lanes)), share):
@@ -97,7 +97,7 @@ def test_batches_and_a_resume_with_another_batch_size(sharding, lengths, size, o
     assert rest == expected + epoch_of(items, other, remainder, first) * (epochs - whole - 1)
 
 
-def test_one_lane_is_what_the_stream_alone_is(sharding):
+def test_one_lane_gives_the_same_batches_as_its_stream(sharding):
     dataset = grain.MapDataset.range(20).map(lambda i: {"x": np.int32(i)}).to_iter_dataset()
     states = []
     for source in (dataset, Lanes(lambda lane, count: dataset, 1)):
@@ -139,7 +139,7 @@ def test_a_lane_that_fails_is_named_after_the_batches_before_it(sharding):
 
 
 @pytest.mark.parametrize("policy", ["substitute", "mask"])
-def test_the_first_item_of_all_stands_in_for_bad_ones_and_padding_is_not_counted(sharding, policy):
+def test_the_first_item_of_lane_0_replaces_bad_items_and_padding_is_not_counted(sharding, policy):
     bad = {(0, 2): np.zeros(3, np.int64), (1, 4): np.int64(1 << 40)}
 
     def make_lane(lane, count):
@@ -179,7 +179,7 @@ def test_a_count_that_does_not_divide_the_batch_is_refused_with_numbers_that_wor
         Feed(lanes_of([9] * 9), 8, sharding)
 
 
-def test_what_lanes_cannot_do_is_refused(sharding):
+def test_remainders_and_lengths_that_lanes_cannot_have_are_refused(sharding):
     with pytest.raises(ValueError, match='"wrap" needs one lane, since each ends at a place of its own, got 2'):
         Feed(lanes_of([9, 9]), 8, sharding, remainder="wrap")
     with pytest.raises(ValueError, match="at least one row, got 2 lanes without an item"):
@@ -235,13 +235,13 @@ WRONG = [
 
 
 def go_on_from(feed, state):
-    """What is wrong with a state is seen by `set_state` if it can, and else by `next`."""
+    """Set a state and take a batch: `set_state` raises for some wrong states, `next` for the others."""
     feed.set_state(state)
     return next(feed)
 
 
 @pytest.mark.parametrize(("lane", "told"), WRONG)
-def test_a_lane_with_a_state_that_is_not_its_own_is_named_and_the_right_one_goes_on(sharding, lane, told):
+def test_a_lane_with_a_wrong_state_is_named_and_continues_from_the_right_one(sharding, lane, told):
     with Feed(lanes_of([20, 20]), 8, sharding, epochs=1) as feed:
         next(feed)
         state = json.loads(json.dumps(feed.get_state()))
@@ -263,7 +263,7 @@ def test_a_lane_that_ended_has_an_index_below_the_position(sharding):
 
 
 class Twice(grain.DatasetIterator):
-    """A user's iterator: each element two times, whose state is the next element."""
+    """A user's iterator that gives each element twice; its state is the next element."""
 
     def __init__(self, elements):
         super().__init__()
@@ -284,7 +284,7 @@ class Twice(grain.DatasetIterator):
 
 
 class Elements(grain.IterDataset):
-    """Of `Twice`, or of another iterator."""
+    """A dataset whose iterator is a `Twice` or another class."""
 
     def __init__(self, elements, iterator=Twice):
         super().__init__()

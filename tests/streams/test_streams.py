@@ -113,7 +113,7 @@ def test_a_transform_sees_epoch_and_position(sharding):
     np.testing.assert_array_equal(at[:, 0] * 12 + at[:, 1], np.arange(24))
 
 
-def test_what_a_stream_cannot_do_is_an_error(sharding):
+def test_options_that_a_stream_cannot_have_are_refused(sharding):
     with pytest.raises(ValueError, match="a stream has no other order than its own"):
         Feed(_stream(20), 8, sharding, order=Order())
     with pytest.raises(ValueError, match="a stream brings its own workers"):
@@ -134,7 +134,7 @@ def test_what_a_stream_cannot_do_is_an_error(sharding):
         assert feed.epoch == 1
 
 
-def test_fewer_items_than_a_batch_is_an_error_and_no_endless_search(sharding):
+def test_an_epoch_with_fewer_items_than_a_batch_is_an_error(sharding):
     with (
         Feed(_stream(5), 8, sharding) as feed,
         pytest.raises(
@@ -144,7 +144,7 @@ def test_fewer_items_than_a_batch_is_an_error_and_no_endless_search(sharding):
         next(feed)
 
 
-def test_an_item_of_another_shape_names_where_it_stands(sharding):
+def test_the_error_of_an_item_of_another_shape_names_its_position(sharding):
     ragged = grain.MapDataset.range(20).map(lambda i: {"x": np.zeros(3 if i == 11 else 2)}).to_iter_dataset()
     with Feed(ragged, 8, sharding, epochs=1) as feed:
         next(feed)
@@ -163,7 +163,7 @@ def _stopping(at):
 
 
 class Own(grain.DatasetIterator):
-    """A user's iterator. Its `__next__` has a helper, which is what ends it, and a decorator."""
+    """A user's iterator whose `__next__` calls a helper, which raises StopIteration."""
 
     def __next__(self):
         return self._read()
@@ -186,7 +186,7 @@ def _decorated(function):
 
 
 class Ending(Own):
-    """As `Own`, and it ends by itself."""
+    """As `Own`, with an end of its own and a decorated `__next__`."""
 
     def __init__(self, parent):
         super().__init__(parent)

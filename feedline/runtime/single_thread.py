@@ -1,15 +1,15 @@
-"""One thread at a time: another one is refused, and nobody waits."""
+"""A context that refuses a second thread."""
 
 from __future__ import annotations
 
 import threading
 
 
-class Turn:
-    """A context that one thread may be inside. The others get a ValueError.
+class SingleThread:
+    """A context that one thread at a time may enter. Another thread gets a ValueError and does not wait.
 
-    No lock: an interrupt that lands right before its release would leave it held for ever. A turn belongs to a
-    thread, so the one that was interrupted there can take it again.
+    It is not a lock, because an interrupt right before the release would leave a lock held for ever. The context
+    belongs to a thread, so a thread that was interrupted there can enter it again.
     """
 
     __slots__ = ("_holder",)

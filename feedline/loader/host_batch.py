@@ -1,0 +1,33 @@
+"""A process-local batch in host memory, as the loader hands it to placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from feedline.order.schedule import Cursor
+from feedline.rows.bad_rows import BadRow
+from feedline.rows.spec import Array
+
+
+class HostBatch(NamedTuple):
+    """A process-local batch: this process's part of a global batch, in host memory.
+
+    Attributes:
+      leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
+      after: the cursor after the batch, which the feed's state has once the batch has been delivered.
+      lanes: the states of a stream's iterators after the batch; None with random access.
+      rows: the number of rows of the global batch that are not padding.
+      dropped_rows: the number of rows of the source that were left out since the previous batch.
+      read_s, transform_s: seconds that threads spent on the batch.
+      bad: the bad rows among those that this process supplies, ascending by their row of the global batch.
+    """
+
+    leaves: list[Array]
+    after: Cursor
+    lanes: dict[str, Any] | None
+    rows: int
+    dropped_rows: int
+    read_s: float
+    transform_s: float
+    bad: Sequence[BadRow]
