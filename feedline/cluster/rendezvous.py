@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from feedline.agreement.differences import named
+from feedline.agreement.differences import process_names
 from feedline.cluster.found import Found
 from feedline.errors import FeedError, ProcessError
 
@@ -161,7 +161,7 @@ def _tell(came: Mapping[int, socket.socket], told: bytes) -> None:
 
 def _did_not_come(absent: list[int]) -> str:
     return (
-        f"all processes of a run join at its start, but {named(absent)} did not come in time; look "
+        f"all processes of a run join at its start, but {process_names(absent)} did not come in time; look "
         "what it wrote last and whether it was started, or raise initialize(timeout_s)"
     )
 

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from feedline import state as states
-from feedline.agreement.agree import together
+from feedline.agreement.agree import collective_build
+from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import coordination
-from feedline.agreement.gather import Gather
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
@@ -60,7 +60,7 @@ def build(request: Request) -> Pipeline:
     """
     reading = request.reading if isinstance(request.reading, Reading) else Reading()
     processes = processes_of(request.sharding)
-    with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
+    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s) as collective:
         request = request.checked()  # in here: others learn of a wrong argument, too
         with alarmed(
             reading.stall_warning_s,
@@ -69,9 +69,9 @@ def build(request: Request) -> Pipeline:
                 "first row, and calls the transform with that"
             ),
         ):
-            pipeline = _build(request, meeting.key)
+            pipeline = _build(request, collective.key)
         try:
-            meeting.agree(
+            collective.agree(
                 described(
                     fingerprint=pipeline.fingerprint,
                     batch_size=request.batch_size,
@@ -85,7 +85,7 @@ def build(request: Request) -> Pipeline:
         except BaseException:
             pipeline.close()
             raise
-    return dataclasses.replace(pipeline, check=_check(request, pipeline, meeting.key))
+    return dataclasses.replace(pipeline, check=_check(request, pipeline, collective.key))
 
 
 def _check(request: Request, pipeline: Pipeline, key: str | None) -> ReplicaCheck | None:
@@ -171,7 +171,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Pipeline:
     window = 1 if runs_everywhere(owners) else max(1, request.prefetch)
     gather = None
     if not runs_everywhere(owners):
-        gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
+        gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     recipe = StreamRecipe(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )

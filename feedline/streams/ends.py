@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 
 class Gather(Protocol):
-    """What each process has to say about a place in the run, put together. See `agreement.gather`."""
+    """What each process has to say about a place in the run, put together. See `agreement.all_gather`."""
 
-    def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...
+    def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
