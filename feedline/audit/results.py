@@ -18,7 +18,7 @@ from typing import TypeVar
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import Layout
 from feedline.audit.observed import Crashed, Observed, Refused
-from feedline.cluster.group import Group
+from feedline.cluster.process_group import ProcessGroup
 from feedline.errors import FeedError
 
 Result = Observed | Refused
@@ -49,7 +49,7 @@ def _launched(
     log = folder / f"{launch}.log"
     # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout with killed=True
     # relies on that: its processes wait with their feeds open.
-    with log.open("wb") as errors, Group() as group:
+    with log.open("wb") as errors, ProcessGroup() as group:
         output = _Output(group.start(_command(folder, launch, layouts[0]), environ, stderr=errors.fileno()), log)
         output.wait(processes, 0, "the start", _START_S, lambda process: None)
         for number, layout in enumerate(layouts, 1):
