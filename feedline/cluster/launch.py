@@ -31,8 +31,8 @@ def launch(
     came from, each with the index of its process: `[2] step 7`. When a process fails, its last lines are shown
     again; the others get SIGTERM, and SIGKILL after `grace_s`. SIGINT, SIGTERM and SIGHUP are forwarded. After
     SIGINT or SIGTERM the processes may save and end (see `feedline.cluster.should_stop`); `stop_s` later, or at
-    the second signal, they are killed. When this returns, or the calling process ends in any way, no process is left
-    (see `ProcessGroup`).
+    the second signal, they are killed. When this returns, or the calling process ends in any way, no process is
+    left (see `ProcessGroup`).
 
     After `jax.distributed.initialize`, jax catches SIGTERM and does nothing, so a program that does not call
     `should_stop` ends by SIGKILL.
