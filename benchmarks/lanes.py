@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.agreement import gather
+from feedline.agreement import all_gather
 
 BATCH, STEPS, PAUSE_S, TIMES = 64, 1000, 0.003, 9
 
@@ -81,7 +81,7 @@ def restoring() -> None:
 def agreeing() -> None:
     """Of one lane, which needs no agreement, and of one for each device."""
     asked: list[float] = []
-    ask = gather.Gather.__call__
+    ask = all_gather.AllGather.__call__
 
     def timed(self, *arguments):
         began = time.perf_counter()
@@ -90,7 +90,7 @@ def agreeing() -> None:
         finally:
             asked.append(time.perf_counter() - began)
 
-    gather.Gather.__call__ = timed
+    all_gather.AllGather.__call__ = timed
     counts = (1, len(jax.devices()))
     feeds = [feedline.Feed(feedline.Lanes(numbers, count), BATCH, sharding()) for count in counts]
     steps: list[list[float]] = [[], []]

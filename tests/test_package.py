@@ -419,7 +419,7 @@ def test_what_is_loaded_when():
         "agreement.agree",
         "agreement.coordination",
         "agreement.differences",
-        "agreement.gather",
+        "agreement.all_gather",
         "agreement.monitor",
         "agreement.stop",
     ]

@@ -80,17 +80,17 @@ class Audit:
 
         from feedline.audit.job import Job
         from feedline.audit.layouts import launches
-        from feedline.audit.runs import results
-        from feedline.audit.verdict import Reference, judged
+        from feedline.audit.results import results
+        from feedline.audit.verdict import Reference, judge
 
         job = Job(self.target, self.batches, self.batch_size, self.plant)
         found = results(job, launches(counts), os.environ, self.limit_s)
         with Console(stderr=True).status("starting 1 process") as status, contextlib.closing(found):
-            layout, alone = next(found)
-            reference = Reference.of(alone)
-            verdicts = [judged(layout, alone, reference)]
-            for layout, held in found:
-                verdicts.append(judged(layout, held, reference))
+            layout, one_device = next(found)
+            reference = Reference.of(one_device)
+            verdicts = [judge(layout, one_device, reference)]
+            for layout, observed in found:
+                verdicts.append(judge(layout, observed, reference))
                 status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
         return verdicts, reference
 

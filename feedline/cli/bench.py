@@ -106,12 +106,12 @@ class Feed(_Measurement):
         import jax
         import numpy as np
 
-        from feedline.audit.target import maker
+        from feedline.audit.target import load_make_feed
         from feedline.bench.feed import own
 
         devices = jax.devices()
         mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
-        with maker(target, len(devices))(mesh) as feed:
+        with load_make_feed(target, len(devices))(mesh) as feed:
             found = own(feed, self.seconds * self.rounds)
         _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
         stages = ("read_s", "transform_s", "place_s", "wait_s")

@@ -27,11 +27,11 @@ class Train(TrainOptions):
             use_cpu_devices(self.cpu_devices)
         with interrupts_wait():
             from feedline import cluster
-            from feedline.agreement.stop import take_sigterm_back
+            from feedline.agreement.stop import restore_sigterm
             from feedline.cli.training import train_and_test
 
         cluster.initialize()
-        take_sigterm_back()  # until there are steps to stop between
+        restore_sigterm()  # until there are steps to stop between
         return train_and_test(self)
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 
 class GatherReports(Protocol):
-    """Returns what every process said of a window, on every process. See `agreement.gather`."""
+    """Returns what every process said of a window, on every process. See `agreement.all_gather`."""
 
-    def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...
+    def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -178,9 +178,9 @@ HEARD_OF_ANOTHER = """
 import sys, jax
 jax.distributed.initialize(sys.argv[1], 1, 0)
 import feedline
-from feedline.agreement.monitor import failure_meanwhile
+from feedline.agreement.monitor import poll_failure
 feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
-print(failure_meanwhile())
+print(poll_failure())
 """
 
 

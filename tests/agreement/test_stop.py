@@ -141,7 +141,7 @@ def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
     for at, stop in zip((10, 40, 20), all_of_them, strict=True):
         for step in range(0, at + 1, every):
             assert not stop.reached(step)
-    all_of_them[2]._note(signal.SIGTERM, None)
+    all_of_them[2]._handle(signal.SIGTERM, None)
     steps = [spawn(lambda stop=stop, at=at: step_of(stop, at + every, every))
              for stop, at in zip(all_of_them, (10, 40, 20), strict=True)]  # fmt: skip
     found = {step.result(30) for step in steps}
@@ -155,7 +155,7 @@ def test_a_process_whose_loop_is_over_holds_nobody_up(stops):
     first.reached(99)
     first.close()
     last.reached(98)
-    last._note(signal.SIGTERM, None)
+    last._handle(signal.SIGTERM, None)
     assert spawn(lambda: step_of(last, 99)).result(30) >= 100
 
 
@@ -169,7 +169,7 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
     )
     _, last = stops(2)
     last.reached(1)
-    last._note(signal.SIGTERM, None)
+    last._handle(signal.SIGTERM, None)
     stopped = spawn(lambda: step_of(last, 2))
     arrived(warned)
     late.set()

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedline.cluster
-from feedline.cluster.cores import processes_here
-from feedline.cluster.detect import find, why_alone
+from feedline.cluster.cores import processes_on_host
+from feedline.cluster.detect import describe_single_process, find
 from feedline.cluster.slurm import first_host, tasks_on
 
 BY_HAND = {"FEEDLINE_COORDINATOR": "node1:1234", "FEEDLINE_PROCESSES": "4", "FEEDLINE_PROCESS": "1"}
@@ -113,10 +113,10 @@ def test_a_process_on_its_own(environ):
 
 
 def test_a_job_of_several_tasks_without_srun_is_told():
-    assert why_alone(BATCH) == (
+    assert describe_single_process(BATCH) == (
         "process 0 of 1, Slurm job 2 has 4 tasks, but srun did not start this one: put srun before python"
     )
-    assert why_alone(LONE_TASK) == "process 0 of 1, found no other"
+    assert describe_single_process(LONE_TASK) == "process 0 of 1, found no other"
 
 
 def test_what_a_hand_set_goes_before_mpirun_and_mpirun_before_srun():
@@ -315,7 +315,7 @@ VALUES = st.one_of(
 @settings(max_examples=500, deadline=1000)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
 def test_whatever_the_variables_hold_it_is_found_or_refused(environ):
-    for asked in (find, processes_here):
+    for asked in (find, processes_on_host):
         try:
             asked(environ)
         except ValueError as error:

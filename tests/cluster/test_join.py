@@ -8,7 +8,7 @@ import time
 import pytest
 
 from feedline.cluster import join
-from feedline.cluster.found import Found
+from feedline.cluster.process_info import ProcessInfo
 
 
 def python(program, **environ):
@@ -23,7 +23,7 @@ def python(program, **environ):
 
 
 def found(port, process):
-    return Found("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
+    return ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
 
 
 def test_importing_the_package_imports_no_jax():

@@ -12,8 +12,8 @@ import pytest
 from background import spawn
 
 from feedline.cluster import rendezvous
-from feedline.cluster.found import Found
 from feedline.cluster.launch import _reserved_port
+from feedline.cluster.process_info import ProcessInfo
 from feedline.cluster.rendezvous import meet
 from feedline.errors import FeedError, ProcessError
 
@@ -21,7 +21,7 @@ SOON_S, LONG_S = 0.3, 30
 
 
 def found(port, process, processes=2):
-    return Found("a test", f"PROCESS={process}", f"127.0.0.1:{port}", processes, process)
+    return ProcessInfo("a test", f"PROCESS={process}", f"127.0.0.1:{port}", processes, process)
 
 
 def met(port, process, processes=2, within_s=LONG_S):

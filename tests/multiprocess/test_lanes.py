@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import Coordination, coordination
-from feedline.agreement.gather import Gather
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
@@ -248,7 +248,7 @@ def test_a_process_that_begins_again_catches_up(outcome, topology):
     assert_holds(outcome(topology, begins_again_alone), list(epoch_of([41] * 4, SIZE, "drop")) * 3)
 
 
-UNDONE = {"counted": (Coordination, "increment"), "concluded": (Gather, "_conclude")}
+UNDONE = {"counted": (Coordination, "increment"), "concluded": (AllGather, "_publish")}
 
 
 @case(UNDONE)

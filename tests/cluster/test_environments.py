@@ -1,13 +1,13 @@
-"""`spread`: each process knows its place and has devices of its own."""
+"""`process_environments`: each process knows its place and has devices of its own."""
 
 import pytest
 
 from feedline.cluster.detect import find
-from feedline.cluster.spread import spread
+from feedline.cluster.environments import process_environments
 
 
 def spread_over(processes, environ=None, **options):
-    return spread(environ or {}, processes=processes, coordinator="127.0.0.1:1234", **options)
+    return process_environments(environ or {}, processes=processes, coordinator="127.0.0.1:1234", **options)
 
 
 def column(environments, name):
