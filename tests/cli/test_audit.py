@@ -43,6 +43,7 @@ def test_a_feed_as_it_should_be():
     assert any("arrays in memory" in what for what in told["not_covered"])
 
 
+@pytest.mark.slow
 def test_a_file_is_read_by_workers_too_and_compared_with_what_it_holds(tmp_path, capfd):
     np.save(tmp_path / "rows.npy", np.arange(600).reshape(100, 6))
     assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0
@@ -119,12 +120,16 @@ def test_a_process_that_raises_is_named():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "options", "text"),
     [
         (7, (), "needs at least 8 rows, rows.npy has 7; audit more rows, or fewer processes"),
-        (100, ("--batch-size", "6"), "must be a multiple of the 4 shards that its mesh axes make, got 6"),
+        pytest.param(
+            100,
+            ("--batch-size", "6"),
+            "must be a multiple of the 4 shards that its mesh axes make, got 6",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capfd):

@@ -67,6 +67,7 @@ def test_a_target_that_is_not_there_is_named(tmp_path):
     assert done.stderr.splitlines() == ["feedline: there is no file nothing.npy; check the path"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -110,6 +110,7 @@ def test_training_that_diverges_prints_no_result(capsys):
     assert "the loss is nan at step 2" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "directory"])
 def test_own_data(form, tmp_path, capsys):
     random = np.random.default_rng(0)

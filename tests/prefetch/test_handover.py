@@ -146,6 +146,7 @@ class Scene:
             assert len(self.handover._slots.items) == self.depth + 1  # as many as ever, and the end's
 
 
+@pytest.mark.slow
 def test_every_order_of_producer_and_consumer():
     def check(choose):
         scene = Scene(choose, depth=1, count=1)
@@ -186,6 +187,7 @@ def test_every_order_of_close_and_another(other, ready):
     assert all_orders(check) >= 10
 
 
+@pytest.mark.slow
 @given(
     depth=st.integers(1, 3),
     count=st.integers(0, 4),
