@@ -170,6 +170,7 @@ def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, capsys):
     """Not with exit code 0 after hours. Nothing is saved from that step on."""
     chance = np.random.default_rng(0)

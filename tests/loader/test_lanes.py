@@ -57,6 +57,7 @@ def seen_of(batch):
     return list(zip(x.tolist(), valid.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this loop")
 @settings(max_examples=60)
 @given(

@@ -127,6 +127,7 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
         shutil.rmtree(tmp_path / str(step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
 def test_a_mode_goes_on_from_another(before, after, tmp_path):
     losses = run(program_of(before), 10)[1]
