@@ -43,7 +43,6 @@ def test_a_feed_as_it_should_be():
     assert any("arrays in memory" in what for what in told["not_covered"])
 
 
-@pytest.mark.slow
 def test_a_file_is_read_by_workers_too_and_compared_with_what_it_holds(tmp_path, capfd):
     np.save(tmp_path / "rows.npy", np.arange(600).reshape(100, 6))
     assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0
