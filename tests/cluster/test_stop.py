@@ -146,7 +146,10 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
 def test_a_call_costs_little(stops):
     """As among several processes: no message is sent before a signal comes. It takes 0.3 µs here."""
     (*_, stop) = stops(2)
-    began = time.perf_counter()
-    for step in range(10_000):
-        stop.reached(step)
-    assert (time.perf_counter() - began) / 10_000 < 20e-6
+    rounds = []
+    for _ in range(10):  # a busy machine stops some of them, a slow call is slow in all
+        began = time.perf_counter()
+        for step in range(1000):
+            stop.reached(step)
+        rounds.append((time.perf_counter() - began) / 1000)
+    assert min(rounds) < 20e-6
