@@ -28,7 +28,7 @@ MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 def train(*options):
     command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
 
 
 def trained_here(*options):
