@@ -9,6 +9,7 @@ import time
 
 import pytest
 from background import arrived, spawn
+from processes_as_threads import Service
 
 from feedline.agreement import stop as module
 from feedline.agreement.stop import should_stop, stopping
@@ -74,41 +75,6 @@ def test_a_forked_child_ends_at_its_first_signal():
 def test_the_first_call_needs_the_main_thread():
     with pytest.raises(RuntimeError, match=r"main thread alone, .* call it there once before the loop"):
         spawn(lambda: should_stop(1)).result()
-
-
-class Service:
-    """What a coordination service is to a few processes, which are threads here."""
-
-    def __init__(self, processes):
-        self.processes = processes
-        self._values = {}
-        self._changed = threading.Condition()
-
-    def of(self, process):
-        member = type("Member", (Service,), {"process": process})(self.processes)
-        member._values, member._changed = self._values, self._changed
-        return member
-
-    def set(self, key, value):
-        with self._changed:
-            first = self._values.setdefault(key, value) is value
-            self._changed.notify_all()
-            return first
-
-    def get(self, key, timeout_s):
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, min(timeout_s, 60)):
-                raise TimeoutError
-            return self._values[key]
-
-    def increment(self, key, by=1):
-        with self._changed:
-            self._values[key] = self._values.get(key, 0) + by
-            return self._values[key]
-
-    def dir(self, prefix):
-        with self._changed:
-            return {key: value for key, value in self._values.items() if key.startswith(f"{prefix}/")}
 
 
 @pytest.fixture
@@ -180,7 +146,10 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
 def test_a_call_costs_little(stops):
     """As among several processes: no message is sent before a signal comes. It takes 0.3 µs here."""
     (*_, stop) = stops(2)
-    began = time.perf_counter()
-    for step in range(10_000):
-        stop.reached(step)
-    assert (time.perf_counter() - began) / 10_000 < 20e-6
+    rounds = []
+    for _ in range(10):  # a busy machine stops some of them, a slow call is slow in all
+        began = time.perf_counter()
+        for step in range(1000):
+            stop.reached(step)
+        rounds.append((time.perf_counter() - began) / 1000)
+    assert min(rounds) < 20e-6

@@ -28,7 +28,7 @@ MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 def train(*options):
     command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
 
 
 def trained_here(*options):
@@ -110,6 +110,7 @@ def test_training_that_diverges_prints_no_result(capsys):
     assert "the loss is nan at step 2" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "directory"])
 def test_own_data(form, tmp_path, capsys):
     random = np.random.default_rng(0)
@@ -169,6 +170,7 @@ def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, capsys):
     """Not with exit code 0 after hours. Nothing is saved from that step on."""
     chance = np.random.default_rng(0)

@@ -312,6 +312,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=1000)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
 def test_whatever_the_variables_hold_it_is_found_or_refused(environ):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .values import Failed
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """How long one case, or the start, may take before the process writes its stacks and ends."""
 
 

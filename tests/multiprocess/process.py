@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-_START_S = 60.0
+_START_S = 180.0
 """How long the start may take: importing jax, and meeting the other processes."""
 
 

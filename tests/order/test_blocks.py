@@ -40,6 +40,7 @@ def positions_of_windows(n, rows, window, order):
     return found
 
 
+@pytest.mark.slow
 @given(n=size, rows=size, window=few | st.integers(1, 400), seed=word, epoch=word)
 @settings(max_examples=200, deadline=None)
 def test_the_documented_order(n, rows, window, seed, epoch):

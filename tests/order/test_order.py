@@ -213,6 +213,7 @@ def test_progressions(n, monkeypatch):
     assert min(structures(weak_rounds(n, 5), n)) < LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "a", "b", "too_few"),
     [
@@ -239,6 +240,7 @@ def test_orders_of_two_keys(pair, n):
     assert (statistics.distance(weak_key(n), n, b, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1000, FEW + 1])
 @pytest.mark.parametrize("pair", statistics.PAIRS)
 def test_rows_that_two_keys_leave_in_place(pair, n):

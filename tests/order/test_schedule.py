@@ -143,6 +143,7 @@ def test_steps_per_epoch(schedule):
     assert schedule.steps_per_epoch == len(list(written_down(one, Cursor(0, 0))))
 
 
+@pytest.mark.slow
 @given(place=with_cursors(), steps=st.integers(0, FEW - 1), data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_resume_with_another_size_remainder_and_pass_begins_with_the_first_row_that_was_not_delivered(

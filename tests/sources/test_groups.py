@@ -107,6 +107,7 @@ def test_a_replaced_file_ends_a_feed_that_substitutes_bad_rows(tmp_path, shardin
             next(feed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mapped_arrow_file_that_is_cut_is_an_error_and_no_signal(tmp_path, stream):
     path, table = tmp_path / "x.arrow", pa.table({"x": np.arange(100_000)})

@@ -44,6 +44,7 @@ def test_adam_follows_the_oracle():
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_valid_change_nothing():
     descent, rows = learner_of(optax.sgd(1.0)), made_up_rows(32)
     valid = np.arange(32) % 3 > 0
@@ -56,6 +57,7 @@ def test_rows_that_are_not_valid_change_nothing():
         np.testing.assert_allclose(a[0], b[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_without_a_valid_row_has_no_gradient():
     descent = learner_of(optax.sgd(1.0))
     before = jax.jit(descent.init)()
@@ -75,6 +77,7 @@ def test_sums_against_the_oracle():
     assert float(found.loss) == pytest.approx(losses(z, rows["label"][:77]).sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_first_weights():
     first, again, other = (
         weights_of(jax.jit(learner_of(optax.sgd(1.0), seed=s).init)().parameters) for s in (5, 5, 6)

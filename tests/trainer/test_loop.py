@@ -127,6 +127,7 @@ def test_an_endless_iterator_is_cut_by_the_caller_and_loses_no_batch(clock):
     assert (progress.step, len(asked)) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 def test_nothing_moves_without_being_asked_and_the_loss_falls(mode):
     sizes = Sizes(features=64, classes=10, width=32)

@@ -282,6 +282,7 @@ def test_of_many_files_each_is_looked_at_in_turn(tmp_path):
         [read(source, 3) for _ in range(5)]
 
 
+@pytest.mark.slow
 def test_worker_processes_refuse_what_was_saved_over_the_file_of_the_feed(tmp_path, sharding):
     path = save(tmp_path / "x.npy", ROWS)
     with feedline.Feed(path, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
@@ -303,6 +304,7 @@ except feedline.FeedError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1000, 1000)))
     done = subprocess.run(

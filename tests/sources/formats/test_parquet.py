@@ -70,6 +70,7 @@ def test_columns_of_fixed_width_in_shards(tmp_path, is_source_of, kind):
     is_source_of(some, {name: whole[name] for name in ("label", "list")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
 @pytest.mark.parametrize("cache_bytes", [0, 100, 1 << 20])
 def test_little_memory_reads_the_same(tmp_path, is_source_of, kind, cache_bytes):
