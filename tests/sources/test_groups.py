@@ -28,8 +28,8 @@ KINDS = {
 def _source(group, lengths=((4, 4),)):
     """Of one leaf, whose rows are two numbers; each group is read as `group`."""
     spec = {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.int16))}
-    held = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
-    return GroupSource(lambda path, options: held, ["made.up"], OpenOptions())
+    file = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
+    return GroupSource(lambda path, options: file, ["made.up"], OpenOptions())
 
 
 @pytest.mark.parametrize(
