@@ -22,11 +22,11 @@ from feedline import Blocks, Order
 from feedline.bench.machine import describe
 from feedline.native.gather import Segments
 from feedline.native.library import library
-from feedline.order import compiled as native
 from feedline.order.blocks import blocked
+from feedline.order.compiled import rows_at_by_c
 from feedline.order.permutation import permuted, words
+from feedline.sources.numpy_gather import NumpyGather
 from feedline.sources.row_gather import RowGather
-from feedline.sources.scattered import Scattered
 
 ROW_BYTES, BATCH_MIB = (4, 256, 1024, 3072, 12_288, 150_528), (4, 16)
 WHOLE = (slice(None),)
@@ -52,7 +52,7 @@ def of_order(n, shuffle, rounds):
         if isinstance(shuffle, Blocks)
         else (lambda i: permuted(n, words_, positions.view(np.uint64)))
     )
-    by_c = lambda i: native.rows_at(library(), order, n, 0, positions)  # noqa: E731
+    by_c = lambda i: rows_at_by_c(library(), order, n, 0, positions)  # noqa: E731
     return {name: 1e9 / rate for name, rate in rates({"C": by_c, "NumPy": by_numpy}, 1 << 16, rounds).items()}
 
 
@@ -65,21 +65,14 @@ def of_gather(row_bytes, batch_mib, data_bytes, rounds):
     buffers = [np.zeros((count, row_bytes), np.uint8) for _ in range(6)]
     one, feed = Segments([data]), RowGather([data])
     pieces = [piece.copy() for piece in np.array_split(data, 64)]
-    many, scattered = RowGather(pieces), Scattered(pieces)
-    ends = np.cumsum([len(piece) for piece in pieces])
-
-    def by_numpy(i):
-        part = np.searchsorted(ends, rows[i % 4], side="right")
-        firsts = np.concatenate([[0], ends[:-1]]).take(part)
-        scattered.read(part, rows[i % 4] - firsts, WHOLE, buffers[i % 6])
-
+    many, many_by_numpy = RowGather(pieces), NumpyGather(pieces)
     work = {
         "take": lambda i: np.take(data, rows[i % 4], axis=0, out=buffers[i % 6], mode="clip"),
         "cached": lambda i: one.gather(library(), rows[i % 4], WHOLE, buffers[i % 6], stream=False),
         "streamed": lambda i: one.gather(library(), rows[i % 4], WHOLE, buffers[i % 6], stream=True),
         "chosen": lambda i: feed.read(rows[i % 4], WHOLE, buffers[i % 6]),
         "many, C": lambda i: many.read(rows[i % 4], WHOLE, buffers[i % 6]),
-        "many, NumPy": by_numpy,
+        "many, NumPy": lambda i: many_by_numpy.read(rows[i % 4], WHOLE, buffers[i % 6]),
     }
     return {name: rate / 1e9 for name, rate in rates(work, count * row_bytes, rounds).items()}
 

@@ -193,11 +193,13 @@ class _Source:
 
     def _own(self, given: list[Array], spec: RowSpec) -> list[Array]:
         """The leaves in placed dtypes: copies, but where the user said that they never change."""
-        copied = [self._copy or leaf.dtype != leaf.placed for leaf in spec.leaves]
+        copied = [self._copy or leaf.dtype != leaf.placed_dtype for leaf in spec.leaves]
         if spec != self._form:  # slabs of another form are of no use
             self._form = spec
             self._staging.close()
-            shapes = [(leaf.shape, leaf.placed) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine]
+            shapes = [
+                (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
+            ]
             self._staging = Staging(shapes, self._idle)
         leased = iter(self._staging.lease())
         leaves = [next(leased) if mine else values for values, mine in zip(given, copied, strict=True)]

@@ -15,10 +15,10 @@ from feedline.loader.buffers import Buffers
 from feedline.loader.form import Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
 from feedline.options import Order
-from feedline.order.epoch import rows_at, spares_at
+from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.placement.plan import Columns
-from feedline.rows.bad_rows import BadRow, check_is_of_a_row, failing, raise_located
+from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import cast_into
 from feedline.runtime.jax_settings import JaxSettings
@@ -175,7 +175,7 @@ class BatchReader:
         if self.form.bad_rows == "raise":
             raise_located(write, positions, part.indices, error)
         bad = []
-        for i, failure in failing(write, part.indices, error):
+        for i, failure in find_bad_rows(write, part.indices, error):
             substitute = self._write_substitute(part.some(slice(i, i + 1)), failure)
             if positions.valid[i]:  # padding repeats rows, each of which counts once
                 bad.append(BadRow.of(failure, int(part.offsets[i]), substitute=substitute))
@@ -186,12 +186,12 @@ class BatchReader:
         row, positions = int(part.indices[0]), self._positions(part)
         epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
-        candidates = spares_at(self.order.seed, self.schedule.rows, epoch, position)
+        candidates = substitutes_at(self.order.seed, self.schedule.rows, epoch, position)
         for candidate in candidates.tolist():
             try:
                 self._write(part._replace(indices=np.array([candidate])))
             except RowError as again:
-                check_is_of_a_row(again)
+                check_concerns_a_row(again)
             else:
                 return int(candidate)
         none = RowError(

@@ -30,7 +30,9 @@ class BatchBuffers:
     """
 
     def __init__(self, form: LocalForm, idle: int) -> None:
-        placed = [(plan.local_shape, leaf.placed) for plan, leaf in zip(form.plans, form.out.leaves, strict=True)]
+        placed = [
+            (plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
+        ]
         read = [(shape, leaf.dtype) for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)]
         direct = form.transform is None
         self._own = [not (direct and form == placed[i]) for i, form in enumerate(read)]

@@ -53,14 +53,14 @@ typedef struct {
   int32_t unused;
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
-  Network rows;         /* kind 1: of all rows; kind 2: of the places of a whole window */
-  /* kind 2; see `Slots` in feedline/order/blocks.py */
+  Network rows;         /* kind 1: of all rows; kind 2: of the positions of a whole window */
+  /* kind 2; see `BlockLayout` in feedline/order/blocks.py */
   const int64_t *block_table; /* the permutation of the full blocks where they are few; else NULL */
   Network blocks;             /* of the full blocks */
-  Network unusual[2];         /* of the windows that have fewer rows than others: n is 0 where there is none */
-  uint64_t unusual_window[2];
+  Network irregular[2];       /* of the windows that have fewer rows than others; unused if n is 0 */
+  uint64_t irregular_window[2];
   uint64_t window_keys[2];
-  uint64_t block_rows, full, window, short_slot, lacking;
+  uint64_t block_rows, full, window, short_block, lacking;
 } Order;
 
 static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
@@ -69,13 +69,13 @@ static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
   return y * 0x85EBCA6Bu;
 }
 
-/* The cells of `count` ≤ CHUNK places, in place. `tweaks` is NULL or has one for each. */
-static ALWAYS_INLINE void cells(const Network *net, uint64_t *places, const uint32_t *tweaks, size_t count) {
+/* The cells of `count` ≤ CHUNK indices, in place. `tweaks` is NULL or has one for each. */
+static ALWAYS_INLINE void cells(const Network *net, uint64_t *indices, const uint32_t *tweaks, size_t count) {
   uint32_t left[CHUNK], right[CHUNK];
   const uint32_t k = net->k, below = ((uint32_t)1 << k) - 1, a = (uint32_t)net->a;
   for (size_t i = 0; i < count; i++) {
-    left[i] = (uint32_t)(places[i] >> k);
-    right[i] = (uint32_t)places[i] & below;
+    left[i] = (uint32_t)(indices[i] >> k);
+    right[i] = (uint32_t)indices[i] & below;
   }
   for (int round = 0; round < ROUNDS; round++) {
     const uint64_t key = net->keys[round];
@@ -93,27 +93,28 @@ static ALWAYS_INLINE void cells(const Network *net, uint64_t *places, const uint
       }
     }
   }
-  for (size_t i = 0; i < count; i++) places[i] = ((uint64_t)left[i] << k) + right[i];
+  for (size_t i = 0; i < count; i++) indices[i] = ((uint64_t)left[i] << k) + right[i];
 }
 
-/* One place more, for a cell that is no number and so goes through the network again. */
-static uint64_t walked(const Network *net, uint64_t place, const uint32_t *tweak) {
-  do cells(net, &place, tweak, 1);
-  while (place >= net->n);
-  return place;
+/* Cycle walking, for a cell that is not below n and so goes through the network again. */
+static uint64_t walked(const Network *net, uint64_t index, const uint32_t *tweak) {
+  do cells(net, &index, tweak, 1);
+  while (index >= net->n);
+  return index;
 }
 
-/* The numbers at `count` ≤ CHUNK places of the permutation, in place. */
-static ALWAYS_INLINE void permuted(const Network *net, uint64_t *places, const uint32_t *tweaks, size_t count) {
-  cells(net, places, tweaks, count);
+/* The permutation at `count` ≤ CHUNK indices, in place. */
+static ALWAYS_INLINE void permuted(const Network *net, uint64_t *indices, const uint32_t *tweaks, size_t count) {
+  cells(net, indices, tweaks, count);
   for (size_t i = 0; i < count; i++)
-    if (places[i] >= net->n) places[i] = walked(net, places[i], tweaks == NULL ? NULL : &tweaks[i]);
+    if (indices[i] >= net->n) indices[i] = walked(net, indices[i], tweaks == NULL ? NULL : &tweaks[i]);
 }
 
-/* The block that stands in a slot. Full blocks stand in the order of a permutation, the short one in its own slot. */
-static ALWAYS_INLINE void blocks_in(const Order *order, const uint64_t *slots, uint64_t *blocks, size_t count) {
+/* The block at each block position: a permutation of the full blocks, the short block at its own position. */
+static ALWAYS_INLINE void blocks_at(const Order *order, const uint64_t *block_positions, uint64_t *blocks,
+                                    size_t count) {
   for (size_t i = 0; i < count; i++) {
-    uint64_t rank = slots[i] - (order->lacking && slots[i] > order->short_slot);
+    uint64_t rank = block_positions[i] - (order->lacking && block_positions[i] > order->short_block);
     blocks[i] = rank < order->full ? rank : order->full - 1;
   }
   if (order->block_table != NULL)
@@ -122,34 +123,34 @@ static ALWAYS_INLINE void blocks_in(const Order *order, const uint64_t *slots, u
     permuted(&order->blocks, blocks, NULL, count);
   if (order->lacking)
     for (size_t i = 0; i < count; i++)
-      if (slots[i] == order->short_slot) blocks[i] = order->full;
+      if (block_positions[i] == order->short_block) blocks[i] = order->full;
 }
 
 /* Rows at `count` ≤ CHUNK positions, in place. */
 static ALWAYS_INLINE void blocked(const Order *order, uint64_t *rows, size_t count) {
-  uint64_t inside[CHUNK], window[CHUNK], blocks[CHUNK], *slots = window;
+  uint64_t inside[CHUNK], window[CHUNK], blocks[CHUNK], *block_positions = window;
   uint32_t tweaks[CHUNK];
   const uint64_t span = order->window * order->block_rows;
-  const uint64_t end = (order->short_slot + 1) * order->block_rows - order->lacking;
+  const uint64_t end = (order->short_block + 1) * order->block_rows - order->lacking;
   for (size_t i = 0; i < count; i++) {
-    const uint64_t place = rows[i] + (order->lacking && rows[i] >= end ? order->lacking : 0);
-    window[i] = place / span;
-    inside[i] = place - window[i] * span;
+    const uint64_t padded = rows[i] + (order->lacking && rows[i] >= end ? order->lacking : 0);
+    window[i] = padded / span;
+    inside[i] = padded - window[i] * span;
     tweaks[i] = (uint32_t)((window[i] * order->window_keys[0] + order->window_keys[1]) >> 32);
     rows[i] = inside[i]; /* kept for windows of another size */
   }
   permuted(&order->rows, inside, tweaks, count);
   for (int which = 0; which < 2; which++)
-    if (order->unusual[which].n)
+    if (order->irregular[which].n)
       for (size_t i = 0; i < count; i++)
-        if (window[i] == order->unusual_window[which])
-          inside[i] = walked(&order->unusual[which], rows[i], &tweaks[i]);
+        if (window[i] == order->irregular_window[which])
+          inside[i] = walked(&order->irregular[which], rows[i], &tweaks[i]);
   for (size_t i = 0; i < count; i++) {
-    const uint64_t place = window[i] * span + inside[i];
-    slots[i] = place / order->block_rows;
-    inside[i] = place - slots[i] * order->block_rows;
+    const uint64_t padded = window[i] * span + inside[i];
+    block_positions[i] = padded / order->block_rows;
+    inside[i] = padded - block_positions[i] * order->block_rows;
   }
-  blocks_in(order, slots, blocks, count);
+  blocks_at(order, block_positions, blocks, count);
   for (size_t i = 0; i < count; i++) rows[i] = inside[i] + blocks[i] * order->block_rows;
 }
 

@@ -1,4 +1,4 @@
-"""The order of an epoch as the C code takes it."""
+"""The order of an epoch computed by the C library: its structs, and the call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.options import Blocks, Order
-from feedline.order.blocks import Slots
+from feedline.order.blocks import BlockLayout
 from feedline.order.permutation import FEW, ROUNDS, explicit, grid, words
 
 Indices = npt.NDArray[np.int64]
 Positions = npt.NDArray[Any] | range
-"""64-bit integers[k] of any strides, or a range of step 1."""
+"""64-bit integers[k] with any strides, or a range of step 1."""
 _Keys = tuple[np.uint64, ...]
 _SHUFFLED, _BLOCKED = 1, 2
 
 
 class _Network(ctypes.Structure):
-    """`Network` of columns.c. Of n = 0: none."""
+    """`Network` of columns.c. It is unused if n is 0."""
 
     _fields_ = (
         ("n", ctypes.c_uint64),
@@ -37,7 +37,7 @@ class _Network(ctypes.Structure):
 
 
 class EpochOrder(ctypes.Structure):
-    """`Order` of columns.c: all that decides which row stands at which position of one epoch. Immutable."""
+    """`Order` of columns.c: everything that determines the order of one epoch. Not changed after `epoch_order`."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -47,83 +47,83 @@ class EpochOrder(ctypes.Structure):
         ("rows", _Network),
         ("block_table", ctypes.c_void_p),
         ("blocks", _Network),
-        ("unusual", _Network * 2),
-        ("unusual_window", ctypes.c_uint64 * 2),
+        ("irregular", _Network * 2),
+        ("irregular_window", ctypes.c_uint64 * 2),
         ("window_keys", ctypes.c_uint64 * 2),
         ("block_rows", ctypes.c_uint64),
         ("full", ctypes.c_uint64),
         ("window", ctypes.c_uint64),
-        ("short_slot", ctypes.c_uint64),
+        ("short_block", ctypes.c_uint64),
         ("lacking", ctypes.c_uint64),
     )
     tables: tuple[Indices, ...] = ()
-    """What `table` and `block_table` point to."""
+    """Keeps alive what `table` and `block_table` point to."""
 
 
 @functools.lru_cache(maxsize=16)
 def epoch_order(order: Order, n: int, epoch: int) -> EpochOrder:
-    """Of an epoch of 1 ≤ n ≤ 2⁶² rows (without shuffling: n < 2⁶³)."""
-    epochs = EpochOrder(n=n)
+    """The struct for an epoch of 1 ≤ n ≤ 2⁶² rows (without shuffling: n < 2⁶³)."""
+    struct = EpochOrder(n=n)
     if not order.shuffle:
-        return epochs
+        return struct
     keys = words("order", order.seed, epoch)
     if isinstance(order.shuffle, Blocks):
-        _set_blocks(epochs, order.shuffle, n, order.seed, epoch, keys)
+        _set_blocks(struct, order.shuffle, n, order.seed, epoch, keys)
     else:
-        epochs.kind = _SHUFFLED
-        _set_permutation(epochs, "table", "rows", n, keys)
-    return epochs
+        struct.kind = _SHUFFLED
+        _set_permutation(struct, "table", "rows", n, keys)
+    return struct
 
 
-def _set_blocks(epochs: EpochOrder, blocks: Blocks, n: int, seed: int, epoch: int, keys: _Keys) -> None:
-    of_blocks = words("blocks", seed, epoch)
-    slots = Slots.of(blocks, n, of_blocks)
-    epochs.kind = _BLOCKED
-    epochs.rows = _Network.of(slots.usual(n), keys)
-    for i, (window, size) in enumerate(slots.unusual(n)):
-        epochs.unusual[i], epochs.unusual_window[i] = _Network.of(size, keys), window
-    epochs.window_keys = (ctypes.c_uint64 * 2)(*map(int, words("windows", seed, epoch)[:2]))
-    _set_permutation(epochs, "block_table", "blocks", slots.full, of_blocks)
-    epochs.block_rows, epochs.full, epochs.window = slots.rows, slots.full, slots.window
-    epochs.short_slot, epochs.lacking = slots.short, slots.lacking
+def _set_blocks(struct: EpochOrder, blocks: Blocks, n: int, seed: int, epoch: int, keys: _Keys) -> None:
+    block_keys = words("blocks", seed, epoch)
+    layout = BlockLayout.of(blocks, n, block_keys)
+    struct.kind = _BLOCKED
+    struct.rows = _Network.of(layout.regular_rows(n), keys)
+    for i, (window, size) in enumerate(layout.irregular_windows(n)):
+        struct.irregular[i], struct.irregular_window[i] = _Network.of(size, keys), window
+    struct.window_keys = (ctypes.c_uint64 * 2)(*map(int, words("windows", seed, epoch)[:2]))
+    _set_permutation(struct, "block_table", "blocks", layout.full, block_keys)
+    struct.block_rows, struct.full, struct.window = layout.rows, layout.full, layout.window
+    struct.short_block, struct.lacking = layout.short, layout.lacking
 
 
-def _set_permutation(epochs: EpochOrder, table: str, network: str, n: int, keys: _Keys) -> None:
-    """A table where n is small, as in `permuted`, else a network."""
+def _set_permutation(struct: EpochOrder, table: str, network: str, n: int, keys: _Keys) -> None:
+    """Set a table if n is small, as in `permuted`, else a network."""
     if n <= FEW:
         numbers = explicit(n, keys)
-        epochs.tables = (*epochs.tables, numbers)
-        setattr(epochs, table, numbers.ctypes.data)
+        struct.tables = (*struct.tables, numbers)
+        setattr(struct, table, numbers.ctypes.data)
     else:
-        setattr(epochs, network, _Network.of(n, keys))
+        setattr(struct, network, _Network.of(n, keys))
 
 
-def rows_at(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: Positions) -> Indices:
-    """The row at each position in [0, n), as `feedline.order.epoch.rows_at`."""
+def rows_at_by_c(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: Positions) -> Indices:
+    """The row at each position in [0, n): `feedline.order.epoch.rows_at`, computed by the C library."""
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
-    epochs = epoch_order(order, n, epoch)
-    addressed = Addressed(positions)
+    struct = epoch_order(order, n, epoch)
+    pointer = PositionsPointer(positions)
     code = library.feedline_order(
-        ctypes.byref(epochs), addressed.address, addressed.first, len(rows), rows.ctypes.data, ctypes.byref(bad)
+        ctypes.byref(struct), pointer.address, pointer.first, len(rows), rows.ctypes.data, ctypes.byref(bad)
     )
     if code:
         raise IndexError(f"positions must be in [0, {n}), got {bad.value} (code {code})")
     return rows
 
 
-class Addressed:
-    """Positions as C takes them, valid as long as this is alive.
+class PositionsPointer:
+    """Positions as arguments of a C function, valid while this object is alive.
 
     Attributes:
-      address: of the integers; None: they are `first` and those that follow it.
+      address: of an array of positions; None if they are `first` and its successors.
     """
 
-    __slots__ = ("_kept", "address", "first")
+    __slots__ = ("_array", "address", "first")
 
     def __init__(self, positions: Positions) -> None:
         if isinstance(positions, range):
             self.address, self.first = None, positions.start
         else:
-            self._kept = np.ascontiguousarray(positions)  # C steps through memory, not through strides
-            self.address, self.first = self._kept.ctypes.data, 0
+            self._array = np.ascontiguousarray(positions)  # the C function ignores strides
+            self.address, self.first = self._array.ctypes.data, 0

@@ -1,8 +1,8 @@
 """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
 `rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order
-alone, in O(1) memory: `permutation` says how, and `blocks` how rows that lie together stay near each other.
-`keys_at` gives each position a random number of its own, `spares_at` rows that may stand in for a bad one.
+alone, in O(1) memory: see `permutation`, and `blocks` for orders that keep adjacent rows near each other.
+`keys_at` gives each position a random number, `substitutes_at` rows that may replace a bad row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from feedline.native.library import library
 from feedline.options import Blocks, Order, checked_integer
-from feedline.order import compiled as native
 from feedline.order.blocks import blocked
+from feedline.order.compiled import rows_at_by_c
 from feedline.order.permutation import LARGEST, hashed, permuted, words
 
 
@@ -26,7 +26,7 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
 
     Args:
       order: the seed, and how to shuffle.
-      n: how many rows there are; to shuffle, at most 2⁶².
+      n: the number of rows; at most 2⁶² to shuffle them.
       epoch: below 2⁶⁴.
       positions: integers[k] in [0, n), in any order, with repeats; or a range of step 1.
 
@@ -47,21 +47,21 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
     if isinstance(positions, range):
         positions = np.arange(positions.start, positions.stop, positions.step)
-    places = _checked(positions, n)
+    checked = _checked(positions, n)
     if n == 0 or not order.shuffle:
         return positions.astype(np.int64)
     if (compiled := library()) is not None:
-        return native.rows_at(compiled, order, n, epoch, places)
+        return rows_at_by_c(compiled, order, n, epoch, checked)
     if isinstance(order.shuffle, Blocks):
-        return blocked(order.shuffle, n, order.seed, epoch, places)
-    return permuted(n, words("order", order.seed, epoch), places)
+        return blocked(order.shuffle, n, order.seed, epoch, checked)
+    return permuted(n, words("order", order.seed, epoch), checked)
 
 
 def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
     """A random number for each position of an epoch, to seed its augmentation with.
 
-    It depends on (seed, epoch, position) alone, not on the number of rows, and has nothing to do with the
-    order. Positions of one epoch never share a key.
+    It depends only on (seed, epoch, position), not on the number of rows, and is independent of the order.
+    Positions of one epoch never share a key.
 
     Args:
       seed: below 2⁶⁴.
@@ -82,12 +82,12 @@ def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArr
     return hashed(_checked(positions, 1 << 63), words("keys", seed, epoch))
 
 
-def spares_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
-    """Rows that may stand in for the one at a position of an epoch, the best first, should that one be bad.
+def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
+    """The rows to try, in this order, in place of a bad row at a position of an epoch.
 
     Args:
       seed: below 2⁶⁴.
-      n: how many rows there are.
+      n: the number of rows.
       epoch: below 2⁶⁴.
       position: in [0, 2⁶³).
 
@@ -95,13 +95,13 @@ def spares_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]
       int64[16], each uniform over all rows, so they may repeat.
 
     Example:
-      >>> spares_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
+      >>> substitutes_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
       [27, 49, 17, 49]
     """
     seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
-    chosen = words("spares", seed, epoch)
-    first = hashed(_checked(np.array([position], np.int64), 1 << 63), chosen)
-    drawn = hashed(np.add(first, np.arange(16, dtype=np.uint64), dtype=np.uint64), chosen)
+    keys = words("spares", seed, epoch)
+    first = hashed(_checked(np.array([position], np.int64), 1 << 63), keys)
+    drawn = hashed(np.add(first, np.arange(16, dtype=np.uint64), dtype=np.uint64), keys)
     return (drawn % np.uint64(n)).astype(np.int64)
 
 
@@ -113,12 +113,12 @@ def _checked_word(name: str, value: object) -> int:
 
 
 def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:
-    """The positions as 64-bit words: not a copy where they are as wide already, so not to be written."""
+    """The positions as 64-bit words: no copy if they are 64-bit integers already, so they must not be written."""
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         found = f"{positions.dtype}{list(positions.shape)}"
         raise TypeError(f"positions must be integers[k], got {found}; try positions.ravel().astype(np.int64)")
     wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
-    if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: what is negative is at least 2^63 as a word
+    if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
         low, high = int(positions.min()), int(positions.max())
         hint = "row p of a run is p % n of epoch p // n"
         raise IndexError(f"positions must be in [0, {end}), got {low} to {high}; {hint}")

@@ -1,4 +1,4 @@
-"""A keyed permutation of [0, n) for any n up to 2⁶²: any places of it at once, in O(1) memory.
+"""A keyed permutation of [0, n) for any n up to 2⁶², computed at any indices, in O(1) memory.
 
 *Keys.* BLAKE2b (RFC 7693) makes eight 64-bit words out of (purpose, seed, epoch). No two of these triples
 share words, whereas with seed + epoch as the key, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
@@ -6,25 +6,25 @@ share words, whereas with seed + epoch as the key, epoch 1 of seed 0 would repea
 *Few*, n ≤ 4096. The permutation is explicit: the numbers, sorted by a 64-bit hash.
 
 *Many.* A Feistel network on the grid Z_a × [0, b) with a·b ≥ n (Black & Rogaway, "Ciphers with arbitrary
-finite domains", CT-RSA 2002). Place p is the cell (l, r) = (p div b, p mod b); the rounds take turns at
+finite domains", CT-RSA 2002). Index p is the cell (l, r) = (p div b, p mod b); the rounds alternate between
 
     r ← r xor F₁(l),    l ← l + F₂(r) mod a,    r ← r xor F₃(l),    …
 
-and the last cell is the number l·b + r. A round can be undone whatever F is, so this is a bijection of the
-grid. A cell that is no number, l·b + r ≥ n, goes through the network again ("cycle walking"). Walking along
-the cycles of a bijection and skipping some of its points leaves a bijection of the others: of [0, n).
+and the last cell gives the result l·b + r. Each round is invertible whatever F is, so this is a bijection of the
+grid. A result that is not below n goes through the network again ("cycle walking"). Walking along the cycles of a
+bijection and skipping some of its points leaves a bijection of the others: of [0, n).
 
-b = 2^k makes every other round two passes over an array in place of six. Both halves have 31 bits at the
-most, so that most passes are over 32-bit words, which a core does twice as many of at a time.
+With b = 2^k, every other round takes two passes over an array instead of six. Both halves have at most 31 bits, so
+most passes are over 32-bit words, of which a core processes twice as many at a time.
 
 F(x) is a keyed x·m + c, m odd, then the first half of MurmurHash3's finaliser (Appleby 2011), y ← y xor y/2¹⁶
-and y ← y·0x85EBCA6B, all mod 2³²; of y the top bits are taken. A random c makes y uniform. Without the xor F
-would be nearly linear, and adjacent places show it: after five rounds at any n, after seven at n = 2⁶².
+and y ← y·0x85EBCA6B, all mod 2³². The top bits of y are used. A random c makes y uniform. Without the xor, F would
+be nearly linear, and adjacent indices would show it: after five rounds at any n, after seven at n = 2⁶².
 
-*Why seven rounds.* Take two places that share r. Only while they still share it do their l keep the difference
-they had, so after 2k + 1 rounds they have it with probability 1/a + 1/b^k, where chance alone gives 1/a; the
-same goes for the r of two that share l. After three rounds that is twice as often as it should be. After five it
-takes fifty whole epochs to notice, after seven 50 n.
+*Why seven rounds.* Take two indices with the same r. The difference of their l is preserved only as long as their
+r stay equal, so after 2k + 1 rounds it is preserved with probability 1/a + 1/b^k, where a random permutation has
+1/a; the same holds for the r of two indices with the same l. After three rounds that is twice too often. After
+five, fifty whole epochs are needed to detect it, after seven 50 n.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 LARGEST = 1 << 62
 FEW = 4096
 ROUNDS = 7
-CHUNK = 1 << 15  # places at a time: many for each NumPy call, but all arrays of them stay in a MiB of cache
+CHUNK = 1 << 15  # indices at a time: many for each NumPy call, but all arrays fit into 1 MiB of cache
 
 
 @functools.lru_cache(maxsize=64)
@@ -53,11 +53,11 @@ def words(
     return tuple(np.frombuffer(digest, "<u8").astype(np.uint64))
 
 
-def permuted(n: int, keys: tuple[np.uint64, ...], places: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The numbers at these places of the permutation of [0, n), 1 ≤ n ≤ 2⁶². `keys` are `words`."""
+def permuted(n: int, keys: tuple[np.uint64, ...], indices: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The permutation of [0, n), 1 ≤ n ≤ 2⁶², at these indices. `keys` are `words`."""
     if n <= FEW:
-        return explicit(n, keys).take(places.view(np.int64))
-    return feistel(n, keys[:ROUNDS], places)
+        return explicit(n, keys).take(indices.view(np.int64))
+    return feistel(n, keys[:ROUNDS], indices)
 
 
 def hashed(counters: NDArray[np.uint64], keys: tuple[np.uint64, ...]) -> NDArray[np.uint64]:
@@ -66,17 +66,17 @@ def hashed(counters: NDArray[np.uint64], keys: tuple[np.uint64, ...]) -> NDArray
     `mix` is SplitMix64's finaliser (Steele, Lea & Flood, "Fast splittable pseudorandom number generators",
     OOPSLA 2014).
     """
-    mixed, spare = counters + keys[0], np.empty_like(counters)
-    _mix(mixed, spare)
+    mixed, scratch = counters + keys[0], np.empty_like(counters)
+    _mix(mixed, scratch)
     mixed ^= keys[1]
-    _mix(mixed, spare)
+    _mix(mixed, scratch)
     return mixed
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(a, k): a grid of a rows and 2^k columns with a·2^k ≥ n ≥ 1 cells, fewer than 2^k of them too many.
+    """(a, k): a grid of a rows and 2^k columns with n or more cells; fewer than 2^k of them are not needed.
 
-    The sides differ by a factor of two at the most, so one place in √n, or fewer, has to walk.
+    The sides differ by a factor of at most two, so at most one index in √n needs cycle walking.
 
     Example:
       >>> grid(10**6), grid(2**20 + 1)
@@ -87,13 +87,13 @@ def grid(n: int) -> tuple[int, int]:
 
 
 def feistel(
-    n: int, keys: Sequence[np.uint64], places: NDArray[np.uint64], tweaks: NDArray[np.uint32] | None = None
+    n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64], tweaks: NDArray[np.uint32] | None = None
 ) -> NDArray[np.int64]:
-    """The network's permutation of [0, n) at these places, with one round for each key.
+    """The network's permutation of [0, n) at these indices, with one round for each key.
 
-    `tweaks`, random words, one for each place: places with different tweaks are of different permutations.
+    `tweaks`, if given, are random words, one for each index: different words select different permutations.
     """
-    numbers = _cells(n, keys, places, tweaks)
+    numbers = _cells(n, keys, indices, tweaks)
     beyond = np.flatnonzero(numbers >= n)
     while beyond.size:
         walked = _cells(n, keys, numbers[beyond], None if tweaks is None else tweaks[beyond])
@@ -103,37 +103,37 @@ def feistel(
 
 
 def _cells(
-    n: int, keys: Sequence[np.uint64], places: NDArray[np.uint64], tweaks: NDArray[np.uint32] | None
+    n: int, keys: Sequence[np.uint64], indices: NDArray[np.uint64], tweaks: NDArray[np.uint32] | None
 ) -> NDArray[np.uint64]:
-    """The cell of each place after all rounds, a chunk at a time."""
-    cells = np.empty(places.shape, np.uint64)
-    for start in range(0, places.size, CHUNK):
+    """The cell of each index after all rounds, a chunk at a time."""
+    cells = np.empty(indices.shape, np.uint64)
+    for start in range(0, indices.size, CHUNK):
         part = slice(start, start + CHUNK)
-        _rounds(grid(n), keys, places[part], None if tweaks is None else tweaks[part], cells[part])
+        _rounds(grid(n), keys, indices[part], None if tweaks is None else tweaks[part], cells[part])
     return cells
 
 
 def _rounds(
     sides: tuple[int, int],
     keys: Sequence[np.uint64],
-    places: NDArray[np.uint64],
+    indices: NDArray[np.uint64],
     tweaks: NDArray[np.uint32] | None,
     cells: NDArray[np.uint64],
 ) -> None:
-    """Write the cells of one chunk. As a ≤ 2³¹, no sum overflows. `cells` is the 64-bit scratch as well."""
+    """Write the cells of one chunk. As a ≤ 2³¹, no sum overflows. `cells` also serves as 64-bit scratch memory."""
     (a, k), b = sides, 1 << sides[1]
-    np.right_shift(places, k, out=cells)
-    left, right = cells.astype(np.uint32), places.astype(np.uint32)
+    np.right_shift(indices, k, out=cells)
+    left, right = cells.astype(np.uint32), indices.astype(np.uint32)
     right &= b - 1
-    mixed, spare = np.empty_like(left), np.empty_like(left)
+    mixed, scratch = np.empty_like(left), np.empty_like(left)
     rows, above = _constant(a), _constant(32 - k)
-    for turn, key in enumerate(keys):
-        _mix32(right if turn % 2 else left, int(key), tweaks, mixed, spare)
-        if turn % 2:
+    for i, key in enumerate(keys):
+        _mix32(right if i % 2 else left, int(key), tweaks, mixed, scratch)
+        if i % 2:
             _scale(mixed, a, cells)
             np.add(left, mixed, out=left)
-            np.subtract(left, rows, out=spare)  # where left < a, this wraps around and is the greater
-            np.minimum(left, spare, out=left)
+            np.subtract(left, rows, out=scratch)  # where left < a, this wraps around and is the larger one
+            np.minimum(left, scratch, out=left)
         else:
             np.right_shift(mixed, above, out=mixed)
             np.bitwise_xor(right, mixed, out=right)
@@ -147,15 +147,15 @@ def _mix32(
     key: int,
     tweaks: NDArray[np.uint32] | None,
     mixed: NDArray[np.uint32],
-    spare: NDArray[np.uint32],
+    scratch: NDArray[np.uint32],
 ) -> None:
-    """y of the module's documentation, into `mixed`: m and c are the low and the high half of the key."""
+    """Write y of the module's documentation to `mixed`; m and c are the low and the high half of the key."""
     np.multiply(x, _constant(key & _LOW | 1), out=mixed)
     np.add(mixed, _constant(key >> 32), out=mixed)
     if tweaks is not None:
         np.add(mixed, tweaks, out=mixed)
-    np.right_shift(mixed, _HALF, out=spare)
-    np.bitwise_xor(mixed, spare, out=mixed)
+    np.right_shift(mixed, _HALF, out=scratch)
+    np.bitwise_xor(mixed, scratch, out=mixed)
     np.multiply(mixed, _MURMUR, out=mixed)
 
 
@@ -168,25 +168,25 @@ def _scale(words: NDArray[np.uint32], size: int, scratch: NDArray[np.uint64]) ->
 
 
 def _constant(value: int) -> NDArray[np.uint32]:
-    """An array without axes: NumPy takes these up in half the time that a Python number needs."""
+    """An array without axes, which NumPy converts in half the time that a Python number takes."""
     return np.array(value, np.uint32)
 
 
 @functools.lru_cache(maxsize=16)
 def explicit(n: int, keys: tuple[np.uint64, ...]) -> NDArray[np.int64]:
-    """int64[n], read-only: the permutation of few numbers. Hashes are distinct, so every way of sorting agrees."""
+    """int64[n], read-only: the whole permutation, for small n. Hashes are distinct, so any sort gives the same."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), keys)).astype(np.int64)
     numbers.flags.writeable = False
     return numbers
 
 
-def _mix(mixed: NDArray[np.uint64], spare: NDArray[np.uint64]) -> None:
+def _mix(mixed: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
     """SplitMix64's finaliser, a bijection of 64-bit words, in place."""
-    mixed ^= np.right_shift(mixed, 30, out=spare)
+    mixed ^= np.right_shift(mixed, 30, out=scratch)
     mixed *= 0xBF58476D1CE4E5B9
-    mixed ^= np.right_shift(mixed, 27, out=spare)
+    mixed ^= np.right_shift(mixed, 27, out=scratch)
     mixed *= 0x94D049BB133111EB
-    mixed ^= np.right_shift(mixed, 31, out=spare)
+    mixed ^= np.right_shift(mixed, 31, out=scratch)
 
 
 _LOW = (1 << 32) - 1

@@ -1,12 +1,12 @@
-"""Which positions the batches of a run hold: batch size, remainder and epochs as arithmetic. Pure.
+"""Which positions each batch of a feed holds, as pure arithmetic over batch size, remainder and epochs.
 
 A *cursor* is (epoch, position): where the next row comes from, 0 ≤ position ≤ n. It is what a checkpoint
 stores, and it is not normalised: after the last row of an epoch its position is n, not 0 of the next one, and
-the next batch decides, with its own batch size, whether that epoch is over. Padding has no position: whatever
-the batch size and the remainder, a position beyond n is none that a feed can reach.
+the next batch decides, with its own batch size, whether that epoch is over. Padding has no position: no feed
+reaches a position beyond n, whatever its batch size and remainder.
 
 A *pass* is `epochs` epochs; pass i covers the epochs [i·epochs, (i+1)·epochs). An endless feed is
-one pass without an end.
+a single pass without an end.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy.typing as npt
 Remainder = Literal["drop", "pad", "wrap"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
 ENDLESS = (1 << 63) - 1
-"""Stands for the number of batches of a pass that has no end: what Grain's `repeat` uses too."""
+"""The number of batches of a pass that has no end, as in Grain's `repeat`."""
 
 
 class Cursor(NamedTuple):
-    """Where the next row of a run comes from."""
+    """Where the next row of a feed comes from."""
 
     epoch: int
     position: int
@@ -34,23 +34,23 @@ class Cursor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPositions:
-    """Epoch and position of rows of a batch, int64[k] each, and bool[k] `valid`: False for padding.
+    """Epoch and position of some rows of a batch, and which of them are valid: int64[k], int64[k] and bool[k].
 
-    Epochs ascend. Some of the arrays are read-only.
+    Epochs ascend. The arrays may be read-only.
     """
 
     epoch: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
     one_stretch: bool = False
-    """True if it is known that all rows are of one epoch and that positions ascend."""
+    """True only if all rows are of one epoch and their positions ascend."""
 
     def part(self, here: slice) -> BatchPositions:
-        """Some adjacent rows of these."""
+        """Those of some adjacent rows."""
         return BatchPositions(self.epoch[here], self.position[here], self.valid[here], self.one_stretch)
 
     def stretches(self) -> Iterator[tuple[int, slice]]:
-        """Each epoch, with adjacent rows of it whose positions ascend."""
+        """The rows as adjacent stretches (epoch, rows), each in one epoch and with ascending positions."""
         count = len(self.epoch)
         several = count and not self.one_stretch
         changes = np.flatnonzero((np.diff(self.epoch) != 0) | (np.diff(self.position) < 0)) + 1 if several else ()
@@ -101,11 +101,11 @@ class Schedule:
         )
 
     def batches_of_pass(self, index: int) -> int:
-        """Batches of the whole pass `index`; `ENDLESS` without an end."""
+        """Batches of the whole pass number `index`; `ENDLESS` without an end."""
         return self.batches_from(Cursor(index * (self.epochs or 1), 0))
 
     def batches_from(self, cursor: Cursor) -> int:
-        """Batches that are left of the pass that `cursor` stands in; `ENDLESS` without an end."""
+        """Batches from `cursor` to the end of its pass; `ENDLESS` without an end."""
         if self.epochs is None:
             return ENDLESS if self.remainder == "wrap" or self.steps_per_epoch else 0
         last_epoch = (self.pass_of(cursor) + 1) * self.epochs
@@ -123,7 +123,7 @@ class Schedule:
         return Cursor(index * (self.epochs or 0), 0)
 
     def batch_at(self, origin: Cursor, k: int) -> Cursor:
-        """Where batch k after `origin` starts, normalised: the position is below n."""
+        """The cursor where batch k after `origin` starts, normalised: its position is below n."""
         if self.remainder == "wrap":
             beyond, position = divmod(origin.position + k * self.batch_size, self.rows)
             return Cursor(origin.epoch + beyond, position)
@@ -134,21 +134,21 @@ class Schedule:
         return Cursor(origin.epoch + 1 + epochs, steps * self.batch_size)
 
     def after(self, start: Cursor) -> Cursor:
-        """The cursor once the batch that starts at `start` has been delivered: what a state stores."""
+        """The cursor after the delivery of the batch that starts at `start`: what a state stores."""
         end = start.position + self.batch_size
         if self.remainder != "wrap":
-            return Cursor(start.epoch, min(end, self.rows))  # beyond are rows that "pad" repeats
-        beyond = (end - 1) // self.rows  # of the last row, so that an epoch's end is not the next one's start
+            return Cursor(start.epoch, min(end, self.rows))  # "pad" repeats rows beyond
+        beyond = (end - 1) // self.rows  # of the last row: an epoch's end is not the next one's start
         return Cursor(start.epoch + beyond, end - beyond * self.rows)
 
     def positions(self, start: Cursor, offsets: npt.NDArray[np.int64]) -> BatchPositions:
-        """The positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
-        if not len(offsets) or offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
+        """Epochs and positions of the rows `offsets`, ascending, of the batch that starts at `start`."""
+        if not len(offsets) or offsets[-1] < self.rows - start.position:  # the usual case: all in this epoch
             count = len(offsets)
             return BatchPositions(
                 _same(np.int64(start.epoch), count), offsets + start.position, _same(np.True_, count), True
             )
-        # no sum of two positions: with n near 2^63 it would not fit
+        # no sum of two positions is computed: with n near 2^63 it would overflow
         beyond = (offsets - (self.rows - start.position)) // self.rows + 1
         position = offsets + (start.position - beyond * self.rows)
         wraps = self.remainder == "wrap"
@@ -156,24 +156,23 @@ class Schedule:
         valid = np.ones_like(position, bool) if wraps else beyond == 0
         return BatchPositions(epoch, position, valid)
 
-    def stretches(
+    def positions_by_epoch(
         self, start: Cursor, offsets: npt.NDArray[np.int64]
     ) -> list[tuple[int, slice, npt.NDArray[np.int64] | range]]:
-        """The positions of the rows `offsets`, ascending, of the batch that starts at `start`, epoch by epoch.
+        """As `positions`, epoch by epoch.
 
         Returns:
-          (epoch, which of the rows stand in it, their positions) for each stretch of ascending positions. A range
-          where they follow each other.
+          (epoch, rows, positions) for each stretch of ascending positions. Adjacent positions are a range.
         """
         count = len(offsets)
-        if count and offsets[-1] < self.rows - start.position:  # as a rule: nothing beyond this epoch
+        if count and offsets[-1] < self.rows - start.position:  # the usual case: all in this epoch
             first, last = start.position + int(offsets[0]), start.position + int(offsets[-1])
             adjacent = last - first == count - 1
             return [
                 (start.epoch, slice(0, count), range(first, last + 1) if adjacent else offsets + start.position)
             ]
-        rows = self.positions(start, offsets)
-        return [(epoch, some, rows.position[some]) for epoch, some in rows.stretches()]
+        batch = self.positions(start, offsets)
+        return [(epoch, rows, batch.position[rows]) for epoch, rows in batch.stretches()]
 
     def real_rows(self, start: Cursor) -> int:
         """Rows of the batch at `start` that are not padding."""
@@ -181,7 +180,7 @@ class Schedule:
         return min(self.batch_size, left) if self.remainder == "pad" else self.batch_size
 
     def dropped_rows(self, before: Cursor, start: Cursor | None) -> int:
-        """Rows left out between a delivered batch and the next one, which starts at `start`; None: the end."""
+        """Rows dropped between the cursor `before` and the next batch, at `start`; None if there is none."""
         if self.remainder == "pad":
             return 0
         left = self.rows - before.position
@@ -196,5 +195,5 @@ class Schedule:
 
 
 def _same(value: np.generic, count: int) -> npt.NDArray[Any]:
-    """`value`, `count` times, in no memory: np.broadcast_to does that too, but in seven times the time."""
+    """`value`, `count` times, without memory, in a seventh of the time that np.broadcast_to takes."""
     return np.ndarray((count,), value.dtype, value, 0, (0,))

@@ -120,7 +120,7 @@ def _build(request: Request, key: str | None) -> Stages:
         check_workers(reader)
     fingerprint = {
         "rows": rows,
-        "spec": spec.described(),
+        "spec": spec.as_json(),
         "data": _digest(source, request.reading),
         "order": dataclasses.asdict(order),
         "format": "records" if isinstance(source, RecordSource) else "columns",
@@ -133,7 +133,7 @@ def _build(request: Request, key: str | None) -> Stages:
 def _digest(source: RowSource, reading: Reading) -> str:
     try:
         if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource):
-            return states.digest(source.identity_of_good())
+            return states.digest(source.identity_allowing_bad_rows())
         return states.digest(source.identity)
     except TypeError as error:
         raise TypeError(
@@ -160,7 +160,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
     fingerprint = {
         "rows": None,
-        "spec": first.spec.described(),
+        "spec": first.spec.as_json(),
         "data": states.digest(first.identity),
         "order": None,
         "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
@@ -208,7 +208,7 @@ def _form(
         row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
         read_first(spec.tree(row))
         out = transformed_spec(request.transform, spec, row)
-    rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed) for leaf in out.leaves])
+    rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
     batch = sharded_spec(rows, request.batch_size, request.sharding)
     plans = Placement.of(batch).plans
     mask, mask_at = None, 0

@@ -1,4 +1,4 @@
-"""Bad rows: which rows of a read they are, and what is known of each that was replaced."""
+"""Bad rows: finding them in a read that failed, and a record of each that was replaced."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Indices = npt.NDArray[np.int64]
 
 
 class BadRow(NamedTuple):
-    """A row that could not be read or cast, and the one in its place.
+    """A row that could not be read or cast, and its substitute.
 
     Attributes:
-      at: its row of the global batch.
-      epoch, position: its place in the run.
-      row: its row index in the source; of a stream, its place in it.
-      substitute: of the row whose values the batch has instead.
-      error: what was wrong with it.
-      file: where it was read, if that is known.
+      at: its offset in the global batch.
+      epoch, position: where the epoch's order has it.
+      row: its row index in the source; in a stream, its position there.
+      substitute: the row index of the row whose values the batch has instead.
+      error: the message of the error that it caused.
+      file: the file of the row, if known.
     """
 
     at: int
@@ -36,35 +36,37 @@ class BadRow(NamedTuple):
 
     @classmethod
     def of(cls, error: RowError, at: int, substitute: int) -> BadRow:
-        """The row that a located error is about."""
+        """The bad row that a located error describes."""
         assert error.row is not None
         assert error.epoch is not None
         assert error.position is not None
-        file = None if error.file is None else str(error.file)  # a transform may have raised it with a Path
+        file = None if error.file is None else str(error.file)  # a transform may pass a Path
         return cls(at, error.epoch, error.position, error.row, substitute, str(error.message), file)
 
 
-def failing(attempt: Callable[[slice], None], rows: Indices, error: RowError) -> Iterator[tuple[int, RowError]]:
-    """Which rows of a read are bad, and why, ascending. All others have been read once this is exhausted.
+def find_bad_rows(
+    attempt: Callable[[slice], None], rows: Indices, error: RowError
+) -> Iterator[tuple[int, RowError]]:
+    """The offset and error of each bad row of a read that failed, ascending. At the end, all other rows are read.
 
-    One bad row among k costs two reads more where its error names it, and 2 log₂ k where it does not.
+    One bad row among k costs two more reads if its error names the row, and 2 log₂ k if not.
 
     Args:
-      attempt: reads these rows again, or raises a `RowError`.
+      attempt: reads a slice of the rows again, or raises a `RowError`.
       rows: int64[k], the row index of each.
-      error: with which the read of all of them failed.
+      error: the error of the read of all rows.
 
     Raises:
-      RowError: an iterator ended inside the source, which says nothing about a row.
+      RowError: an iterator ended inside the source; no row is to blame.
 
     Example:
       >>> def attempt(here):
       ...     if here.start <= 5 < here.stop:
       ...         raise RowError("unreadable")
-      >>> [i for i, _ in failing(attempt, np.arange(100), RowError("unreadable"))]
+      >>> [i for i, _ in find_bad_rows(attempt, np.arange(100), RowError("unreadable"))]
       [5]
     """
-    check_is_of_a_row(error)
+    check_concerns_a_row(error)
     waiting = _pieces(slice(0, len(rows)), rows, error)
     while waiting:
         here = waiting.pop()
@@ -79,13 +81,13 @@ def _failure(attempt: Callable[[slice], None], here: slice) -> RowError | None:
     try:
         attempt(here)
     except RowError as error:
-        check_is_of_a_row(error)
+        check_concerns_a_row(error)
         return error
     return None
 
 
 def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
-    """Smaller parts of a read that failed, the last of them first: cut around the row that the error names."""
+    """Split a read that failed around the row that the error names, else in halves; the last piece first."""
     if here.stop - here.start == 1:
         return [here]
     named = np.flatnonzero(rows[here] == error.row)
@@ -99,17 +101,17 @@ def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
 def raise_located(
     attempt: Callable[[slice], None], positions: BatchPositions, rows: Indices, error: RowError
 ) -> NoReturn:
-    """Raise an error that says which row of a read is the first bad one, and where that stands in the run.
+    """Raise the error of the first bad row of a read, with its row index, epoch and position.
 
-    It is `error` itself if each row can be read alone.
+    If each row can be read alone, `error` itself is raised.
     """
-    for i, failure in failing(attempt, rows, error):
+    for i, failure in find_bad_rows(attempt, rows, error):
         failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))
         raise failure from failure.__cause__
     raise error
 
 
-def check_is_of_a_row(error: RowError) -> None:
-    """Raise one that is not: an iterator ended inside the source, where nobody expected it."""
+def check_concerns_a_row(error: RowError) -> None:
+    """Raise errors that are not about a row: a StopIteration that was raised inside the source."""
     if isinstance(error.__cause__, StopIteration):
         raise error

@@ -20,7 +20,7 @@ def of_file(path: str | os.PathLike[str]) -> list[Any]:
     size = os.path.getsize(path)
     hashed = hashlib.sha256()
     with Path(path).open("rb") as file:
-        for start in _places(max(0, size - _SAMPLED_BYTES) + 1, _SAMPLES):
+        for start in _sampled(max(0, size - _SAMPLED_BYTES) + 1, _SAMPLES):
             file.seek(start)
             hashed.update(file.read(_SAMPLED_BYTES))
     return [size, hashed.hexdigest()[:32]]
@@ -36,12 +36,12 @@ def of_rows(
 ) -> list[Any]:
     """The same of rows that are had one by one."""
     hashed = hashlib.sha256()
-    for row in _places(shape[0], samples):
+    for row in _sampled(shape[0], samples):
         hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:_SAMPLED_BYTES].tobytes())
     return [dtype.str, list(shape), hashed.hexdigest()[:32]]
 
 
-def _places(count: int, samples: int) -> list[int]:
+def _sampled(count: int, samples: int) -> list[int]:
     """Some of 0 … count − 1, the first and the last among them."""
     last = max(count - 1, 0)
     return [int(place) for place in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.rows.spec import Leaf, RowSpec
-from feedline.rows.values import is_list, of_record
+from feedline.rows.values import as_record_leaf, is_list
 
 
-def write_alike(records: tuple[Any, ...], spec: RowSpec, targets: list[Any], start: int) -> bool:
+def write_uniform_records(records: tuple[Any, ...], spec: RowSpec, targets: list[Any], start: int) -> bool:
     """Write the records to the targets from index `start` on, if all are of the form of `spec`: whether so.
 
     Flattened together they take less time than each for itself.
@@ -85,7 +85,7 @@ def _fitted(value: Any, leaf: Leaf) -> npt.NDArray[Any]:
       TypeError: it cannot become an array.
       OverflowError: a Python number that does not fit into the dtype.
     """
-    array = np.asarray(of_record(leaf.name, value))
+    array = np.asarray(as_record_leaf(leaf.name, value))
     plain = isinstance(value, int | float | list) and np.can_cast(array.dtype, leaf.dtype, "same_kind")
     if array.shape != leaf.shape or not (plain or array.dtype == leaf.dtype):
         raise ValueError(
@@ -117,7 +117,7 @@ def as_arrays(record: Any) -> Any:
     """
 
     def converted(path: Any, value: Any) -> Any:
-        return of_record(f"batch{jax.tree_util.keystr(path)}", value)
+        return as_record_leaf(f"batch{jax.tree_util.keystr(path)}", value)
 
     return jax.tree_util.tree_map_with_path(converted, record, is_leaf=is_list)
 

@@ -85,7 +85,7 @@ def is_row_source(value: Any) -> TypeGuard[RowSource]:
     return all(name in has or hasattr(value, name) for name in _MEMBERS)
 
 
-def why_none(source: Any) -> str:
+def why_not_a_source(source: Any) -> str:
     """Why rows cannot be read from this object, which is no source of any kind."""
     kind, has = type(source).__name__, set(dir(source))
     if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too

@@ -1,4 +1,4 @@
-"""Which shard each row lies in, where shards follow each other. Pure arithmetic."""
+"""Which shard each row of a source lies in: pure arithmetic over the lengths of the shards."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class Shards:
       >>> shards = Shards([3, 0, 2])
       >>> len(shards), shards.of(np.array([4, 0, 3])).tolist()
       (5, [2, 0, 2])
-      >>> [(shard, rows.tolist(), places) for shard, rows, places in shards.split(np.array([4, 0, 3]))]
+      >>> [(shard, rows.tolist(), offsets) for shard, rows, offsets in shards.split(np.array([4, 0, 3]))]
       [(0, [0], slice(1, 2, None)), (2, [1, 0], array([0, 2]))]
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.ends = np.cumsum(lengths, dtype=np.int64)
         self.firsts = self.ends - np.asarray(lengths, np.int64)
-        # A binary search costs 30 to 60 ns a row, more than copying it. A table of equal buckets says where to
-        # begin, and a few comparisons end it, unless so many tiny shards share a bucket that a search is faster
+        # A binary search costs 30 to 60 ns a row, more than copying it. A table of equal buckets gives the first
+        # candidate, and a few comparisons find the shard, unless so many tiny shards share a bucket that a binary
+        # search is faster
         self._bucket = max(1, len(self) // (_BUCKETS_A_SHARD * len(self.ends)))
         starts = np.arange(0, len(self), self._bucket, dtype=np.int64)
         self._table = np.searchsorted(self.ends, starts, side="right")
@@ -50,7 +51,7 @@ class Shards:
 
     def check(self, rows: Indices) -> None:
         """Raise IndexError if there is no such row."""
-        # as unsigned words negative ones are the greatest: one pass
+        # as unsigned words, negative rows are the largest, so one pass finds both errors
         if len(rows) and int(rows.astype(np.int64, copy=False).view(np.uint64).max()) >= len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
 
@@ -71,23 +72,23 @@ class Shards:
         return shard
 
     def split(self, rows: Indices) -> Iterator[tuple[int, Indices, slice | Indices]]:
-        """For each shard that has some of `rows`, ascending: (shard, rows counted in it, their places in `rows`).
+        """For each shard that has some of `rows`, ascending: (shard, rows within it, their offsets in `rows`).
 
-        Places are a slice where they are adjacent, so that what is read may be written straight there.
+        Adjacent offsets are a slice, so that the rows can be read directly into that part of an output array.
         """
         shard = self.of(rows)
-        for one, places in places_by(shard, len(self.ends)):
-            yield one, rows[places] - self.firsts[one], places
+        for one, offsets in offsets_by_label(shard, len(self.ends)):
+            yield one, rows[offsets] - self.firsts[one], offsets
 
 
-def places_by(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
-    """For each label that occurs, ascending: its places, ascending; a slice where they are adjacent.
+def offsets_by_label(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indices]]:
+    """For each label that occurs, ascending: its offsets in `labels`, ascending; a slice if they are adjacent.
 
     Args:
       labels: int64[k], each 0 … count − 1.
 
     Example:
-      >>> list(places_by(np.array([7, 2, 2, 7]), 8))
+      >>> list(offsets_by_label(np.array([7, 2, 2, 7]), 8))
       [(2, slice(1, 3, None)), (7, array([0, 3]))]
     """
     if len(labels) == 0:
@@ -96,18 +97,18 @@ def places_by(labels: Indices, count: int) -> Iterator[tuple[int, slice | Indice
         yield int(labels[0]), slice(0, len(labels))
         return
     narrow = labels.astype(np.uint16) if count < 1 << 16 else labels  # 16 bits: sorted in linear time
-    places = np.argsort(narrow, kind="stable")
-    ordered = labels.take(places)
+    offsets = np.argsort(narrow, kind="stable")
+    ordered = labels.take(offsets)
     cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
     for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(labels)], strict=True):
-        here = places[start:stop]
+        here = offsets[start:stop]
         adjacent = here[-1] - here[0] == stop - start - 1  # ascending: the sort is stable
         yield int(ordered[start]), slice(int(here[0]), int(here[-1]) + 1) if adjacent else here
 
 
 @dataclasses.dataclass(frozen=True)
 class EvenLengths:
-    """Lengths of shards that have `each` rows, but for the last, which has the rest: two integers for any number.
+    """Lengths of shards of `each` rows, the last of which has the rest: two integers for any number of shards.
 
     Example:
       >>> EvenLengths(rows=7, each=3).count  # of 3, 3 and 1
@@ -119,7 +120,7 @@ class EvenLengths:
 
     @property
     def count(self) -> int:
-        """How many shards they are."""
+        """The number of shards."""
         return -(-self.rows // self.each)
 
 
@@ -128,17 +129,17 @@ Lengths = Sequence[int] | EvenLengths
 
 
 def count_of(lengths: Lengths) -> int:
-    """How many shards they are."""
+    """The number of shards."""
     return lengths.count if isinstance(lengths, EvenLengths) else len(lengths)
 
 
 def rows_in(lengths: Lengths) -> int:
-    """How many rows they have together."""
+    """The total number of rows."""
     return lengths.rows if isinstance(lengths, EvenLengths) else sum(lengths)
 
 
 def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
-    """The shards of all files, which follow each other: even ones if those of each file are."""
+    """The shards of all files, in order: `EvenShards` if the lengths in each file are even."""
     even = [lengths for lengths in files if isinstance(lengths, EvenLengths)]
     if len(even) == len(files):
         return EvenShards(even)
@@ -146,7 +147,7 @@ def joined(files: Sequence[Lengths]) -> Shards | EvenShards:
 
 
 class EvenShards:
-    """As `Shards`, of files that are cut into shards of even lengths: arithmetic, and nothing held for each shard.
+    """As `Shards`, for files that are cut into shards of even lengths, in memory independent of their number.
 
     Example:
       >>> shards = EvenShards([EvenLengths(7, 3), EvenLengths(2, 2)])

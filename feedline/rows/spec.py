@@ -24,13 +24,13 @@ class Leaf:
       name: as a user would write it: ``batch['image']``.
       shape: of one row.
       dtype: as the source has it.
-      placed: the dtype it has on the mesh: JAX's canonical one (int64 becomes int32 without x64).
+      placed_dtype: on the mesh: JAX's canonical one (int64 becomes int32 without x64).
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    placed: np.dtype[Any]
+    placed_dtype: np.dtype[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RowSpec:
         """The tree with `leaves` in it."""
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
-    def described(self) -> dict[str, list[Any]]:
+    def as_json(self) -> dict[str, list[Any]]:
         """As JSON values, for a fingerprint: {name: [dtype, shape]}."""
         return {leaf.name: [leaf.dtype.name, list(leaf.shape)] for leaf in self.leaves}
 
@@ -79,11 +79,11 @@ def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     Raises:
       RowError: a value does not fit; it names the first such row.
     """
-    if leaf.dtype == leaf.placed or values.size == 0 or leaf.dtype.kind not in "iufc":
+    if leaf.dtype == leaf.placed_dtype or values.size == 0 or leaf.dtype.kind not in "iufc":
         return
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     parts = (flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,)
-    bad = np.concatenate([_rows_out_of_range(part, *_range_of(leaf.placed)) for part in parts])
+    bad = np.concatenate([_rows_out_of_range(part, *_range_of(leaf.placed_dtype)) for part in parts])
     if len(bad):
         first = bad.min()
         _refuse([part[first] for part in parts], leaf, int(rows[first]))
@@ -112,11 +112,11 @@ def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np
 
 def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
     values = np.concatenate(parts)
-    least, greatest = _range_of(leaf.placed)
+    least, greatest = _range_of(leaf.placed_dtype)
     found = values[((values < least) | (values > greatest)) & np.isfinite(values)][0]
     raise RowError(
-        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed} unless x64 is enabled, and {found} does not fit. "
-        "Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
+        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and {found} does not "
+        "fit. Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
         stage="read",
         row=row,
     )
@@ -129,7 +129,7 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
 
 
-def _placed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _placed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """JAX's canonical dtype, in this machine's byte order."""
     native = dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(native))
@@ -148,4 +148,4 @@ def _leaf(name: str, value: Any) -> Leaf:
             f"{name}: an accelerator holds numbers and booleans, got dtype {dtype}; "
             "encode it as numbers first (a ragged list of rows becomes dtype object: pad it)"
         )
-    return Leaf(name, tuple(shape), dtype, _placed(dtype))
+    return Leaf(name, tuple(shape), dtype, _placed_dtype(dtype))

@@ -36,7 +36,7 @@ def as_array(name: str, value: Any) -> Array:
         ) from error
 
 
-def of_record(name: str, value: Any) -> Any:
+def as_record_leaf(name: str, value: Any) -> Any:
     """A leaf of a record as an array: numbers, lists of numbers, and every object that NumPy can make an array of.
 
     Anything else, as text, comes back as it is: it is for the spec of the record to refuse it.
@@ -46,7 +46,7 @@ def of_record(name: str, value: Any) -> Any:
       TypeError: NumPy cannot make an array of it.
 
     Example:
-      >>> of_record("ids", [[1, 2], [3, 4]]).shape
+      >>> as_record_leaf("ids", [[1, 2], [3, 4]]).shape
       (2, 2)
     """
     if isinstance(value, np.generic):

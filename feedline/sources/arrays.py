@@ -1,4 +1,4 @@
-"""Rows of arrays, in memory or mapped from files: the columnar source."""
+"""The columnar source: rows of arrays in memory or mapped from files."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from feedline.rows.spec import is_numeric
 from feedline.rows.values import as_array, is_in_memory, is_list
 from feedline.sources.fill import fill
 from feedline.sources.formats import arrow, files
-from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.row_gather import RowGather
 from feedline.sources.windows import windows
 
 Array = npt.NDArray[Any]
-_SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each of them is a seek
-_MOST_OF_A_SHARD = 16
-_CHECKED_A_READ = 4  # files, at some 5 µs each: to check must not take as long as to copy
+_SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
+_MAX_SAMPLES_A_SHARD = 16
+_CHECKS_A_READ = 4  # files, at some 5 µs each: checks must cost less than the copy
 
 
 class ArraySource(IndexedSource):
     """A `RowSource` over a tree of arrays whose first axes agree; each leaf may come in shards.
 
-    Reads are thread-safe: they only copy out of arrays. Pickled, it carries paths and opens the
-    files again where it lands.
+    Reads are thread-safe: they only copy out of arrays. A pickled source holds paths, and opens the
+    files again in the other process.
 
     Args:
       shards: each a path to a `.npy`, `.npz`, `.bin` or uncompressed Arrow file, or a tree of arrays and of
-        paths to `.npy` files, all of one structure. The source's rows are those of the first, then of the
+        paths to `.npy` files, all of one structure. The source has the rows of the first shard, then of the
         second, and so on.
-      declared: what the files do not say.
+      options: dtype, columns and windows (see `feedline.open_source`).
 
     Raises:
-      ValueError: no rows, or leaves, or shards that do not fit together.
-      TypeError: a leaf is neither an array nor a path, or its dtype is no number.
+      ValueError: no rows, or leaves or shards that do not fit together.
+      TypeError: a leaf is neither an array nor a path, or its dtype is not numeric.
 
     Example:
       >>> source = ArraySource([{"x": np.arange(6).reshape(3, 2)}])
@@ -60,27 +60,27 @@ class ArraySource(IndexedSource):
       [[4, 5], [0, 1]]
     """
 
-    def __init__(self, shards: Sequence[Any], declared: Declared | None = None) -> None:
+    def __init__(self, shards: Sequence[Any], options: OpenOptions | None = None) -> None:
         self._given = list(shards)
-        self._declared = declared or Declared()
+        self._options = options or OpenOptions()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
         self._versions: dict[str, FileVersion] = {}
-        """Of the files that are open, by path."""
+        """The versions of the open files, by path."""
         self._open()
 
     def _open(self) -> None:
         trees, names = [], []
         for i, shard in enumerate(self._given):
-            opened = _as_trees(shard, self._declared, self._versions)
+            opened = _as_trees(shard, self._options, self._versions)
             trees += opened
             names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
-        self._turns = itertools.cycle(self._versions.items())
+        self._files_to_check = itertools.cycle(self._versions.items())
         parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
         self._rows = sum(len(part[0]) for part in parts)
         if self._rows == 0:
-            raise ValueError(f"a source must have at least one row, got {_why_empty(self._declared, names[0])}")
+            raise ValueError(f"a source must have at least one row, got {_why_empty(self._options, names[0])}")
         self._gathers = [RowGather(leaf) for leaf in self._leaves]
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
@@ -88,7 +88,7 @@ class ArraySource(IndexedSource):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
         self._check_files()
-        samples = min(_MOST_OF_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
+        samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         sampled = [
             [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
         ]
@@ -96,7 +96,7 @@ class ArraySource(IndexedSource):
 
     @property
     def picklable(self) -> bool:
-        """Whether worker processes can open it again: every leaf is a path."""
+        """Whether worker processes can open it again, because every leaf is a path."""
         return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
 
     def __len__(self) -> int:
@@ -120,9 +120,9 @@ class ArraySource(IndexedSource):
     def read_in_order(
         self, order: Order, epoch: int, positions: Positions, cuts: Sequence[tuple[int, Columns, Array]]
     ) -> Indices:
-        """As `read_leaf` for each (leaf, columns, out) of `cuts`, of the rows at some positions of an epoch.
+        """Call `read_leaf` for each (leaf, columns, out) of `cuts`, with the rows at some positions of an epoch.
 
-        With the C library that is one call, which computes which rows these are, too.
+        The C library does this in a single call, including the computation of the rows.
 
         Returns:
           int64[k]: the row at each position.
@@ -139,47 +139,49 @@ class ArraySource(IndexedSource):
         return rows
 
     def close(self) -> None:
-        """Nothing to do: a mapped file is unmapped with the last array that refers to it."""
+        """Do nothing: a mapped file is unmapped with the last array that refers to it."""
 
     def _check_files(self) -> None:
-        """Refuse files that were written to: of many files some are looked at in turn, so it stays cheap."""
-        for path, version in itertools.islice(self._turns, min(_CHECKED_A_READ, len(self._versions))):
-            version.check_held(path)
+        """Refuse files that were written to. Each call checks only the next few of many files, to stay cheap."""
+        for path, version in itertools.islice(self._files_to_check, min(_CHECKS_A_READ, len(self._versions))):
+            version.check_open(path)
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self._given, self._declared, self._versions)
+        return _opened_again, (self._given, self._options, self._versions)
 
 
-def _opened_again(given: list[Any], declared: Declared, versions: dict[str, FileVersion]) -> ArraySource:
-    """A source as another process has it open. FeedError if a file has changed since."""
+def _opened_again(given: list[Any], options: OpenOptions, versions: dict[str, FileVersion]) -> ArraySource:
+    """A copy of a source that another process has open. FeedError if a file has changed since."""
     try:
-        return ArraySource(given, declared)
-    finally:  # also where it cannot be opened: that it changed is the better reason
+        return ArraySource(given, options)
+    finally:  # also if it cannot be opened: a change explains that better
         for path, version in versions.items():
             version.check(path)
 
 
-def _as_trees(shard: Any, declared: Declared, versions: dict[str, FileVersion]) -> list[Any]:
-    """A shard as trees of arrays whose rows follow each other: several only where a file has record batches."""
+def _as_trees(shard: Any, options: OpenOptions, versions: dict[str, FileVersion]) -> list[Any]:
+    """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path = Path(shard)
         if path.suffix in arrow.SUFFIXES:
             if path.is_file():
-                versions[os.path.abspath(path)] = FileVersion.of(path)  # before it is mapped: no change is missed
-            return arrow.mapped(path, declared)
-        arrays = _loaded(path, versions, declared.dtype)
+                versions[os.path.abspath(path)] = FileVersion.of(
+                    path
+                )  # before it is mapped, so that no change is missed
+            return arrow.mapped(path, options)
+        arrays = _loaded(path, versions, options.dtype)
         shard = jax.tree_util.tree_map_with_path(
-            functools.partial(_checked, path), declared.named(arrays, str(path))
+            functools.partial(_checked, path), options.named(arrays, str(path))
         )
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
-    length = declared.window
+    length = options.window
     if length is None:
         return [tree]
-    return [jax.tree.map(lambda array: windows(array, length, declared.stride or length), tree)]
+    return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
 
 
 def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
-    """The arrays of a file, whose version is added to `versions`."""
+    """The arrays of a file. Its version is added to `versions`."""
     arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
     return arrays
 
@@ -213,7 +215,7 @@ def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
 
 
 def _checked(file: Path | None, path: Any, array: Array) -> Array:
-    """A leaf that can be rows of numbers. It lies in `file`, or in memory."""
+    """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
     name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
     if array.ndim == 0:
         raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
@@ -226,7 +228,7 @@ def _checked(file: Path | None, path: Any, array: Array) -> Array:
 
 
 def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
-    """The leaves of a shard, which agree in length with each other and in form with the first shard."""
+    """The leaves of a shard, after checks of their lengths and that they have the form of the first shard."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if not leaves:
         raise ValueError("a source must have at least one array, got an empty tree")
@@ -235,9 +237,9 @@ def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[A
         raise ValueError(f"shards must have the same leaves; {name} has other ones than {first_name}")
     lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
+        listed = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
         raise ValueError(
-            f"all leaves must have the same number of rows, but {told} in {name}; cut them to one length"
+            f"all leaves must have the same number of rows, but {listed} in {name}; cut them to one length"
         )
     for (path, leaf), reference in zip(leaves, jax.tree_util.tree_leaves(first), strict=True):
         if (leaf.dtype, leaf.shape[1:]) != (reference.dtype, reference.shape[1:]):
@@ -248,7 +250,7 @@ def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[A
     return [leaf for _, leaf in leaves]
 
 
-def _why_empty(declared: Declared, first: str) -> str:
-    if declared.window is None:
+def _why_empty(options: OpenOptions, first: str) -> str:
+    if options.window is None:
         return f"arrays of length 0 in {first}"
-    return f"{first}, and no shard with {declared.window} elements, the length of a window; choose a shorter one"
+    return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"

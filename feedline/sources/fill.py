@@ -1,4 +1,4 @@
-"""A part of a batch in one C call: which rows it holds, and the copy of all its leaves."""
+"""A single C call that finds the rows at some positions and copies them into all leaves of a batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from feedline.native.gather import Copy
-from feedline.order.compiled import Addressed, EpochOrder, Indices, Positions
+from feedline.order.compiled import EpochOrder, Indices, Positions, PositionsPointer
 
 
 def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: Sequence[Copy]) -> Indices:
     """Copy the rows at some positions of an epoch into all leaves of a batch.
 
     Args:
-      copies: of each leaf, for as many rows as there are positions (see `Segments.copy`).
+      copies: one for each leaf, for as many rows as there are positions (see `Segments.copy`).
 
     Returns:
       int64[k]: the row at each position.
@@ -25,11 +25,11 @@ def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: 
     """
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
-    addressed = Addressed(positions)
+    pointer = PositionsPointer(positions)
     code = library.feedline_fill(
         ctypes.byref(epoch),
-        addressed.address,
-        addressed.first,
+        pointer.address,
+        pointer.first,
         len(positions),
         rows.ctypes.data,
         (Copy * len(copies))(*copies),

@@ -1,4 +1,4 @@
-"""Rows stored in groups that are read whole: row groups, record batches, chunks."""
+"""The source for files that store rows in groups: row groups, record batches, chunks."""
 
 from __future__ import annotations
 
@@ -18,74 +18,74 @@ from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices, Shards, count_of, joined
 from feedline.runtime.ending import check_may_read
-from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
-from feedline.sources.kept import Kept
+from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.lru_cache import LruCache
 from feedline.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]
 
 
 class GroupSource(IndexedSource):
-    """A `RowSource` over files whose rows lie in groups.
+    """A `RowSource` over files that store rows in groups, each of which can only be read whole.
 
-    A group that is read is kept, with the others that were used last, in at most `cache_bytes`: rows
-    that lie near each other should be asked for near each other, as a blocked order does. Reads are
-    thread-safe; two threads that need one group read it once.
+    The most recently used groups stay in a cache of at most `cache_bytes`, so an order should read neighbouring
+    rows soon after each other, as a blocked order does. Reads are thread-safe; a group that two threads need is
+    read once.
 
     A file must not change while it is open: its version is taken before it is opened, checked whenever a group is
-    read, and travels with the source to worker processes.
+    read, and sent to worker processes with the source.
 
     Args:
-      open_file: (path, declared) → what that file holds.
-      paths: of the files, whose rows follow each other.
-      declared: columns and cache_bytes.
-      versions: of the files, None for a directory. Without them the files are taken as they are now.
+      open_file: (path, options) → the open file.
+      paths: of the files, in the order of their rows.
+      options: columns and cache_bytes.
+      versions: the expected versions of the files, None for a directory; by default, the present ones.
 
     Raises:
       ValueError: no rows, or files that do not fit together.
-      FeedError: a file is not of the version given.
+      FeedError: a file does not have the expected version.
     """
 
     def __init__(
         self,
-        open_file: Callable[[Path, Declared], GroupedFile],
+        open_file: Callable[[Path, OpenOptions], GroupedFile],
         paths: Sequence[str],
-        declared: Declared,
+        options: OpenOptions,
         versions: Sequence[FileVersion | None] | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
-        self._declared = declared
+        self._options = options
         self._versions = [_version(path) for path in paths] if versions is None else versions
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
-        for path, held in zip(paths, self._files, strict=True):
-            check_fits(held, path, self._files[0], paths[0])
+        for path, file in zip(paths, self._files, strict=True):
+            check_fits(file, path, self._files[0], paths[0])
         leaves = range(len(self._files[0].lengths))
         self._groups = [Shards([count_of(file.lengths[leaf]) for file in self._files]) for leaf in leaves]
-        """For each leaf, which groups are of which file."""
+        """For each leaf, the file of each group."""
         self._shards = [joined([file.lengths[leaf] for file in self._files]) for leaf in leaves]
-        """For each leaf, which rows are of which group."""
+        """For each leaf, the group of each row."""
         if len(self) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
-        self._kept: Kept[Group] = Kept(declared.cache_bytes)
+        self._cache: LruCache[Group] = LruCache(options.cache_bytes)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        return self._identity(of_good=False)
+        return self._identity(allow_bad_rows=False)
 
-    def identity_of_good(self) -> dict[str, Any]:
-        """As `identity`, but a sampled row that cannot be read counts as such."""
-        return self._identity(of_good=True)
+    def identity_allowing_bad_rows(self) -> dict[str, Any]:
+        """As `identity`, but a sampled row that cannot be read is part of the identity instead of an error."""
+        return self._identity(allow_bad_rows=True)
 
-    def _identity(self, of_good: bool) -> dict[str, Any]:
+    def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
         files = []
-        for i, held in enumerate(self._files):
+        for i, file in enumerate(self._files):
             self._check_unchanged(i)
-            files.append(held.identity(of_good))
+            files.append(file.identity(allow_bad_rows))
             self._check_unchanged(i)
         return {"kind": "groups", "files": files}
 
@@ -96,7 +96,7 @@ class GroupSource(IndexedSource):
         """Write row rows[i] to index i of each leaf of `out`.
 
         Raises:
-          RowError: a row holds a null, or its group cannot be read.
+          RowError: a row has a null, or its group cannot be read.
           FeedError: a file has changed since it was opened.
         """
         for leaf, target in enumerate(jax.tree_util.tree_leaves(out)):
@@ -107,46 +107,47 @@ class GroupSource(IndexedSource):
         shards = self._shards[leaf]
         group = shards.of(rows)
         touched = np.unique(group)
-        room = self._held_at_once(leaf, touched)
-        for start in range(0, len(touched), room):
-            held = touched[start : start + room]
-            groups = self._held(leaf, held.tolist())
-            here: Any = slice(None) if len(held) == len(touched) else np.flatnonzero(np.isin(group, held))
-            part = np.searchsorted(held, group[here])
+        at_once = self._groups_at_once(leaf, touched)
+        for start in range(0, len(touched), at_once):
+            numbers = touched[start : start + at_once]
+            groups = self._cached_groups(leaf, numbers.tolist())
+            here: Any = slice(None) if len(numbers) == len(touched) else np.flatnonzero(np.isin(group, numbers))
+            part = np.searchsorted(numbers, group[here])
             local = rows[here] - shards.firsts_of(group[here])
             self._check_nulls(leaf, groups, part, local, rows[here])
-            target = out[here]  # a copy where it is not all of it
+            target = out[here]  # a copy, unless these are all groups
             firsts = np.cumsum([0, *(len(group.values) for group in groups[:-1])])
             RowGather([group.values for group in groups]).read(firsts.take(part) + local, columns, target)
-            if len(held) < len(touched):
+            if len(numbers) < len(touched):
                 out[here] = target
 
-    def _held_at_once(self, leaf: int, touched: Indices) -> int:
-        """How many of these groups a read holds at a time: those that fit into cache_bytes, at least one."""
+    def _groups_at_once(self, leaf: int, touched: Indices) -> int:
+        """How many of these groups a read may hold at a time: those that fit into cache_bytes, at least one."""
         row = self._row(leaf)
         most = int(self._shards[leaf].lengths_of(touched).max(initial=1))
         row_bytes: int = math.prod(row.shape) * row.dtype.itemsize
-        return max(1, self._declared.cache_bytes // max(1, most * row_bytes))
+        return max(1, self._options.cache_bytes // max(1, most * row_bytes))
 
     def _row(self, leaf: int) -> Any:
         return jax.tree_util.tree_leaves(self.spec)[leaf]
 
-    def _held(self, leaf: int, groups: list[int]) -> list[Group]:
+    def _cached_groups(self, leaf: int, groups: list[int]) -> list[Group]:
         """These groups, from the cache or the files."""
-        # threads that read one batch need the same groups: each begins at another one, so as not to wait in line
+        # threads that read the same batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
         rotated = [*groups[first:], *groups[:first]]
         read = {
-            group: self._kept.get((leaf, group), functools.partial(self._group, leaf, group)) for group in rotated
+            group: self._cache.get((leaf, group), functools.partial(self._read_group, leaf, group))
+            for group in rotated
         }
         return [read[group] for group in groups]
 
     def close(self) -> None:
-        """Let go of what is kept."""
-        self._kept.clear()
+        """Drop the cached groups."""
+        self._cache.clear()
 
-    def _group(self, leaf: int, group: int) -> Group:
-        """One group, read from its file and checked."""
+    def _read_group(self, leaf: int, group: int) -> Group:
+        """Read a group from its file, and check it."""
         check_may_read()
         one = np.array([group])
         ((file, within, _),) = self._groups[leaf].split(one)
@@ -157,7 +158,7 @@ class GroupSource(IndexedSource):
         except FeedError:
             raise
         except Exception as error:
-            self._check_unchanged(file)  # a change is not a bad row, and explains any other error
+            self._check_unchanged(file)  # a change of the file explains any other error, and is not a bad row
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
@@ -191,9 +192,9 @@ class GroupSource(IndexedSource):
 
     def _opened(self, file: int) -> GroupedFile:
         self._check_unchanged(file)
-        held = self._open_file(Path(self._paths[file]), self._declared)
+        opened = self._open_file(Path(self._paths[file]), self._options)
         self._check_unchanged(file)
-        return held
+        return opened
 
     def _check_unchanged(self, file: int) -> None:
         version = self._versions[file]
@@ -201,9 +202,9 @@ class GroupSource(IndexedSource):
             version.check(self._paths[file])
 
     def __reduce__(self) -> Any:
-        return type(self), (self._open_file, self._paths, self._declared, self._versions)
+        return type(self), (self._open_file, self._paths, self._options, self._versions)
 
 
 def _version(path: str) -> FileVersion | None:
-    """The version of a file. None for a directory, and where there is nothing: opening it says so."""
+    """The version of a file. None for a directory, and for a missing file, which opening reports."""
     return FileVersion.of(path) if Path(path).is_file() else None

@@ -16,7 +16,7 @@ _TOO_LONG = "truncated to max length"
 """Of Grain's packing, about a document that is longer than a packed row."""
 
 
-def lane_failed(lane: int, items: int, epoch: int, error: Exception) -> FeedError:
+def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError:
     """What to raise when the next item of a lane cannot be had.
 
     Args:
@@ -37,7 +37,7 @@ def lane_failed(lane: int, items: int, epoch: int, error: Exception) -> FeedErro
     return FeedError(f"lane {lane} failed after {items} items of epoch {epoch} with {why}", stage="read")
 
 
-def is_a_mistake(stop: StopIteration) -> bool:
+def raised_by_user_code(stop: StopIteration) -> bool:
     """Whether a function that Grain called (of a map, a filter, a source) raised it, and no iterator has ended.
 
     A StopIteration is an end if `__next__` of an iterator raises it, Grain's or the user's own. Where Grain calls

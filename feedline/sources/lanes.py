@@ -12,7 +12,7 @@ import jax
 from feedline.options import checked_integer
 from feedline.rows.record_leaves import as_arrays, digest_of, write_record
 from feedline.rows.spec import RowSpec
-from feedline.sources.lane_errors import is_a_mistake, lane_failed
+from feedline.sources.lane_errors import lane_error, raised_by_user_code
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
 """(lane, count) → the items of that lane."""
@@ -104,10 +104,10 @@ class FirstItem:
                 self.item = next(iterator)
                 break
             except StopIteration as stop:
-                if is_a_mistake(stop):
-                    raise lane_failed(lane, 0, 0, stop) from stop
+                if raised_by_user_code(stop):
+                    raise lane_error(lane, 0, 0, stop) from stop
             except Exception as error:
-                raise lane_failed(lane, 0, 0, error) from error
+                raise lane_error(lane, 0, 0, error) from error
             finally:
                 iterator.close()
         else:

@@ -15,26 +15,26 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import RowSource, is_row_source, why_none
+from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
-from feedline.sources.formats.declared import CACHE_BYTES, Declared, Decode
+from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
 
 
 class _Format(NamedTuple):
-    open: Callable[[list[str], Declared], IndexedSource]
+    open: Callable[[list[str], OpenOptions], IndexedSource]
     takes: frozenset[str]
 
 
-def _open_arrow(paths: list[str], declared: Declared) -> IndexedSource:
-    if all(arrow.is_mapped(Path(path), declared) for path in paths):
-        return ArraySource(paths, declared)
-    return GroupSource(arrow.grouped, paths, declared)
+def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource:
+    if all(arrow.is_mapped(Path(path), options) for path in paths):
+        return ArraySource(paths, options)
+    return GroupSource(arrow.grouped, paths, options)
 
 
 _ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
@@ -45,10 +45,10 @@ _FORMATS = {
     ".npz": _ARRAYS,
     ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": _Format(lambda paths, declared: GroupSource(parquet.grouped, paths, declared), _GROUPED),
+    ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
     **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
     ".zarr": _Format(
-        lambda paths, declared: GroupSource(zarr.Folders(), paths, declared), _GROUPED | {"missing_chunks"}
+        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),
 }
 
@@ -105,7 +105,7 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    declared = Declared(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
+    options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
     paths = _matches(os.fsdecode(path_or_glob))
     suffixes = sorted({_suffix(path) for path in paths})
     if len(suffixes) > 1:
@@ -116,10 +116,10 @@ def open_source(
             "or write a RowSource"
         )
     form = _FORMATS[suffixes[0]]
-    for option in sorted(declared.given() - form.takes):
+    for option in sorted(options.given() - form.takes):
         takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
-    return form.open(paths, declared)
+    return form.open(paths, options)
 
 
 def _matches(name: str) -> list[str]:
@@ -163,7 +163,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
     if jax.tree_util.all_leaves([source]):
-        raise TypeError(why_none(source))
+        raise TypeError(why_not_a_source(source))
     return ArraySource([source])
 
 

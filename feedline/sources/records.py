@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
-from feedline.rows.bad_rows import check_is_of_a_row
+from feedline.rows.bad_rows import check_concerns_a_row
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_alike, write_record
+from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_record, write_uniform_records
 from feedline.rows.spec import RowSpec
 
 _GROUP = 64
@@ -51,14 +51,14 @@ class RecordSource(IndexedSource):
         """Digests of the first, the middle and the last element."""
         return self._identity(lambda i: digest_of(self._element(i)))
 
-    def identity_of_good(self) -> dict[str, Any]:
+    def identity_allowing_bad_rows(self) -> dict[str, Any]:
         """As `identity`, but an element that cannot be had counts as such."""
 
         def sampled(i: int) -> str | None:
             try:
                 return digest_of(self._element(i))
             except RowError as error:
-                check_is_of_a_row(error)
+                check_concerns_a_row(error)
                 return None
 
         return self._identity(sampled)
@@ -83,7 +83,7 @@ class RecordSource(IndexedSource):
         indices = rows.tolist()
         for start in range(0, len(indices), self._group):
             records = tuple(self._elements(indices[start : start + self._group]))
-            if not write_alike(records, self._spec, targets, start):
+            if not write_uniform_records(records, self._spec, targets, start):
                 self._write_one_by_one(records, indices, targets, start)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of arrays that follow each other, copied into a batch: by the C library if it was built, else by NumPy."""
+"""The gather of rows from arrays into a batch: by the C library if it was built, else by NumPy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from feedline.native.gather import Copy, Segments
 from feedline.native.library import library
 from feedline.placement.plan import Columns
-from feedline.rows.shards import Indices, Shards
-from feedline.sources.scattered import Scattered
+from feedline.rows.shards import Indices
+from feedline.sources.numpy_gather import NumpyGather
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ class RowGather:
     addressed.
 
     Args:
-      parts: the arrays, which are kept alive; anywhere in memory, with any strides.
+      parts: the arrays, which are kept alive. They may lie anywhere in memory, with any strides.
 
     Example:
       >>> rows = RowGather([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
@@ -38,11 +38,11 @@ class RowGather:
     def __init__(self, parts: Sequence[Array]) -> None:
         compiled, filled = library(), [part for part in parts if len(part)]
         self._by_c: tuple[ctypes.CDLL, Segments] | None = None
-        self._by_numpy: _ByNumPy | None = None
+        self._by_numpy: NumpyGather | None = None
         if compiled is not None and filled and all(part[0].flags.c_contiguous for part in filled):
             self._by_c = compiled, Segments(filled)
         else:
-            self._by_numpy = _ByNumPy(parts)
+            self._by_numpy = NumpyGather(parts)
 
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] to out[i], which may be strided.
@@ -57,35 +57,5 @@ class RowGather:
             self._by_numpy.read(rows, columns, out)
 
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
-        """The copy of the `columns` of some `count` rows to `out`, to be made by C; None: C cannot make it."""
+        """The C struct for a copy of the `columns` of `count` rows to `out`; None if C cannot make this copy."""
         return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
-
-
-class _ByNumPy:
-    """What `RowGather` does where the library was not built, or where rows are not contiguous."""
-
-    def __init__(self, parts: Sequence[Array]) -> None:
-        self._parts = parts
-        self._shards = Shards([len(part) for part in parts])
-        self._scattered = Scattered(parts) if len(self._shards) and Scattered.fits(parts) else None
-
-    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
-        if self._scattered is None:
-            for shard, local, places in self._shards.split(rows):
-                out[places] = _picked(self._parts[shard], local, columns)
-        elif len(self._parts) == 1:
-            self._shards.check(rows)
-            self._scattered.read(None, rows, columns, out)
-        else:
-            part = self._shards.of(rows)
-            self._scattered.read(part, rows - self._shards.firsts.take(part), columns, out)
-
-
-def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
-    """array[rows] cut to columns, where rows are not contiguous (np.take would copy the whole array first)."""
-    if all(isinstance(column, slice) for column in columns):
-        return array[(slice(None), *columns)][rows]
-    part = array[rows]
-    for axis, column in enumerate(columns, start=1):
-        part = part[(slice(None),) * axis + (column,)]
-    return part

@@ -10,7 +10,7 @@ from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
 from feedline.order.schedule import BatchPositions
-from feedline.rows.bad_rows import BadRow, failing, raise_located
+from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
 
@@ -57,7 +57,7 @@ def write_items(
     except RowError as error:
         if form.bad_rows == "raise":
             raise_located(write, positions, positions.position, error)
-        for i, failure in failing(write, positions.position, error):
+        for i, failure in find_bad_rows(write, positions.position, error):
             position = int(positions.position[i])
             failure.locate(position, int(positions.epoch[i]), position)
             records[i] = first

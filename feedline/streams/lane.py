@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from feedline.errors import FeedError
 from feedline.order.schedule import Cursor
-from feedline.sources.lane_errors import is_a_mistake, lane_failed
+from feedline.sources.lane_errors import lane_error, raised_by_user_code
 from feedline.sources.lanes import Lanes
 from feedline.streams.tuples import difference, marked, unmarked
 
@@ -80,7 +80,7 @@ class Lane:
             try:
                 record = next(self._iterator)
             except StopIteration as stop:
-                if is_a_mistake(stop):
+                if raised_by_user_code(stop):
                     raise self._failed(stop) from stop
             except Exception as error:
                 raise self._failed(error) from error
@@ -141,7 +141,7 @@ class Lane:
         )
 
     def _failed(self, error: Exception) -> FeedError:
-        return lane_failed(self.index, self.position, self.epoch, error)
+        return lane_error(self.index, self.position, self.epoch, error)
 
 
 def _counts(iterator: Any, state: Any) -> bool:

@@ -23,11 +23,11 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.local_batches import LocalBatches
-from feedline.order.epoch import rows_at, spares_at
+from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.rows.bad_rows import BadRow, failing
+from feedline.rows.bad_rows import BadRow, find_bad_rows
 from feedline.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
@@ -102,7 +102,7 @@ SOURCES = {
 
 
 def spare(epoch, position, n=N, bad=BAD):
-    return next(row for row in spares_at(SEED, n, epoch, position).tolist() if row not in bad)
+    return next(row for row in substitutes_at(SEED, n, epoch, position).tolist() if row not in bad)
 
 
 def expected(remainder):
@@ -156,14 +156,14 @@ def test_a_bad_row_is_replaced_and_no_other_row_moves(sharding, tmp_path, source
     )
 
 
-def test_spares_are_uniform_and_a_function_of_seed_epoch_and_position():
-    drawn = np.array([spares_at(1, 10, epoch, p) for epoch in range(4) for p in range(200)])
+def test_substitutes_are_uniform_and_a_function_of_seed_epoch_and_position():
+    drawn = np.array([substitutes_at(1, 10, epoch, p) for epoch in range(4) for p in range(200)])
     assert drawn.shape == (800, 16)
     counts = np.bincount(drawn.ravel(), minlength=10)
     assert (abs(counts - 1280) < 5 * 1280**0.5).all()
     assert len({tuple(one) for one in drawn.tolist()}) == 800
-    assert spares_at(1, 10, 3, 199).tolist() == drawn[-1].tolist()
-    assert spares_at(2, 10, 3, 199).tolist() != drawn[-1].tolist()
+    assert substitutes_at(1, 10, 3, 199).tolist() == drawn[-1].tolist()
+    assert substitutes_at(2, 10, 3, 199).tolist() != drawn[-1].tolist()
 
 
 # --- the search ---
@@ -192,7 +192,7 @@ def test_the_search_finds_each_bad_row_and_reads_every_other(data):
         attempt(slice(0, count))
     except RowError as error:
         read.clear()
-        found = [i for i, _ in failing(attempt, rows, error)]
+        found = [i for i, _ in find_bad_rows(attempt, rows, error)]
     else:
         found = []
     wrong = [i for i in range(count) if rows[i] in bad]
@@ -248,7 +248,7 @@ def test_every_split_into_processes_takes_the_same_rows(data):
     mesh = Mesh(np.array(jax.devices())[devices].reshape(4, 2), ("data", "model"))
     borders = sorted(data.draw(st.sets(st.integers(1, 7), max_size=3)))
     processes = np.split(np.array(data.draw(st.permutations(jax.devices()))), borders)
-    n = data.draw(st.integers(12, 40))  # three may be bad: of 16 spares one is not
+    n = data.draw(st.integers(12, 40))  # three may be bad: of 16 substitutes one is not
     size = 8 * data.draw(st.integers(1, 3))
     remainder = data.draw(st.sampled_from(["pad", "wrap"]))
     policy = data.draw(st.sampled_from(["substitute", "mask"]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.order.epoch import rows_at, spares_at
+from feedline.order.epoch import rows_at, substitutes_at
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
@@ -72,8 +72,13 @@ def _wanted(source):
     if source == "stream":
         return [(FIRST if i in BAD else i, i in BAD) for _ in range(EPOCHS) for i in range(FIRST, N)]
     run = [(e, p, int(rows_at(ORDER, N, e, np.array([p]))[0])) for e in range(EPOCHS) for p in range(N)]
-    spares = [[row for row in spares_at(ORDER.seed, N, e, p).tolist() if row not in BAD] for e, p, _ in run]
-    return [(spare[0] if row in BAD else row, row in BAD) for (_, _, row), spare in zip(run, spares, strict=True)]
+    substitutes = [
+        [row for row in substitutes_at(ORDER.seed, N, e, p).tolist() if row not in BAD] for e, p, _ in run
+    ]
+    return [
+        (substitute[0] if row in BAD else row, row in BAD)
+        for (_, _, row), substitute in zip(run, substitutes, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("policy", ["substitute", "mask"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from feedline import Blocks, Order
 from feedline.native.library import library
-from feedline.order import compiled as native
 from feedline.order.blocks import blocked
+from feedline.order.compiled import epoch_order, rows_at_by_c
 from feedline.order.epoch import rows_at
 from feedline.order.permutation import LARGEST, permuted, words
 
@@ -28,12 +28,12 @@ shuffles = (
 
 
 def by_numpy(order, n, epoch, positions):
-    places = positions.astype(np.uint64)
+    words_ = positions.astype(np.uint64)
     if not order.shuffle:
         return positions
     if isinstance(order.shuffle, Blocks):
-        return blocked(order.shuffle, n, order.seed, epoch, places)
-    return permuted(n, words("order", order.seed, epoch), places)
+        return blocked(order.shuffle, n, order.seed, epoch, words_)
+    return permuted(n, words("order", order.seed, epoch), words_)
 
 
 @compiled
@@ -44,7 +44,7 @@ def test_both_give_the_same_rows(n, shuffle, seed, epoch, data):
     drawn = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, n, data.draw(st.integers(0, 1300)))
     positions = np.concatenate([ends, drawn])
     order = Order(seed, shuffle)
-    found = native.rows_at(library(), order, n, epoch, positions)
+    found = rows_at_by_c(library(), order, n, epoch, positions)
     np.testing.assert_array_equal(found, by_numpy(order, n, epoch, positions))
 
 
@@ -62,7 +62,7 @@ def test_positions_may_have_any_strides(shuffle, cut):
 def test_a_range_is_its_positions(n, shuffle, first, count):
     first %= n
     count = min(count, n - first)
-    order = native.epoch_order(Order(3, shuffle), n, 1)
+    order = epoch_order(Order(3, shuffle), n, 1)
     rows, bad = np.empty(count, np.int64), ctypes.c_int64()
     assert (
         library().feedline_order(ctypes.byref(order), None, first, count, rows.ctypes.data, ctypes.byref(bad)) == 0
@@ -74,7 +74,7 @@ def test_a_range_is_its_positions(n, shuffle, first, count):
 @pytest.mark.parametrize("shuffle", [False, True, Blocks(3, 2)])
 @pytest.mark.parametrize("wrong", [-1, 10, 2**62, -(2**63)])
 def test_a_position_out_of_range_is_an_error_and_nothing_is_written(shuffle, wrong):
-    order = native.epoch_order(Order(0, shuffle), 10, 0)
+    order = epoch_order(Order(0, shuffle), 10, 0)
     positions, rows, bad = np.array([0, 9, wrong, 3]), np.full(4, 77), ctypes.c_int64()
     code = library().feedline_order(
         ctypes.byref(order), positions.ctypes.data, 0, 4, rows.ctypes.data, ctypes.byref(bad)
@@ -88,7 +88,7 @@ def test_a_position_out_of_range_is_an_error_and_nothing_is_written(shuffle, wro
     ("first", "count", "wrong"), [(0, 11, 10), (10, 1, 10), (-1, 2, -1), (2**63 - 1, 5, 2**63 - 1)]
 )
 def test_a_range_that_ends_beyond_the_epoch_is_an_error(first, count, wrong):
-    order, rows, bad = native.epoch_order(Order(), 10, 0), np.full(11, 77), ctypes.c_int64()
+    order, rows, bad = epoch_order(Order(), 10, 0), np.full(11, 77), ctypes.c_int64()
     code = library().feedline_order(ctypes.byref(order), None, first, count, rows.ctypes.data, ctypes.byref(bad))
     assert (code, bad.value) == (2, wrong)
     assert rows.tolist() == [77] * 11

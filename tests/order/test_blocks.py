@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedline import Blocks, Order
 from feedline.order import blocks
-from feedline.order.blocks import Slots, _shuffled_in_windows
+from feedline.order.blocks import BlockLayout, _shuffled_in_windows
 from feedline.order.epoch import rows_at
 from feedline.order.permutation import CHUNK, LARGEST, words
 
@@ -122,8 +122,8 @@ def test_two_keys_put_a_block_anywhere(pair):
 def in_windows(key, rows, window, count):
     """The permutation of each of so many windows, one a row."""
     n = rows * window * count
-    slots, places = Slots.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
-    moved = _shuffled_in_windows(slots, n, *key, places).reshape(count, -1)
+    layout, padded = BlockLayout.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
+    moved = _shuffled_in_windows(layout, n, *key, padded).reshape(count, -1)
     return (moved - moved.min(1, keepdims=True)).astype(np.int64)
 
 

@@ -57,12 +57,12 @@ def few_batches(schedule, cursor):
     return batches, None
 
 
-def rows_at(schedule, start, offsets=None):
-    positions = schedule.positions(
+def batch_rows(schedule, start, offsets=None):
+    places = schedule.positions(
         start, np.arange(schedule.batch_size) if offsets is None else np.array(offsets, np.int64)
     )
-    assert (positions.epoch.dtype, positions.position.dtype, positions.valid.dtype) == (np.int64, np.int64, bool)
-    return list(zip(positions.epoch.tolist(), positions.position.tolist(), positions.valid.tolist(), strict=True))
+    assert (places.epoch.dtype, places.position.dtype, places.valid.dtype) == (np.int64, np.int64, bool)
+    return list(zip(places.epoch.tolist(), places.position.tolist(), places.valid.tolist(), strict=True))
 
 
 @st.composite
@@ -74,13 +74,13 @@ def schedules(draw, rows=None):
 
 
 @st.composite
-def placed(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a strategy is a value
+def with_cursors(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a strategy is a value
     """A schedule, and a cursor that it can have: the end of an epoch is the largest position."""
     schedule = draw(schedules)
     return schedule, Cursor(draw(st.integers(0, last_epoch)), draw(st.integers(0, schedule.rows)))
 
 
-@given(place=placed(), offsets=st.lists(st.integers(0, 99)))
+@given(place=with_cursors(), offsets=st.lists(st.integers(0, 99)))
 @settings(max_examples=600, deadline=None)
 @example((Schedule(10, 4, "pad", 2), Cursor(1, 8)), [])
 @example((Schedule(10, 4, "wrap", 2), Cursor(0, 10)), [])
@@ -96,7 +96,7 @@ def test_batches_hold_the_rows_that_were_written_down(place, offsets):
     for k, batch in enumerate(batches):
         start = schedule.batch_at(cursor, k)
         assert start == batch.rows[0][:2]
-        assert rows_at(schedule, start) == batch.rows
+        assert batch_rows(schedule, start) == batch.rows
         assert schedule.real_rows(start) == sum(real for _, _, real in batch.rows)
         assert schedule.dropped_rows(before, start) == batch.dropped
         assert schedule.batch_at(before, 0) == start
@@ -105,7 +105,7 @@ def test_batches_hold_the_rows_that_were_written_down(place, offsets):
         assert schedule.dropped_rows(before, None) == dropped_at_the_end
     if batches:
         some = sorted(offset % schedule.batch_size for offset in offsets)
-        assert rows_at(schedule, start, some) == [batch.rows[offset] for offset in some]
+        assert batch_rows(schedule, start, some) == [batch.rows[offset] for offset in some]
 
 
 @given(schedule=schedules(), index=st.integers(0, 3))
@@ -143,7 +143,7 @@ def test_steps_per_epoch(schedule):
     assert schedule.steps_per_epoch == len(list(written_down(one, Cursor(0, 0))))
 
 
-@given(place=placed(), steps=st.integers(0, FEW - 1), data=st.data())
+@given(place=with_cursors(), steps=st.integers(0, FEW - 1), data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_resume_with_another_size_remainder_and_pass_begins_with_the_first_row_that_was_not_delivered(
     place, steps, data
@@ -156,7 +156,9 @@ def test_a_resume_with_another_size_remainder_and_pass_begins_with_the_first_row
     assert state == (epoch, position + 1)  # whatever the batch size and the remainder: no position beyond n
     other = data.draw(schedules(rows=schedule.rows))
     expected, dropped = few_batches(other, Cursor(epoch, position + 1))
-    assert [rows_at(other, other.batch_at(state, k)) for k in range(len(expected))] == [b.rows for b in expected]
+    assert [batch_rows(other, other.batch_at(state, k)) for k in range(len(expected))] == [
+        b.rows for b in expected
+    ]
     if other.epochs is not None:
         assert other.batches_from(state) == len(expected)
     if expected:
@@ -175,7 +177,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_over_any_resumes(n, legs):
     for size, remainder in legs:
         schedule = Schedule(n, size, remainder, None)
         start = schedule.batch_at(cursor, 0)
-        delivered += [(epoch, position) for epoch, position, real in rows_at(schedule, start) if real]
+        delivered += [(epoch, position) for epoch, position, real in batch_rows(schedule, start) if real]
         cursor = schedule.after(start)
     every_row = ((epoch, position) for epoch in itertools.count() for position in range(n))
     assert delivered == list(itertools.islice(every_row, len(delivered)))
@@ -189,7 +191,7 @@ def test_with_drop_only_the_ends_of_epochs_are_lost_over_any_resumes(n, sizes):
         schedule = Schedule(n, min(size, n), "drop", None)
         start = schedule.batch_at(cursor, 0)
         dropped += schedule.dropped_rows(cursor, start)
-        seen += rows_at(schedule, start)
+        seen += batch_rows(schedule, start)
         cursor = schedule.after(start)
     for epoch in range(cursor.epoch + 1):
         positions = [position for e, position, _ in seen if e == epoch]
@@ -218,7 +220,7 @@ def test_places_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
         expected = (epoch + 1, offset - short, True)
     else:
         expected = (epoch, offset - short, False)
-    assert rows_at(schedule, Cursor(epoch, position), [offset]) == [expected]
+    assert batch_rows(schedule, Cursor(epoch, position), [offset]) == [expected]
 
 
 @given(n=st.integers(1, 9), size=st.integers(2**40, 2**62), offset=st.integers(0, 2**62))
@@ -226,13 +228,13 @@ def test_places_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
 def test_places_in_a_batch_of_very_many_epochs(n, size, offset):
     assume(offset < size)
     wrapped, padded = (Schedule(n, size, remainder, None) for remainder in ("wrap", "pad"))
-    assert rows_at(wrapped, Cursor(5, n - 1), [offset]) == [
+    assert batch_rows(wrapped, Cursor(5, n - 1), [offset]) == [
         (5 + (n - 1 + offset) // n, (n - 1 + offset) % n, True),
     ]
-    assert rows_at(padded, Cursor(5, n - 1), [offset]) == [(5, (n - 1 + offset) % n, offset == 0)]
+    assert batch_rows(padded, Cursor(5, n - 1), [offset]) == [(5, (n - 1 + offset) % n, offset == 0)]
 
 
-@given(place=placed(huge_schedules | schedules(), 2**40), k=st.integers(0, 2**80) | st.integers(0, 50))
+@given(place=with_cursors(huge_schedules | schedules(), 2**40), k=st.integers(0, 2**80) | st.integers(0, 50))
 @settings(max_examples=500, deadline=None)
 def test_the_batch_after_a_batch_is_the_next_however_far(place, k):
     """With the rows that were written down for k = 0, this is an induction over all k."""

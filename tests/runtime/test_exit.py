@@ -104,19 +104,19 @@ def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
         tmp_path,
         """
 import atexit, tensorstore
-from feedline.sources.kept import Kept
+from feedline.sources.lru_cache import LruCache
 inside = threading.Event()
-def slowly(kept, key, read, get=Kept.get):
+def slowly(cache, key, read, get=LruCache.get):
     inside.set()
     time.sleep(0.03)
-    return get(kept, key, read)
+    return get(cache, key, read)
 metadata = {"shape": [256, 4], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}}
 store = {"driver": "zarr3", "kvstore": {"driver": "file", "path": "x.zarr/"}, "metadata": metadata}
 tensorstore.open(store, create=True, delete_existing=True).result()[...] = np.ones((256, 4), np.float32)
 feed = feedline.Feed(feedline.open_source("x.zarr", cache_bytes=1), 128, sharding)
 next(feed)
-Kept.get = slowly
+LruCache.get = slowly
 atexit.register(lambda: print("left", [t.name for t in threading.enumerate() if "-read-" in t.name]))
 next(feed), next(feed), next(feed)  # the next read takes four seconds
 assert inside.wait(30)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
 
 KINDS = {
@@ -29,7 +29,7 @@ def _source(group, lengths=((4, 4),)):
     """Of one leaf, whose rows are two numbers; each group is read as `group`."""
     spec = {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.int16))}
     held = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
-    return GroupSource(lambda path, declared: held, ["made.up"], Declared())
+    return GroupSource(lambda path, options: held, ["made.up"], OpenOptions())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""ArrayRecord files: records of bytes, read many at a time and decoded at once."""
+"""ArrayRecord files: records of bytes, read and decoded many at a time."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from feedline.rows import digests
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices, Shards
 from feedline.rows.spec import RowSpec
-from feedline.rows.values import as_array, is_list, of_record
+from feedline.rows.values import as_array, as_record_leaf, is_list
 from feedline.sources.formats import extras, files
-from feedline.sources.formats.declared import Declared, Decode
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.open_options import Decode, OpenOptions
 from feedline.sources.formats.opening import opening
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
-_AT_ONCE = 1 << 11  # records: fewer are slower to read, more leave the cache
+_RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the cache
 _BUFFER_BYTES = 1 << 15
 
 
 class ArrayRecordSource(IndexedSource):
     """A `RowSource` over ArrayRecord files.
 
-    Reads are thread-safe. Records are read in the order in which they lie in the file, then put into their places.
+    Reads are thread-safe. Records are read in the order of the file, and then written to their offsets.
 
     Args:
       paths: of the files, whose records follow each other.
-      declared: `dtype` of records of one size, or `decode` for others.
+      options: `dtype` for records of one size, or `decode` for others.
 
     Raises:
-      ValueError: no records, no ArrayRecord file, or neither a dtype nor a decode.
-      RowError: the first record is not of that dtype, or cannot be decoded.
+      ValueError: no records, not an ArrayRecord file, or not exactly one of `dtype` and `decode`.
+      RowError: the first record does not have that dtype, or cannot be decoded.
     """
 
-    def __init__(self, paths: Sequence[str], declared: Declared) -> None:
-        if (declared.dtype is None) == (declared.decode is None):
+    def __init__(self, paths: Sequence[str], options: OpenOptions) -> None:
+        if (options.dtype is None) == (options.decode is None):
             raise ValueError(
                 f"records of bytes do not say what they are, got {paths[0]} with "
-                f"{'neither dtype nor decode' if declared.dtype is None else 'dtype and decode'}; give "
+                f"{'neither dtype nor decode' if options.dtype is None else 'dtype and decode'}; give "
                 "open_source one of dtype=np.dtype([('image', np.uint8, (32, 32, 3)), ('label', np.int32)]) and "
                 "decode=..., a function of a list of bytes"
             )
-        if declared.decode is not None and declared.columns is not None:
-            raise ValueError(f"columns is for arrays with names; a decoder names its own, got {declared.columns}")
-        self._arguments = (paths, declared)
+        if options.decode is not None and options.columns is not None:
+            raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
+        self._arguments = (paths, options)
         self._paths = [str(path) for path in paths]
-        self._declared = declared
+        self._options = options
         opened = [_opened(path) for path in self._paths]
         self._readers = [reader for reader, _ in opened]
         self._versions = [version for _, version in opened]
@@ -87,12 +87,12 @@ class ArrayRecordSource(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         targets = jax.tree_util.tree_leaves(out)
-        for shard, local, places in self._shards.split(rows):
+        for shard, local, offsets in self._shards.split(rows):
             order = np.argsort(local, kind="stable")
-            here = np.arange(places.start, places.stop)[order] if isinstance(places, slice) else places[order]
+            here = np.arange(offsets.start, offsets.stop)[order] if isinstance(offsets, slice) else offsets[order]
             ordered = local[order]
-            for start in range(0, len(order), _AT_ONCE):
-                some = slice(start, start + _AT_ONCE)
+            for start in range(0, len(order), _RECORDS_A_READ):
+                some = slice(start, start + _RECORDS_A_READ)
                 leaves = self._checked(shard, ordered[some])
                 for target, values in zip(targets, leaves, strict=True):
                     target[here[some]] = values
@@ -103,7 +103,7 @@ class ArrayRecordSource(IndexedSource):
             reader.close()
 
     def _checked(self, shard: int, rows: Indices) -> list[Array]:
-        """The leaves of records of a shard, which have the form of the first record."""
+        """The leaves of records of a shard, after a check that they have the form of the first record."""
         leaves, treedef = jax.tree_util.tree_flatten(self._decoded(shard, rows))
         found = [(value.shape, value.dtype) for value in leaves]
         wanted = [((len(rows), *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
@@ -117,22 +117,24 @@ class ArrayRecordSource(IndexedSource):
         return leaves
 
     def _decoded(self, shard: int, rows: Indices) -> Any:
-        """The tree of arrays that these records of a shard are."""
+        """These records of a shard as a tree of arrays."""
         try:
             records = self._readers[shard].read(rows.tolist())
         except Exception as error:
-            self._versions[shard].check_held(self._paths[shard])  # a change is the better reason
+            self._versions[shard].check_open(self._paths[shard])  # a change explains the error better
             raise self._error(shard, rows[0], f"{len(rows)} records could not be read: {error}") from error
-        self._versions[shard].check_held(self._paths[shard])  # of a truncated file the library reads empty records
-        if self._declared.decode is None:
+        self._versions[shard].check_open(
+            self._paths[shard]
+        )  # the library reads empty records from a truncated file
+        if self._options.decode is None:
             return self._unpacked(shard, rows, records)
         try:
-            return _decoded_by(self._declared.decode, records)
+            return _decoded_by(self._options.decode, records)
         except Exception as error:
             raise self._failed(shard, rows, records, error) from error
 
     def _unpacked(self, shard: int, rows: Indices, records: list[bytes]) -> Any:
-        dtype = np.dtype(self._declared.dtype)
+        dtype = np.dtype(self._options.dtype)
         lengths = list(map(len, records))
         if lengths.count(dtype.itemsize) < len(lengths):
             bad = next(i for i, length in enumerate(lengths) if length != dtype.itemsize)
@@ -143,66 +145,68 @@ class ArrayRecordSource(IndexedSource):
                 "bytes; declare what it is, or give decode=... where records differ in length",
             )
         array = files.fields(np.frombuffer(b"".join(records), dtype))
-        return self._declared.named(array, self._paths[shard])
+        return self._options.named(array, self._paths[shard])
 
     def _failed(self, shard: int, rows: Indices, records: list[bytes], error: Exception) -> RowError:
-        """The error of a decode that failed on some of these records: it names the first of them."""
-        assert self._declared.decode is not None
-        told = "decode failed on this record with {}: {}"
+        """The error for a decode that failed: it names the first of these records that cannot be decoded."""
+        assert self._options.decode is not None
+        message = "decode failed on this record with {}: {}"
         for row, record in zip(rows, records, strict=True):
             try:
-                _decoded_by(self._declared.decode, [record])
-            except Exception as alone:  # noqa: BLE001  # of any type: it is the user's code, and is raised by the caller
-                return self._error(shard, row, told.format(type(alone).__name__, alone))
-        told = f"decode failed on {len(records)} records from this one on, but on none alone, with {{}}: {{}}"
-        return self._error(shard, rows[0], told.format(type(error).__name__, error))
+                _decoded_by(self._options.decode, [record])
+            except Exception as alone:  # noqa: BLE001  # the user's code may raise any type; the caller raises it
+                return self._error(shard, row, message.format(type(alone).__name__, alone))
+        message = f"decode failed on {len(records)} records from this one on, but on none alone, with {{}}: {{}}"
+        return self._error(shard, rows[0], message.format(type(error).__name__, error))
 
-    def _error(self, shard: int, row: int, told: str) -> RowError:
-        return RowError(told, stage="read", row=int(self._shards.firsts[shard] + row), file=self._paths[shard])
+    def _error(self, shard: int, row: int, message: str) -> RowError:
+        return RowError(message, stage="read", row=int(self._shards.firsts[shard] + row), file=self._paths[shard])
 
     def __reduce__(self) -> Any:
         return _opened_again, (self._arguments, self._versions)
 
 
 def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
-    """The tree of arrays that these records are. A list of numbers is an array, as in a record of a dataset."""
+    """The decoded records as a tree of arrays. A list of numbers is an array, as in a record of a dataset."""
 
     def converted(path: Any, value: Any) -> Array:
         name = f"batch{jax.tree_util.keystr(path)}"
-        return as_array(name, of_record(name, value))
+        return as_array(name, as_record_leaf(name, value))
 
     return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
 
 
-def _opened_again(arguments: tuple[Sequence[str], Declared], versions: list[FileVersion]) -> ArrayRecordSource:
-    """A source as another process has it open. FeedError if a file has changed since."""
+def _opened_again(arguments: tuple[Sequence[str], OpenOptions], versions: list[FileVersion]) -> ArrayRecordSource:
+    """A copy of a source that another process has open. FeedError if a file has changed since."""
     try:
         return ArrayRecordSource(*arguments)
-    finally:  # also where it cannot be opened: that it changed is the better reason
+    finally:  # also if it cannot be opened: a change explains that better
         for path, version in zip(arguments[0], versions, strict=True):
             version.check(path)
 
 
 def _opened(path: str) -> tuple[Any, FileVersion]:
-    """A reader, and the version of the file just before it was opened.
+    """A reader of a file, and the version of the file just before it was opened.
 
     Raises:
-      FileNotFoundError, OSError: there is none, or too many files are open.
-      ValueError: it is no ArrayRecord file.
+      FileNotFoundError, OSError: there is no such file, or too many files are open.
+      ValueError: it is not an ArrayRecord file.
     """
-    module = extras.need("array_record.python.array_record_module", "array-record")
+    module = extras.require("array_record.python.array_record_module", "array-record")
     with opening(Path(path)) as file:
         version = FileVersion.of_open(file.fileno())
     try:
         reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
         if not reader.ok():
-            reader.read([0])  # which says what is wrong
-    except Exception as error:  # of what type, the library does not say
+            reader.read([0])  # raises an error that says what is wrong
+    except Exception as error:  # the library does not document the type
         raise ValueError(
             f"{path} cannot be read as an ArrayRecord file: {error}. It may be truncated or another format; "
             "write it again with ArrayRecordWriter(path, 'group_size:1')"
         ) from error
-    grouped = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")  # none in files of long ago
+    grouped = re.search(
+        r"group_size:(\d+)", reader.writer_options_string() or ""
+    )  # missing in files of old versions
     if grouped and int(grouped[1]) > 1:
         warnings.warn(
             f"{path} was written in groups of {grouped[1]} records, which are decompressed whole whichever of "

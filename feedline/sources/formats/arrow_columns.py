@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy rows: what Arrow files, Arrow streams and Parquet files have in common."""
+"""Arrow columns as NumPy rows, for Arrow files, Arrow streams and Parquet files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.formats import extras
-from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.grouped_file import Group
-from feedline.sources.formats.opening import is_a_folder
+from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.formats.opening import folder_error
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -22,18 +22,18 @@ Bytes = Callable[[Any], Array]
 
 
 def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
-    """A column as rows: views of its buffers, whose sizes are checked. Booleans and nulls are unpacked from bits.
+    """A column as rows: views of its buffers, with their sizes checked. Booleans and nulls are unpacked from bits.
 
     Args:
-      column: a `pyarrow.Array` of which `row_of` knows the type.
-      label: says which column it is, in errors.
-      bytes_of: how the memory of a buffer is had; `np.frombuffer` if None.
+      column: a `pyarrow.Array` of a type that `row_of` supports.
+      label: names the column in errors.
+      bytes_of: gives the memory of a buffer; `np.frombuffer` if None.
 
     Raises:
-      ValueError: a buffer is smaller than the rows that it should hold.
+      ValueError: a buffer is smaller than its rows.
     """
-    kind, count, types = column.type, len(column), extras.need("pyarrow", "arrow").types
-    if isinstance(kind, extras.need("pyarrow", "arrow").BaseExtensionType):
+    kind, count, types = column.type, len(column), extras.require("pyarrow", "arrow").types
+    if isinstance(kind, extras.require("pyarrow", "arrow").BaseExtensionType):
         inner = rows_of(column.storage, label, bytes_of)
         return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
     validity, data = (*column.buffers(), None)[:2]
@@ -41,7 +41,7 @@ def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
     if validity is not None:
         null = ~_bits(_bytes(validity, bytes_of), column.offset, count, label)
     if types.is_fixed_size_list(kind):
-        start, stop = (place * kind.list_size for place in (column.offset, column.offset + count))
+        start, stop = (row * kind.list_size for row in (column.offset, column.offset + count))
         inner = rows_of(column.values, label, bytes_of)
         values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
         within = None
@@ -65,7 +65,7 @@ def _bytes(buffer: Any, bytes_of: Bytes | None) -> Array:
 
 
 def _bits(packed: Array, offset: int, count: int, label: str) -> npt.NDArray[np.bool_]:
-    """`count` booleans from bit `offset` on."""
+    """The `count` booleans from bit `offset` on."""
     unpacked = np.unpackbits(packed[offset // 8 : -(-(offset + count) // 8)], bitorder="little")
     bits = unpacked[offset % 8 :][:count].view(np.bool_)
     _check_size(bits, count, label)
@@ -83,18 +83,18 @@ def _check_size(found: Array, promised: int, label: str) -> None:
 def _any_null(
     first: npt.NDArray[np.bool_] | None, second: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.bool_] | None:
-    """Which rows hold a null in one of two places; None if none does."""
+    """The rows with a null in at least one of two masks; None if there are none."""
     null = second if first is None else first if second is None else first | second
     return null if null is not None and null.any() else None
 
 
 def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of one row of a column of that `pyarrow.DataType`.
+    """Shape and dtype of one row of a column whose type is the `pyarrow.DataType` `kind`.
 
     Raises:
-      TypeError: its rows are no numbers, or differ in length.
+      TypeError: its rows are not numbers, or differ in length.
     """
-    pyarrow = extras.need("pyarrow", "arrow")
+    pyarrow = extras.require("pyarrow", "arrow")
     types = pyarrow.types
     if isinstance(kind, pyarrow.FixedShapeTensorType) and kind.permutation in (
         None,
@@ -112,13 +112,13 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
         letter = "f" if types.is_floating(kind) else "i" if types.is_signed_integer(kind) else "u"
         return jax.ShapeDtypeStruct((), np.dtype(f"{letter}{kind.bit_width // 8}"))
     raise TypeError(
-        f"{label} must have rows of one size that are numbers, got {kind}; {_way_out(kind, types)}, and write the "
+        f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind, types)}, and write the "
         "file again, or leave the column out with columns=[...]"
     )
 
 
-def _way_out(kind: Any, types: Any) -> str:
-    """How a column of another type becomes numbers."""
+def _remedy(kind: Any, types: Any) -> str:
+    """How to convert a column of an unsupported type to numbers."""
     if types.is_dictionary(kind):
         return "take its codes: column.combine_chunks().indices"
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
@@ -138,11 +138,11 @@ def _way_out(kind: Any, types: Any) -> str:
     return "cast it to numbers"
 
 
-def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """The spec of the chosen columns of a file.
 
     Raises:
-      ValueError, TypeError: a column is missing, occurs twice, or has no numbers of one size.
+      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
     """
     try:
         names = schema.names
@@ -155,7 +155,7 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
     spec = {
         name: row_of(schema.field(name).type, f"column {name!r} of {path}")
-        for name in declared.chosen(names, str(path))
+        for name in options.chosen(names, str(path))
     }
     for name, row in spec.items():
         if min(row.shape, default=0) < 0:
@@ -164,24 +164,24 @@ def spec_of(schema: Any, declared: Declared, path: Path) -> dict[str, jax.ShapeD
 
 
 @contextlib.contextmanager
-def naming(path: Path, form: str, way_out: str) -> Iterator[None]:
-    """Turns the errors of pyarrow, which mostly name no file, into ones that do.
+def naming_file(path: Path, form: str, remedy: str) -> Iterator[None]:
+    """Turn errors of pyarrow inside a `with` block, few of which name the file, into errors that do.
 
     Args:
       path: of the file.
-      form: what it should be.
-      way_out: a change that works.
+      form: the format that it should have.
+      remedy: a change that works.
     """
-    pyarrow = extras.need("pyarrow", "arrow")
+    pyarrow = extras.require("pyarrow", "arrow")
     try:
         yield
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
         if path.is_dir():
-            raise is_a_folder(path) from None
+            raise folder_error(path) from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
         raise ValueError(
-            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {way_out}"
+            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {remedy}"
         ) from error

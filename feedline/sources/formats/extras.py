@@ -1,4 +1,4 @@
-"""Libraries that only some formats need: had when such a file is opened, or an error with the line that helps."""
+"""Import of the optional libraries that only some formats need."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib
 from typing import Any
 
 
-def need(module: str, extra: str) -> Any:
+def require(module: str, extra: str) -> Any:
     """The module `module`, which `pip install feedline[extra]` brings.
 
     Raises:
       ImportError: it is not installed.
 
     Example:
-      >>> need("feedline_has_none", "parquet")
+      >>> require("feedline_has_none", "parquet")
       Traceback (most recent call last):
       ImportError: feedline_has_none reads this format and is not installed; pip install 'feedline[parquet]'
     """
@@ -22,7 +22,7 @@ def need(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # it is there, and what it needs itself is not
+            raise  # the package is installed, and one of its own dependencies is not
         raise ImportError(
             f"{package} reads this format and is not installed; pip install 'feedline[{extra}]'"
         ) from error

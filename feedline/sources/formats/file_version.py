@@ -1,4 +1,4 @@
-"""A file as it was when it was opened, so that one that was replaced or rewritten since is told from it."""
+"""The version of a file, which detects that it was replaced or written to since it was opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feedline.errors import FeedError
 
 
 class FileVersion(NamedTuple):
-    """What changes when a file is replaced or written to. Plain integers, so it travels to worker processes.
+    """What changes when a file is replaced or written to, as plain integers that can be sent to worker processes.
 
     Example:
       >>> import tempfile
@@ -34,12 +34,12 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> FileVersion:
-        """The version that lies at `path` now. OSError if none does."""
+        """The version of the file at `path` now. OSError if there is none."""
         return cls._from(os.stat(path))
 
     @classmethod
     def of_open(cls, descriptor: int) -> FileVersion:
-        """The version behind an open file descriptor, whatever lies at its path by now."""
+        """The version of an open file, even if its path is another file by now."""
         return cls._from(os.fstat(descriptor))
 
     @classmethod
@@ -47,10 +47,10 @@ class FileVersion(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def check(self, path: str | os.PathLike[str]) -> None:
-        """Refuse a file that is another one, or was written to, since this version was taken.
+        """Refuse a file that was replaced, deleted or written to since this version was taken.
 
         Raises:
-          FeedError: it changed, or is gone; the message says which of size, time and file differs.
+          FeedError: it changed; the message says whether its size, its time or the file itself differs.
         """
         try:
             now = FileVersion.of(path)
@@ -58,8 +58,8 @@ class FileVersion(NamedTuple):
             raise _changed(path, f"it cannot be found any more ({error.strerror})") from error
         self._compare(now, path)
 
-    def check_held(self, path: str | os.PathLike[str]) -> None:
-        """As `check`, for a file that is held open or mapped: whoever holds it still has one that was replaced.
+    def check_open(self, path: str | os.PathLike[str]) -> None:
+        """As `check`, for a file that is open or mapped: it may be replaced, since its reader keeps the old one.
 
         Raises:
           FeedError: it was written to or truncated.

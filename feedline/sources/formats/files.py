@@ -17,15 +17,15 @@ from feedline.sources.formats.opening import opening
 Array = npt.NDArray[Any]
 SUFFIXES = (".npy", ".npz", ".bin")
 _WRITERS = {".npy": "numpy.save", ".npz": "numpy.savez", ".bin": "ndarray.tofile"}
-_LOST_DTYPES = {1: "float8_e4m3fn", 2: "bfloat16"}  # of that many bytes: the most usual one
+_LOST_DTYPES = {1: "float8_e4m3fn", 2: "bfloat16"}  # the most common one of each size in bytes
 
 
 class Loaded(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
       arrays: an array, or a dict of arrays by name.
-      version: of the file, which must be checked before they are read.
+      version: of the file; to be checked before each read of the arrays.
     """
 
     arrays: Any
@@ -35,13 +35,13 @@ class Loaded(NamedTuple):
 def load(path: Path, dtype: Any = None) -> Loaded:
     """The array of a `.npy` file, the arrays of a `.npz` file by name, or a `.bin` file as elements of `dtype`.
 
-    A `.npy` file and the stored members of a `.npz` file (`numpy.savez`) are mapped: their rows are
-    read from disk when they are asked for. Compressed members (`numpy.savez_compressed`) are read whole.
-    A `.bin` file is mapped. Records (a structured dtype) become a dict of their fields.
+    A `.npy` file, a `.bin` file and the stored members of a `.npz` file (`numpy.savez`) are mapped: their
+    rows are read from disk when they are used. Compressed members (`numpy.savez_compressed`) are read whole.
+    Records (a structured dtype) become a dict of their fields.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is truncated, damaged, no such file, holds Python objects, or is raw and `dtype` is None.
+      ValueError: it is truncated, damaged, of another format, holds Python objects, or is raw and `dtype` is None.
       TypeError: its elements are bytes whose dtype `numpy.save` has lost.
     """
     if path.suffix not in SUFFIXES:
@@ -67,7 +67,7 @@ def load(path: Path, dtype: Any = None) -> Loaded:
 
 
 def _check_dtype(path: Path, name: str, array: Array) -> None:
-    """Refuse elements of raw bytes: as those `numpy.save` writes dtypes that are not NumPy's own."""
+    """Refuse elements of raw bytes, which is how `numpy.save` writes dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
     lost = next((dtype for dtype in inner if dtype.base.kind == "V" and dtype.base.names is None), None)
@@ -83,7 +83,7 @@ def _check_dtype(path: Path, name: str, array: Array) -> None:
 
 
 def _raw(file: MappedFile, dtype: Any) -> Array:
-    """A file that is nothing but elements of one dtype."""
+    """The array of a file that consists only of elements of one dtype."""
     if dtype is None:
         raise ValueError("raw bytes do not say what they are; feedline.open_source(path, dtype=...) does")
     size = len(file.bytes)

@@ -1,4 +1,4 @@
-"""What a file of rows in groups gives to a `GroupSource`, and the checks of what its metadata promise."""
+"""The interface of a file that stores rows in groups, and the validation of its metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Group(NamedTuple):
 
     Attributes:
       values: [k, *row shape], contiguous.
-      null: bool[k], True for rows that hold a null, whose values mean nothing; None if there are none.
+      null: bool[k], True for rows with a null, whose values are meaningless; None if there are none.
     """
 
     values: Array
@@ -28,20 +28,20 @@ class Group(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """The memory of both arrays."""
         return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
 
 
 class GroupedFile(NamedTuple):
-    """What one file holds. Leaves are counted in the order in which JAX flattens `spec`.
+    """An open file. Leaves are numbered in the order in which JAX flattens `spec`.
 
     Attributes:
       spec: tree of `jax.ShapeDtypeStruct`, of one row.
       lengths: for each leaf, the rows of each of its groups.
-      read: (leaf, group) → its rows, which are then checked against spec and lengths. Called from many threads.
-        FeedError if the file is not what it was.
-      identity: (of_good) → what tells this data from other data, as JSON values, without a path. A row that it
-        samples and that cannot be read is a RowError, or, if `of_good`, counts as such.
+      read: (leaf, group) → its rows, which the caller checks against spec and lengths. Called from many threads.
+        FeedError if the file has changed.
+      identity: (allow_bad_rows) → JSON values that identify the data, without a path. A sampled row that cannot be
+        read is a RowError, or with `allow_bad_rows` is part of the identity.
     """
 
     spec: Any
@@ -51,10 +51,10 @@ class GroupedFile(NamedTuple):
 
 
 def check_group(group: Group, length: int, row: Any) -> None:
-    """Refuse a group that does not hold the rows that the metadata of its file promised.
+    """Refuse a group whose rows are not those that the metadata of its file promise.
 
     Raises:
-      ValueError: other rows, or not contiguous.
+      ValueError: another number, shape or dtype, or not contiguous.
     """
     found = (group.values.dtype, group.values.shape)
     promised = (row.dtype, (length, *row.shape))
@@ -66,17 +66,17 @@ def check_group(group: Group, length: int, row: Any) -> None:
 
 
 def check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str) -> None:
-    """Refuse a file whose rows have another form than those of the first, or that cannot have so many.
+    """Refuse a file whose rows have another form than those of the first file, or whose lengths are impossible.
 
     Raises:
-      ValueError: it does not fit.
+      ValueError: the file does not fit, or is damaged.
     """
     forms = [
         {
             jax.tree_util.keystr(at): (str(leaf.dtype), leaf.shape)
-            for at, leaf in jax.tree_util.tree_leaves_with_path(held.spec)
+            for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)
         }
-        for held in (file, first)
+        for each in (file, first)
     ]
     if forms[0] != forms[1]:
         raise ValueError(

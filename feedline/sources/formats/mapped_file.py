@@ -15,9 +15,9 @@ from feedline.sources.formats.npy import Header
 class MappedFile:
     """All bytes of a file, read from disk when they are used. It keeps one file descriptor open.
 
-    A file that is replaced or deleted stays mapped, and its bytes stay what they were. One that is written to
-    changes under the reader, and to touch bytes that a truncation took away ends the process (SIGBUS): so
-    `version.check_held` belongs before each read.
+    A file that is replaced or deleted stays mapped, with its old bytes. Writes to the file are visible in the
+    mapping, and an access beyond the end of a truncated file ends the process (SIGBUS). So call
+    `version.check_open` before each read.
 
     Args:
       opened: the file; it may be closed afterwards.

@@ -1,4 +1,4 @@
-"""The header of the `.npy` format, checked before NumPy is trusted with what it says."""
+"""Parser of `.npy` headers, which validates all that a header says."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"
 _ENCODINGS = {(1, 0): "latin1", (2, 0): "latin1", (3, 0): "utf8"}
 MOST_HEADER_BYTES = 10_000
-"""As NumPy has it: Python's parser is not meant for long texts of strangers."""
+"""NumPy's limit: Python's parser is not safe for long untrusted texts."""
 _NAMES = {"descr", "fortran_order", "shape"}
 
 
 class Header(NamedTuple):
-    """What a `.npy` holds.
+    """The header of a `.npy`.
 
     Attributes:
       shape, dtype: of the array.
-      fortran: whether its first axis is the one whose elements are neighbours.
-      start: bytes of the header, after which the elements follow.
+      fortran: elements are in Fortran order, else in C order.
+      start: the size of the header in bytes, after which the elements follow.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Header(NamedTuple):
 
     @property
     def order(self) -> Literal["C", "F"]:
-        """The order of its elements, as NumPy calls it."""
+        """The order of the elements, in NumPy's notation."""
         return "F" if self.fortran else "C"
 
 
@@ -43,7 +43,7 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
     """The header of a `.npy` of `size` bytes, whose next bytes come from `read`.
 
     Raises:
-      ValueError: it is no header, or promises what cannot be in that many bytes.
+      ValueError: it is not a valid header, or describes more elements than fit into that many bytes.
 
     Example:
       >>> import io
@@ -85,7 +85,7 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except Exception as error:  # of many types: what is wrong with a text has no end
+    except Exception as error:  # of many types, for arbitrary text
         written = re.sub(r"(?<=\d)L(?=[,)])", "", text)  # (10L,) is how Python 2 wrote some lengths
         if written != text:
             return _literal(written)

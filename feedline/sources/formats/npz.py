@@ -1,4 +1,4 @@
-"""The `.npz` format: a zip archive of `.npy` members, which are mapped where they are not compressed."""
+"""Reader of `.npz` files: zip archives of `.npy` members, which are mapped unless they are compressed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
     """The arrays of a `.npz`, by name.
 
     Args:
-      file: its bytes.
-      opened: the same file, to read from.
+      file: the mapped file.
+      opened: the same file, open for reading.
 
     Raises:
-      ValueError: it is damaged, encrypted, has no members or two of one name; it names the member.
+      ValueError: it is damaged or encrypted, has no members or two of one name; the error names the member.
     """
     arrays: dict[str, Array] = {}
     with _archive(opened) as archive:
@@ -38,7 +38,7 @@ def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
             try:
                 arrays[name] = _member(file, archive, member)
-            except Exception as error:  # of many types, by zipfile and what decompresses for it
+            except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {error or type(error).__name__}") from error
     if not arrays:
         raise ValueError("it holds no arrays")
@@ -48,7 +48,7 @@ def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
 def _archive(opened: BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(opened)
-    except Exception as error:  # of many types, where its directory is damaged
+    except Exception as error:  # of many types, if its directory is damaged
         raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
 
 
@@ -64,9 +64,9 @@ def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
         at = 0
         while piece := stream.read(
             min(_CHUNK_BYTES, filled.nbytes - at) or 1
-        ):  # at its end the checksum is compared
+        ):  # a read at the end compares the checksum
             if at + len(piece) > filled.nbytes:
-                break  # numpy.load takes no notice of what follows, either
+                break  # numpy.load ignores what follows, too
             filled[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
             at += len(piece)
     if at < filled.nbytes:

@@ -1,4 +1,4 @@
-"""A file that is opened to be read, and what to do where it cannot be."""
+"""Opening a file for reading, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def opening(path: Path) -> Iterator[BinaryIO]:
-    """The file at `path`, open inside the block.
+    """Open the file at `path` for the length of a `with` block.
 
     Raises:
       FileNotFoundError: there is none.
       ValueError: it is a folder.
-      OSError: this process has too many files open, also where that is found inside the block.
+      OSError: this process has too many open files; also if that happens inside the block.
     """
     try:
         with path.open("rb") as file:
@@ -24,7 +24,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except IsADirectoryError:
-        raise is_a_folder(path) from None
+        raise folder_error(path) from None
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -36,7 +36,7 @@ def opening(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def is_a_folder(path: Path) -> ValueError:
-    """What to raise where a folder was given in place of a file."""
+def folder_error(path: Path) -> ValueError:
+    """The error to raise if a path is a folder instead of a file."""
     files = f"{path}/*{path.suffix}"
     return ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})")

@@ -1,4 +1,4 @@
-"""Parquet files as groups of rows: a column of a row group is read at once."""
+"""Parquet files as groups of rows: one read gives one column of one row group."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 
 from feedline.rows import digests
 from feedline.sources.formats import extras
-from feedline.sources.formats.arrow_columns import naming, rows_of, spec_of
-from feedline.sources.formats.declared import Declared
+from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 
 
-def grouped(path: Path, declared: Declared) -> GroupedFile:
+def grouped(path: Path, options: OpenOptions) -> GroupedFile:
     """The row groups of a file.
 
     Raises:
-      FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
+      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    parquet = extras.need("pyarrow.parquet", "parquet")
+    parquet = extras.require("pyarrow.parquet", "parquet")
 
-    def opened(**options: Any) -> Any:
-        # read, not mapped: a disk that fails is an error, and no SIGBUS
-        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **options)
+    def opened(**arguments: Any) -> Any:
+        # read, not mapped: a failing disk then is an error, not a SIGBUS
+        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **arguments)
 
-    with naming(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
+    with naming_file(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
         metadata, schema = file.metadata, file.schema_arrow
-    spec = spec_of(schema, declared, path)
+    spec = spec_of(schema, options, path)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def read(leaf: int, group: int) -> Group:
-        # a reader is not for many threads; with the footer parsed already a new one is cheap
+        # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
         with opened(metadata=metadata) as reader:
             column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
@@ -42,7 +42,7 @@ def grouped(path: Path, declared: Declared) -> GroupedFile:
 
 
 def _joined(parts: list[Group]) -> Group:
-    """The chunks of a column as one group."""
+    """The chunks of a column, concatenated into one group."""
     if len(parts) == 1:
         return parts[0]
     null = None

@@ -1,4 +1,4 @@
-"""Zarr arrays and groups on a local disk as groups of rows: a row of chunks is read at once."""
+"""Zarr arrays and groups on a local disk as groups of rows, each of which is a row of chunks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.rows import digests
 from feedline.rows.shards import EvenLengths
-from feedline.sources.formats.declared import Declared
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.zarr_array import ZarrArray, read_metadata
 
 _MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -28,49 +28,48 @@ def is_zarr(path: Path) -> bool:
 
 
 @dataclasses.dataclass
-class _Seen:
-    """What a folder was: the versions of its metadata files, and its identity once somebody asked for it."""
+class _OpenedFolder:
+    """A folder when it was first opened: the versions of its metadata files, and its identity once computed."""
 
     versions: dict[Path, FileVersion]
     identity: list[Any] | None = None
 
 
-class Folders:
-    """Opens Zarr folders, and remembers what they were, also in the worker processes that it is pickled to.
+class ZarrFolders:
+    """Opens Zarr folders, and refuses one that has changed when it is opened again, also in worker processes.
 
-    A folder that is opened again must have the same metadata files, and the same rows where its identity samples
-    them.
+    A folder that is opened again must have the same metadata files, and the same sampled rows.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[Path, _Seen] = {}
+        self._opened: dict[Path, _OpenedFolder] = {}
 
-    def __call__(self, path: Path, declared: Declared) -> GroupedFile:
+    def __call__(self, path: Path, options: OpenOptions) -> GroupedFile:
         """The chunks of an array, or of the arrays of a group as a dict, along their first axis.
 
         Raises:
           FileNotFoundError, ValueError, TypeError: it cannot be read, or not as rows.
           FeedError: it was opened before, and has changed since.
         """
-        seen = self._seen.get(path)
+        before = self._opened.get(path)
         try:
-            tree = _opened(path, declared)
-        finally:  # also where it cannot be opened: that it changed is the better reason
-            for metadata, version in seen.versions.items() if seen else ():
+            tree = _opened(path, options)
+        finally:  # also if it cannot be opened: a change explains that better
+            for metadata, version in before.versions.items() if before else ():
                 version.check(metadata)
         arrays: list[ZarrArray] = jax.tree_util.tree_leaves(tree)
 
-        def identity(of_good: bool) -> list[Any]:
+        def identity(allow_bad_rows: bool) -> list[Any]:
             failures: list[RowError] = []
             known = [_sampled(array, failures) for array in arrays]
-            self._seen[path].identity = known
-            if failures and not of_good:
+            self._opened[path].identity = known
+            if failures and not allow_bad_rows:
                 raise failures[0]
             return known
 
-        if seen is None:
-            self._seen[path] = _Seen({array.metadata: array.version for array in arrays})
-        elif (before := seen.identity) is not None and identity(of_good=True) != before:
+        if before is None:
+            self._opened[path] = _OpenedFolder({array.metadata: array.version for array in arrays})
+        elif (sampled := before.identity) is not None and identity(allow_bad_rows=True) != sampled:
             raise FeedError(
                 "the chunks of a Zarr array must not change while a feed reads it, and rows sampled when "
                 "the feed was built differ now. Write new data to a new path, and build a new feed",
@@ -86,7 +85,7 @@ class Folders:
 
 
 def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
-    """A digest of some rows; an error of one that cannot be read is added to `failures`."""
+    """A digest of some rows. The errors of rows that cannot be read are appended to `failures`."""
 
     def row_at(row: int) -> Any:
         try:
@@ -98,26 +97,26 @@ def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
     return digests.of_rows(array.dtype, array.shape, row_at)
 
 
-def _opened(path: Path, declared: Declared) -> Any:
-    """An open array, under a name if it is given one, or a dict of those of a group."""
+def _opened(path: Path, options: OpenOptions) -> Any:
+    """An open array, in a dict if it is given a name; or a dict of the arrays of a group."""
     if not is_zarr(path):
         raise FileNotFoundError(
             f"{path} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
         )
-    fill = declared.missing_chunks == "fill"
-    return declared.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, declared)
+    fill = options.missing_chunks == "fill"
+    return options.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, options)
 
 
-def _group(path: Path, fill: bool, declared: Declared) -> dict[str, Any]:
-    """The chosen arrays of a group, open; groups may lie in groups, as dicts in the dict.
+def _group(path: Path, fill: bool, options: OpenOptions) -> dict[str, Any]:
+    """The chosen arrays of a group, open; a group in the group is a dict in the dict.
 
     Raises:
-      ValueError: they are no columns with one number of rows; it lists them, and names some that are.
+      ValueError: the arrays differ in length or are no rows; the error lists them, and some that fit together.
     """
     members = _members(path)
     opened: dict[str, Any] = {}
     found: dict[str, str] = {}
-    for name in declared.chosen(list(members), str(path)) if members else []:
+    for name in options.chosen(list(members), str(path)) if members else []:
         try:
             opened[name] = _tree(members[name], fill)
         except (ValueError, TypeError) as error:
@@ -129,19 +128,19 @@ def _group(path: Path, fill: bool, declared: Declared) -> dict[str, Any]:
     if not arrays and not found:
         raise ValueError(f"a Zarr group must have at least one array, {path} has none")
     found |= {name: f"{' or '.join(map(str, sorted(lengths[name])))} rows" for name in arrays}
-    told = ", ".join(f"{name} ({found[name]})" for name in sorted(found))
+    listed = ", ".join(f"{name} ({found[name]})" for name in sorted(found))
     if not arrays:
-        raise ValueError(f"none of the arrays of {path} can be read as rows: {told}")
+        raise ValueError(f"none of the arrays of {path} can be read as rows: {listed}")
     largest = max(itertools.chain(*arrays.values()), key=lambda array: math.prod(array.shape)).shape[0]
     fitting = [name for name in sorted(arrays) if lengths[name] == {largest}]
     raise ValueError(
-        f"the arrays of a Zarr group must have the same number of rows, {path} has {told}; choose those that "
+        f"the arrays of a Zarr group must have the same number of rows, {path} has {listed}; choose those that "
         f"belong together: columns={fitting}"
     )
 
 
 def _tree(path: Path, fill: bool) -> Any:
-    """An open array, or a dict of those of a group."""
+    """An open array, or a dict of the arrays of a group."""
     if _is_array(path):
         return ZarrArray(path, fill)
     return {name: _tree(member, fill) for name, member in _members(path).items()}

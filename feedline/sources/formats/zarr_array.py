@@ -1,4 +1,4 @@
-"""One Zarr array on a local disk, read by TensorStore; its metadata are checked first, and watched."""
+"""A Zarr array on a local disk, read by TensorStore, with checks of its metadata."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _SHARD_ENTRY_BYTES = 16  # in the index of a Zarr shard: offset and length of on
 
 
 class ZarrArray:
-    """An open array. It is read for as long as its metadata file stays the one that was opened.
+    """An open array. A read fails if the metadata file has changed since.
 
     Args:
       path: of its folder.
-      fill: whether a missing chunk has the fill value of the metadata; else it is an error.
+      fill: a missing chunk has the fill value of the metadata, instead of being an error.
 
     Raises:
-      ValueError, TypeError: the metadata cannot be read, or are those of no rows of numbers.
+      ValueError, TypeError: the metadata cannot be read, or do not describe rows of numbers.
     """
 
     def __init__(self, path: Path, fill: bool) -> None:
         self._path = path
         is_v3 = (path / "zarr.json").is_file()
         self.metadata = path / ("zarr.json" if is_v3 else ".zarray")
-        self.version = FileVersion.of(self.metadata)  # before it is read: a later change is then seen in any case
+        self.version = FileVersion.of(self.metadata)  # before it is read, so that no later change is missed
         has_fill = read_metadata(self.metadata).get("fill_value") is not None
         spec = {
             "driver": "zarr3" if is_v3 else "zarr",
             "kvstore": {"driver": "file", "path": f"{path.absolute()}/"},
             "fill_missing_data_reads": fill and has_fill,
         }
-        tensorstore = extras.need("tensorstore", "zarr")
+        tensorstore = extras.require("tensorstore", "zarr")
         try:
             self._store = tensorstore.open(spec, open=True, read=True).result()
         except ValueError as error:
@@ -62,9 +62,9 @@ class ZarrArray:
         self._check_memory()
 
     def _check_memory(self) -> None:
-        """Refuse what TensorStore could not allocate: it ends the process then, without an exception."""
+        """Refuse sizes that TensorStore cannot allocate: it would abort the process, without an exception."""
         layout = self._store.chunk_layout
-        chunk, shard = layout.read_chunk.shape, layout.write_chunk.shape  # one and the same without shards
+        chunk, shard = layout.read_chunk.shape, layout.write_chunk.shape  # equal without shards
         item, row = self.dtype.itemsize, math.prod(self.shape[1:])
         needs = {
             "a row of its chunks": min(self.height, self.shape[0]) * row * item,
@@ -84,7 +84,7 @@ class ZarrArray:
         """The rows of a row of chunks, contiguous in memory.
 
         Raises:
-          FeedError: the metadata file is another one now, or gone.
+          FeedError: the metadata file was changed or deleted.
           ValueError: a chunk is missing or damaged.
         """
         return self._read(slice(group * self.height, min((group + 1) * self.height, self.shape[0])))
@@ -101,7 +101,7 @@ class ZarrArray:
         try:
             found: Array = np.ascontiguousarray(_result(self._store[rows].read()))
         except ValueError as error:
-            self.version.check(self.metadata)  # that the folder is gone, or another one, is the better reason
+            self.version.check(self.metadata)  # a deleted or replaced folder explains the error better
             if "NOT_FOUND" not in str(error):
                 raise
             raise ValueError(
@@ -114,7 +114,7 @@ class ZarrArray:
 
 
 def _memory_bytes() -> int:
-    """The most that this process can have: of the machine, or what a limit leaves of it (ulimit -v)."""
+    """The memory that this process can have: the machine's, or less with a limit (ulimit -v)."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return machine if limit == resource.RLIM_INFINITY else min(machine, limit)
@@ -132,10 +132,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _result(future: Any) -> Any:
-    """What a TensorStore future gives, waited for in Python.
+    """The result of a TensorStore future, waited for in Python.
 
-    A wait inside TensorStore aborts the process when the interpreter ends meanwhile ("terminate called without an
-    active exception"): CPython then ends the waiting thread in C++ code that does not let it.
+    A wait inside TensorStore would abort the process if the interpreter ends meanwhile ("terminate called without
+    an active exception"): CPython then ends the waiting thread inside C++ code that does not allow this.
     """
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())

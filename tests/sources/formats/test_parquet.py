@@ -125,7 +125,7 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("values", "found", "told", "way_out", "expected"),
+    ("values", "found", "told", "remedy", "expected"),
     [
         (
             ["a", "b"],
@@ -143,14 +143,14 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
         ([{"y": 1}, {"y": 2}], "struct", "table.flatten", lambda c: c.flatten()[0], [1, 2]),
     ],
 )
-def test_columns_of_other_rows_are_refused_with_a_way_out(tmp_path, kind, values, found, told, way_out, expected):
+def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind, values, found, told, remedy, expected):
     table = pa.table({"odd": values, "fine": [1, 2]})
     KINDS[kind](table, tmp_path / f"x.{kind}")
     rule = rf"column 'odd' of .*x\.{kind} must have rows of one size that are numbers, got {found}"
     with pytest.raises(TypeError, match=rf"{rule}.*{told}.*columns="):
         feedline.open_source(tmp_path / f"x.{kind}")
     assert list(feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"]).spec) == ["fine"]
-    KINDS[kind](table.set_column(0, "odd", way_out(table["odd"])), tmp_path / f"y.{kind}")
+    KINDS[kind](table.set_column(0, "odd", remedy(table["odd"])), tmp_path / f"y.{kind}")
     source = feedline.open_source(tmp_path / f"y.{kind}", columns=["odd"])
     out = np.empty((2, *source.spec["odd"].shape), source.spec["odd"].dtype)
     source.read(np.arange(2), {"odd": out})

@@ -1,4 +1,4 @@
-"""What a user says of files that do not say it themselves, or of which only some is wanted."""
+"""The options of `feedline.open_source`: how to interpret files, and which of their columns to read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CACHE_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared:
-    """The keyword arguments of `feedline.open_source`, checked; each is told there.
+class OpenOptions:
+    """The validated keyword arguments of `feedline.open_source`, which documents each.
 
     Raises:
-      ValueError, TypeError: a value that cannot be meant.
+      ValueError, TypeError: an invalid value.
     """
 
     dtype: npt.DTypeLike | None = None
@@ -60,15 +60,15 @@ class Declared:
             raise TypeError(f"decode must be a function of a list of bytes, got {type(self.decode).__name__}")
 
     def given(self) -> set[str]:
-        """The names of what was said."""
+        """The names of the options that differ from their defaults."""
         fields = dataclasses.fields(self)
         return {field.name for field in fields if getattr(self, field.name) != field.default}
 
     def chosen(self, names: Sequence[str], of: str) -> list[str]:
-        """The columns to read out of `names`, which are those of the file `of`.
+        """The columns to read, of all columns `names` of the file `of`.
 
         Raises:
-          ValueError: one of them is not there.
+          ValueError: the file has no such column.
         """
         if self.columns is None:
             return list(names)
@@ -81,7 +81,7 @@ class Declared:
         return list(self.columns)
 
     def named(self, tree: Any, of: str) -> Any:
-        """The chosen leaves of a dict; or a single array under the one name that `columns` gives it."""
+        """The chosen leaves of a dict, or a single array under the name that `columns` gives it."""
         if isinstance(tree, dict):
             return {name: tree[name] for name in self.chosen(list(tree), of)}
         if self.columns is None:

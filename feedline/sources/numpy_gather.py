@@ -1,4 +1,4 @@
-"""Rows that lie in many arrays, gathered segment by segment: a segment is memory of one allocation."""
+"""The gather of rows in NumPy: without the C library, and for arrays whose rows are not contiguous."""
 
 from __future__ import annotations
 
@@ -10,65 +10,74 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.placement.plan import Columns
-from feedline.rows.shards import Indices, places_by
+from feedline.rows.shards import Indices, Shards, offsets_by_label
 
 Array = npt.NDArray[Any]
-_LEAST_UNIT_BYTES = 256  # below it, indices of many units cost more than the copy that they spare
+_LEAST_UNIT_BYTES = 256  # for smaller units, the index array costs more than the copy that it avoids
 _CHUNK_BYTES = 1 << 19  # of the copy between a gather and `out`: it stays in the cache of a core
 
 
-class Scattered:
-    """The rows of arrays of one form, wherever they lie in memory.
+class NumpyGather:
+    """The rows of arrays of one dtype and row shape, those of the first array first.
 
-    Arrays that are views of one allocation, as the record batches of a mapped file are, make one segment: NumPy
-    gathers all rows of a segment at once, by their distances from its start. Memory between allocations is never
-    part of a view. Rows of one array may have gaps or overlap, as the fields of records and windows do.
+    Rows are gathered segment by segment. Arrays that are views of one allocation, such as the record batches of a
+    mapped file, form one segment: NumPy gathers all of its rows in one call, by their distances from its start. No
+    view ever covers the memory between two allocations. Rows of one array may have gaps between them or overlap,
+    as record fields and windows do.
+
+    Arrays whose rows are not contiguous, or that differ in the distance between rows, are indexed one by one.
 
     Args:
-      parts: arrays of one dtype, row shape and distance between rows, each row contiguous (see `fits`). They
-        are kept alive.
+      parts: the arrays, which are kept alive.
 
     Example:
-      >>> rows = Scattered([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
+      >>> rows = NumpyGather([np.arange(6).reshape(3, 2), np.arange(6, 10).reshape(2, 2)])
       >>> out = np.empty((2, 2), int)
-      >>> rows.read(np.array([1, 0]), np.array([0, 2]), (slice(None),), out)  # row 0 of part 1, row 2 of part 0
+      >>> rows.read(np.array([4, 2]), (slice(None),), out)
       >>> out.tolist()
-      [[6, 7], [4, 5]]
+      [[8, 9], [4, 5]]
     """
 
-    @staticmethod
-    def fits(parts: Sequence[Array]) -> bool:
-        """Whether these arrays can be read so: whole rows, equally far apart in each of them, none backwards."""
-        filled = [part for part in parts if len(part)]
-        distances = _distances(filled)
-        return all(part[0].flags.c_contiguous for part in filled) and len(distances) == 1 and min(distances) >= 0
-
     def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._shards = Shards([len(part) for part in parts])
+        self._segments: list[Array] = []
+        """The memory of each segment as bytes; none if the arrays are indexed one by one."""
         filled = [part for part in parts if len(part)]
+        if not filled or not _evenly_spaced(filled):
+            return
         self._row = filled[0][:1]
         (self._distance,) = _distances(filled)
-        self._lengths = np.array([len(part) for part in parts], np.int64)
         self._segments, self._segment_of, self._starts = _segments(parts, self._distance, self._row.nbytes)
         flags = parts[0].flags
         self._only = parts[0] if len(parts) == 1 and flags.c_contiguous and flags.aligned else None
-        # NumPy takes rows straight into `out` where all start on a grid, as those of one file usually do
+        # NumPy takes rows directly into `out` if all start on a grid, as those of one file usually do
         self._unit = int(np.gcd.reduce(self._starts, initial=self._distance))
 
-    def read(self, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
-        """Write the `columns` of row rows[i] of part[i] to out[i], which has the dtype of the parts.
-
-        `part` is None if there is only one.
+    def read(self, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of row rows[i] to out[i], which may be strided.
 
         Raises:
-          IndexError: a part has no such row.
+          IndexError: there is no such row.
         """
-        self._check(part, rows)
+        if not self._segments:
+            for shard, local, offsets in self._shards.split(rows):
+                out[offsets] = _picked(self._parts[shard], local, columns)
+        elif len(self._parts) == 1:
+            self._shards.check(rows)
+            self._read_segments(None, rows, columns, out)
+        else:
+            part = self._shards.of(rows)
+            self._read_segments(part, rows - self._shards.firsts.take(part), columns, out)
+
+    def _read_segments(self, part: Indices | None, rows: Indices, columns: Columns, out: Array) -> None:
+        """Write the `columns` of row rows[i] of part[i] to out[i]. `part` is None for one array."""
         whole_rows = all(isinstance(column, slice) and column == slice(None) for column in columns)
         if self._only is not None and whole_rows and out.flags.c_contiguous and out.dtype == self._only.dtype:
-            np.take(self._only, rows, axis=0, out=out, mode="clip")  # the usual case, with nothing in between
+            np.take(self._only, rows, axis=0, out=out, mode="clip")  # the usual case: a single copy
             return
         cut = self._row[(slice(None), *(c if isinstance(c, slice) else slice(None) for c in columns))]
-        if cut.flags.c_contiguous:  # what is cut away is never touched
+        if cut.flags.c_contiguous:  # columns that are not wanted are never touched
             columns = tuple(slice(None) if isinstance(c, slice) else c for c in columns)
         else:
             cut = self._row
@@ -80,41 +89,31 @@ class Scattered:
         if target is not None and len(self._segments) == 1 and (unit == cut.nbytes or unit >= _LEAST_UNIT_BYTES):
             self._take(part, rows, cut, unit, target)
             return
-        step, at = max(1, _CHUNK_BYTES // cut.nbytes), self._offsets(part, rows)
-        for segment, places in self._by_segment(part, len(rows)):
-            anywhere, here = self._view(segment, cut, cut.nbytes, 1), at[places]
+        step, at = max(1, _CHUNK_BYTES // cut.nbytes), self._unit_offsets(part, rows)
+        for segment, offsets in self._by_segment(part, len(rows)):
+            elements, here = self._view(segment, cut, cut.nbytes, 1), at[offsets]
             for start in range(0, len(here), step):
-                values, there = anywhere[here[start : start + step]], _some(places, start, start + step)
+                values, there = elements[here[start : start + step]], _some(offsets, start, start + step)
                 if target is not None:
                     target[there] = values
                 else:
                     out[there] = _cut(values.view(np.uint8).view(cut.dtype).reshape(-1, *cut.shape[1:]), columns)
 
-    def _check(self, part: Indices | None, rows: Indices) -> None:
-        """Every row lies in its part; so what is addressed lies in an array that was given."""
-        lengths = self._lengths[:1] if part is None else self._lengths.take(part)
-        wrong = rows.astype(np.int64, copy=False).view(np.uint64) >= lengths.view(
-            np.uint64
-        )  # as unsigned words negative ones are the greatest
-        if wrong.any():
-            i = int(wrong.argmax())
-            raise IndexError(f"rows of this array are 0 to {lengths[i % len(lengths)] - 1}, got {rows[i]}")
-
     def _take(self, part: Indices | None, rows: Indices, cut: Array, unit: int, target: Array) -> None:
-        """Rows of the only segment, each of which is some units of a grid, straight to their places."""
-        at = self._offsets(part, rows, unit)
+        """Copy rows of the only segment, each of which is a number of units of a grid, directly to `target`."""
+        at = self._unit_offsets(part, rows, unit)
         if unit < cut.nbytes:
             at = (at[:, None] + np.arange(cut.nbytes // unit)).reshape(-1)
         grid = self._view(0, cut, unit, unit)
-        # mode="clip" spares the temporary that "raise" makes with out=; the rows have been checked
+        # mode="clip" avoids the temporary that "raise" makes with out=; the rows have been checked
         np.take(grid, at, out=target.view(np.uint8).view(grid.dtype), mode="clip")
 
     def _by_segment(self, part: Indices | None, count: int) -> Iterator[tuple[int, slice | Indices]]:
         if part is None or len(self._segments) == 1:
             return iter([(0, slice(0, count))])
-        return places_by(self._segment_of.take(part), len(self._segments))
+        return offsets_by_label(self._segment_of.take(part), len(self._segments))
 
-    def _offsets(self, part: Indices | None, rows: Indices, unit: int = 1) -> Indices:
+    def _unit_offsets(self, part: Indices | None, rows: Indices, unit: int = 1) -> Indices:
         """How many units of that many bytes lie between the start of the segment and each row."""
         distance = self._distance // unit
         at = rows if distance == 1 else rows * distance
@@ -131,12 +130,18 @@ class Scattered:
         return np.ndarray((count,), f"V{size}", memory, skipped, (distance,))
 
 
+def _evenly_spaced(filled: Sequence[Array]) -> bool:
+    """Whether all rows are contiguous, and equally far apart in memory, in ascending order."""
+    distances = _distances(filled)
+    return all(part[0].flags.c_contiguous for part in filled) and len(distances) == 1 and min(distances) >= 0
+
+
 def _segments(parts: Sequence[Array], distance: int, row_bytes: int) -> tuple[list[Array], Indices, Indices]:
-    """Parts that are views of one allocation, together.
+    """Group the parts that are views of one allocation.
 
     Returns:
       The memory of each segment as bytes, from the first byte of its rows to the last; for each part its segment,
-      and how many bytes of that lie before its first row.
+      and the offset of its first row in that segment, in bytes.
     """
     members: dict[int, list[int]] = {}
     for i, part in enumerate(parts):
@@ -160,7 +165,7 @@ def _segments(parts: Sequence[Array], distance: int, row_bytes: int) -> tuple[li
 
 
 def _allocation(part: Array) -> Array:
-    """The array whose memory a part is a view of; the part itself if that is not known to hold all of it."""
+    """The array that owns the memory of a part; the part itself if no owner is known to contain it."""
     owner = part
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -171,14 +176,14 @@ def _allocation(part: Array) -> Array:
 
 
 def _extent(array: Array) -> tuple[int, int]:
-    """The addresses of its first byte, and after its last."""
+    """The address of the first byte of an array, and the one after its last byte."""
     if array.flags.c_contiguous:
         return _address(array), _address(array) + array.nbytes
     return np.lib.array_utils.byte_bounds(array)
 
 
 def _distances(filled: Sequence[Array]) -> set[int]:
-    """How far rows stand apart; an array of one row does not say (its stride may be anything)."""
+    """The distances between rows, in bytes. An array of one row has none: its stride may be anything."""
     return {part.strides[0] for part in filled if len(part) > 1} or {filled[0][:1].nbytes}
 
 
@@ -186,14 +191,24 @@ def _address(array: Array) -> int:
     return int(array.ctypes.data)
 
 
-def _some(places: slice | Indices, start: int, stop: int) -> slice | Indices:
-    """Those from `start` to `stop` of these places."""
-    if isinstance(places, slice):
-        return slice(places.start + start, min(places.start + stop, places.stop))
-    return places[start:stop]
+def _some(offsets: slice | Indices, start: int, stop: int) -> slice | Indices:
+    """The offsets number `start` to `stop` of these."""
+    if isinstance(offsets, slice):
+        return slice(offsets.start + start, min(offsets.start + stop, offsets.stop))
+    return offsets[start:stop]
 
 
 def _cut(values: Array, columns: Columns) -> Array:
     for axis, column in enumerate(columns, start=1):
         values = values[(slice(None),) * axis + (column,)]
     return values
+
+
+def _picked(array: Array, rows: Indices, columns: Columns) -> Array:
+    """array[rows] cut to columns, where rows are not contiguous (np.take would copy the whole array first)."""
+    if all(isinstance(column, slice) for column in columns):
+        return array[(slice(None), *columns)][rows]
+    part = array[rows]
+    for axis, column in enumerate(columns, start=1):
+        part = part[(slice(None),) * axis + (column,)]
+    return part
