@@ -1,14 +1,14 @@
-/* Columns without the interpreter: which rows a batch holds, and the copy of them into it.
+/* The order and the gather of columns: which rows a batch holds, and their copy into it.
  *
- * C11 with no Python API: ctypes loads it and lets go of the interpreter's lock for the length of each call. Two
- * jobs, bit for bit what the NumPy code of feedline does, and both in one call:
+ * C11 without the Python API: ctypes loads it and releases the interpreter's lock during each call. The results are
+ * bit for bit those of the NumPy code of feedline:
  *
  *   feedline_order    the row at each of some positions of an epoch (see feedline/order/permutation.py, blocks.py)
  *   feedline_gather   rows of one leaf, wherever their segments lie in memory, into a batch
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *
- * Nothing is allocated and nothing is kept between calls, so any number of threads may call at a time. A row that
- * is in no segment is an error code, and nothing is read for it.
+ * Nothing is allocated and no state is kept between calls, so any number of threads may call at a time. For a row
+ * that is in no segment an error code is returned, and nothing is read.
  */
 
 #include <stddef.h>
@@ -26,7 +26,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Raised whenever a struct or a function changes: the binding refuses another one. */
+/* Increased whenever a struct or a function changes; the binding refuses any other version. */
 #define INTERFACE 2
 
 enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3 };
@@ -189,7 +189,7 @@ static Chunk chunk_here(void) {
   return chunk_anywhere;
 }
 
-/* The rows at `count` positions: those of `positions`, or `first` and those that follow it if that is NULL.
+/* The rows at `count` positions: those of `positions`, or, if that is NULL, `first` and its successors.
  * Error: `*bad` is the first position that is not in [0, n), and no row has been written. */
 EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                               int64_t *rows, int64_t *bad) {
@@ -221,7 +221,7 @@ typedef struct {
   const unsigned char *const *bases; /* of each segment: the address of its first row */
   const int64_t *strides;            /* of each segment: bytes from one row to the next */
   const int64_t *ends;               /* of each segment: the row after its last */
-  const int32_t *buckets;            /* of each 2^shift rows: a segment that is not after that of the first */
+  const int32_t *buckets;            /* of each 2^shift rows: the segment of the first of them */
   int64_t segments;
   int64_t shift;
   const int64_t *offsets; /* the columns to copy, as runs of bytes in a row: where each begins */
@@ -229,8 +229,8 @@ typedef struct {
   int64_t run_bytes;
 } Leaf;
 
-/* The address of a row. With `one` segment its base is known beforehand: the compiler must not read it again after
- * each row that was written, since bytes may be written anywhere. */
+/* Where the rows of a leaf lie. With `one` segment its base is a local copy: otherwise the compiler would have to
+ * load it again after each row, since the bytes written might alias it. */
 typedef struct {
   Leaf leaf;
   const unsigned char *base;
@@ -276,7 +276,7 @@ static ALWAYS_INLINE void copied(Place at, const int64_t *rows, int64_t count, u
 }
 
 #if X86
-/* With stores that go past the cache. Each is of 16 bytes, and `out` and every run of it start on such a border. */
+/* As `copied`, with stores that bypass the cache. Each store has 16 bytes; `out` and all runs in it are aligned. */
 static ALWAYS_INLINE void streamed(Place at, const int64_t *rows, int64_t count, unsigned char *out,
                                    int64_t out_stride) {
   const int64_t runs = at.leaf.runs, size = at.leaf.run_bytes;
@@ -289,7 +289,7 @@ static ALWAYS_INLINE void streamed(Place at, const int64_t *rows, int64_t count,
         _mm_stream_si128((__m128i *)(to + byte), _mm_loadu_si128((const __m128i *)(from + byte)));
     }
   }
-  _mm_sfence(); /* whoever is told that the batch is there sees all of it */
+  _mm_sfence(); /* the stores are visible before any later one, such as the notice that the batch is complete */
 }
 #endif
 
@@ -298,10 +298,10 @@ typedef struct {
   const Leaf *leaf;
   unsigned char *out;
   int64_t out_stride;
-  int64_t stream; /* asks for stores past the cache, where they fit */
+  int64_t stream; /* bypass the cache, if the alignment allows it */
 } Copy;
 
-/* Copy row rows[i] of the leaf to its place.
+/* Copy row rows[i] of the leaf to row i of `out`.
  * Error: `*bad` is the first row that is in no segment, and nothing has been copied. */
 EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
   if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
@@ -331,8 +331,8 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
   return OK;
 }
 
-/* The rows at `count` positions (see feedline_order), which are also written to `rows`, of each of some leaves.
- * Error: of the order or the first leaf that has one; leaves before it may have been copied. */
+/* Write the rows at `count` positions to `rows` (see feedline_order), and copy these rows of each leaf.
+ * Error: that of the order, or of the first leaf with an error; leaves before it may have been copied. */
 EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                              int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
   if (copies == NULL || leaves < 0) return BAD_ARGUMENT;

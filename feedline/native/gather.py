@@ -1,4 +1,4 @@
-"""Rows of leaves, wherever their segments lie in memory, copied into a batch by one C call."""
+"""The gather of rows into a batch by one C call, from segments anywhere in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 20
-"""Copies at least this large are stored past the processor's cache: runs of a row, and all of a call.
+"""Minimum sizes, of a run and of all output of a call, for stores that bypass the processor's cache.
 
-A store into the cache first reads the line that it overwrites, which a store past it spares; and a large batch has
-left the cache before it is used. Measured on two cores at 16 MB, against stores into the cache: 1.05 to 1.5 times
+A store into the cache first reads the line that it overwrites, which a store that bypasses it avoids; and a large
+batch has left the cache before it is used. Measured on two cores at 16 MB, against stores into the cache: 1.05 to 1.5 times
 as fast with rows of 3 KB and more, 0.6 to 1 with 1 KB, 0.7 with 256 B. A smaller copy stays in the cache.
 """
 
 
-class _Leaf(ctypes.Structure):
-    """`Leaf` of columns.c."""
+class _LeafStruct(ctypes.Structure):
+    """`Leaf` of columns.c: the segments of a leaf, and which columns to copy."""
 
     _fields_ = (
         ("bases", ctypes.c_void_p),
@@ -38,14 +38,14 @@ class _Leaf(ctypes.Structure):
         ("runs", ctypes.c_int64),
         ("run_bytes", ctypes.c_int64),
     )
-    kept: Indices | None = None
-    """What `offsets` points to."""
+    offsets_array: Indices | None = None
+    """Keeps alive what `offsets` points to."""
     row_shape: tuple[int, ...] = ()
-    """Of a row with the wanted columns alone."""
+    """The shape of a row with only the wanted columns."""
 
 
 class Copy(ctypes.Structure):
-    """`Copy` of columns.c: where the rows of one leaf come from, and where they go."""
+    """`Copy` of columns.c: source and destination of the rows of one leaf."""
 
     _fields_ = (
         ("leaf", ctypes.c_void_p),
@@ -59,7 +59,7 @@ class Segments:
     """The rows of arrays of one dtype and row shape, one after the other, anywhere in memory.
 
     Args:
-      parts: the arrays, which are kept alive. Each row is contiguous; rows may stand at any distance, and overlap.
+      parts: the arrays, which are kept alive. Each row is contiguous; rows may lie at any distance, and overlap.
 
     Example:
       >>> from feedline.native.library import library
@@ -72,13 +72,13 @@ class Segments:
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self._parts = [part for part in parts if len(part)]
-        # not of a row: of an array without further axes that is a scalar, which has lost the byte order
+        # not taken from a row: of a 1-D array that is a scalar, which has lost the byte order
         self._shape, self._dtype = self._parts[0].shape[1:], self._parts[0].dtype
         self._bases = np.array([part.ctypes.data for part in self._parts], np.uint64)
         self._strides = np.array([part.strides[0] for part in self._parts], np.int64)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self._shift, self._buckets = _buckets(self._ends)
-        self._leaves: dict[tuple[_Column, ...], _Leaf] = {}  # by the cut of columns: a feed has one
+        self._leaves: dict[tuple[_Column, ...], _LeafStruct] = {}  # by columns: a feed uses one selection
 
     def gather(
         self, library: ctypes.CDLL, rows: Indices, columns: Columns, out: Array, stream: bool | None = None
@@ -87,8 +87,8 @@ class Segments:
 
         Args:
           rows: int64[k], contiguous.
-          out: any strides. Another dtype than that of the parts takes a copy more.
-          stream: store past the processor's cache, where rows allow it. None: where that is faster.
+          out: with any strides. Another dtype than that of the parts costs one more copy.
+          stream: bypass the processor's cache, if the rows allow it. None: if that is faster.
 
         Raises:
           IndexError: there is no such row; nothing has been written.
@@ -103,9 +103,9 @@ class Segments:
             raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
 
     def copy(self, count: int, columns: Columns, out: Array, stream: bool | None = None) -> Copy | None:
-        """The copy of the `columns` of some `count` rows to `out`, which is valid as long as both are alive.
+        """The C struct for a copy of the `columns` of `count` rows to `out`, valid while both are alive.
 
-        None: C cannot make it, since `out` has another dtype, or gaps inside of rows.
+        None if C cannot make this copy, because `out` has another dtype, or gaps inside its rows.
         """
         cut = tuple(map(_Column, columns))
         leaf = self._leaves.get(cut) or self._leaves.setdefault(cut, self._leaf(cut))
@@ -122,9 +122,9 @@ class Segments:
         self.gather(library, rows, columns, whole)
         return whole
 
-    def _leaf(self, columns: tuple[_Column, ...]) -> _Leaf:
+    def _leaf(self, columns: tuple[_Column, ...]) -> _LeafStruct:
         offsets, run_bytes = _runs(self._shape, self._dtype.itemsize, [column.of for column in columns])
-        leaf = _Leaf(
+        leaf = _LeafStruct(
             *(array.ctypes.data for array in (self._bases, self._strides, self._ends, self._buckets)),
             len(self._ends),
             self._shift,
@@ -132,13 +132,13 @@ class Segments:
             len(offsets),
             run_bytes,
         )
-        leaf.kept = offsets
+        leaf.offsets_array = offsets
         leaf.row_shape = tuple(len(indices) for indices in _wanted(self._shape, [column.of for column in columns]))
         return leaf
 
 
 class _Column:
-    """A cut of one axis that can be a key: slices and arrays have no hash."""
+    """The selection along one axis as a dictionary key: slices and arrays are not hashable."""
 
     __slots__ = ("_key", "of")
 
@@ -154,7 +154,7 @@ class _Column:
 
 
 def _buckets(ends: Indices) -> tuple[int, npt.NDArray[np.int32]]:
-    """(shift, the segment of row i·2^shift for each i): where to begin looking for that of a row."""
+    """(shift, the segment of row i·2^shift for each i): where the search for the segment of a row starts."""
     rows = int(ends[-1])
     shift = max(0, (rows // (_BUCKETS_A_SEGMENT * len(ends))).bit_length())
     starts = np.arange(0, rows, 1 << shift, dtype=np.int64)
@@ -167,14 +167,14 @@ def _wanted(shape: tuple[int, ...], columns: Sequence[slice | Indices]) -> list[
 
 
 def _runs(shape: tuple[int, ...], itemsize: int, columns: Sequence[slice | Indices]) -> tuple[Indices, int]:
-    """(where each run of adjacent bytes of a row begins, how many bytes each has), for the wanted columns."""
+    """(offset of each run, bytes in each run), where the wanted columns of a row are runs of adjacent bytes."""
     wanted = _wanted(shape, columns)
     strides = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     whole = itertools.takewhile(
         lambda axis: isinstance(columns[axis], slice) and len(wanted[axis]) == shape[axis],
         reversed(range(len(shape))),
     )
-    cut = len(shape) - len(list(whole)) - 1  # the last axis of which not all is wanted
+    cut = len(shape) - len(list(whole)) - 1  # the last axis of which only a part is wanted
     if cut < 0:
         return np.zeros(1, np.int64), itemsize * math.prod(shape)
     last = wanted[cut]

@@ -8,18 +8,18 @@ import os
 from pathlib import Path
 
 INTERFACE = 2
-"""Of the C functions and structs that this package calls; `columns.c` has the same number."""
+"""The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
-"""Where the build puts it."""
+"""Where the build puts the library."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None where NumPy computes: it was not built, or FEEDLINE_PURE_PYTHON=1.
+    """The library; None if it was not built, or with FEEDLINE_PURE_PYTHON=1: then NumPy is used.
 
     Raises:
-      ImportError: it is there, and is not what this package calls.
+      ImportError: it cannot be loaded, or has another interface.
     """
     if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0") or not PATH.exists():
         return None

@@ -1,4 +1,4 @@
-"""What tells one set of data from another: sizes and sampled bytes, never a path."""
+"""Digests that identify data by its size and sampled bytes, never by a path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLED_BYTES = 1 << 12
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
-    """Size of a file, and a digest of sixteen blocks of 4 KiB from its start to its end."""
+    """The size of a file, and a digest of sixteen blocks of 4 KiB, spread evenly from its start to its end."""
     size = os.path.getsize(path)
     hashed = hashlib.sha256()
     with Path(path).open("rb") as file:
@@ -27,14 +27,14 @@ def of_file(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
-    """Dtype and shape of an array, and a digest of that many of its rows."""
+    """Dtype and shape of an array, and a digest of `samples` of its rows."""
     return of_rows(array.dtype, array.shape, array.__getitem__, samples)
 
 
 def of_rows(
     dtype: np.dtype[Any], shape: tuple[int, ...], row_at: Callable[[int], Any], samples: int = _SAMPLES
 ) -> list[Any]:
-    """The same of rows that are had one by one."""
+    """As `of_array`, for rows that are read one by one."""
     hashed = hashlib.sha256()
     for row in _sampled(shape[0], samples):
         hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:_SAMPLED_BYTES].tobytes())
@@ -42,6 +42,6 @@ def of_rows(
 
 
 def _sampled(count: int, samples: int) -> list[int]:
-    """Some of 0 … count − 1, the first and the last among them."""
+    """Evenly spaced numbers of 0 … count − 1, the first and the last among them."""
     last = max(count - 1, 0)
-    return [int(place) for place in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]
+    return [int(number) for number in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]

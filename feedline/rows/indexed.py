@@ -1,4 +1,4 @@
-"""What the sources of feedline offer beyond a `RowSource`: one row by its index, and a description to look at."""
+"""The base class of feedline's sources: access to single rows, and a readable description."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 
 from feedline.rows.row_source import RowSource
 
-_MOST_SHOWN = 8  # leaves of a row; of a table there may be thousands
+_MOST_SHOWN = 8  # leaves of a row; a table may have thousands
 
 
 class IndexedSource(RowSource):
-    """A `RowSource` that Python can index, and that says what it holds.
+    """A `RowSource` that supports `source[i]`, and has a readable `repr`.
 
-    `source[i]` makes it a source of `grain.MapDataset` as well. To fill a batch, `read` is many times as fast.
+    So it can be the source of a `grain.MapDataset`. To fill a batch, `read` is many times as fast as indexing.
     """
 
-    _paths: Sequence[str] = ()  # the files of the rows, as they were given
+    _paths: Sequence[str] = ()  # the paths of the files, as the user gave them
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         """One row: a tree of NumPy arrays and scalars in memory of their own.
 
         Raises:
           IndexError: there is no such row. A negative index counts from the end.
-          TypeError: a slice, or anything else that is no integer.
+          TypeError: a slice, or anything else that is not an integer.
         """
         try:
             row = operator.index(index)

@@ -1,4 +1,4 @@
-"""The leaves of records: as arrays, and written into their places in a batch."""
+"""Conversion of the leaves of records to arrays, and their copy into a batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from feedline.rows.values import as_record_leaf, is_list
 
 
 def write_uniform_records(records: tuple[Any, ...], spec: RowSpec, targets: list[Any], start: int) -> bool:
-    """Write the records to the targets from index `start` on, if all are of the form of `spec`: whether so.
+    """Write the records to the targets from index `start` on. False if not all have the form of `spec`.
 
-    Flattened together they take less time than each for itself.
+    To flatten all records in one call is faster than one by one.
     """
     values = _leaves(records, _trees_of(spec.treedef, len(records)))
     if values is None:
@@ -34,15 +34,15 @@ def write_uniform_records(records: tuple[Any, ...], spec: RowSpec, targets: list
 
 @functools.lru_cache(maxsize=8)
 def _trees_of(treedef: jax.tree_util.PyTreeDef, count: int) -> jax.tree_util.PyTreeDef:
-    """The tree of a tuple of `count` such trees."""
+    """The treedef of a tuple of `count` such trees."""
     return jax.tree_util.treedef_tuple([treedef] * count)
 
 
 def _leaves(tree: Any, treedef: jax.tree_util.PyTreeDef) -> list[Any] | None:
-    """The leaves of a tree that has the form `treedef`; None if it has another. A list is a leaf.
+    """The leaves of a tree that has the form `treedef`, where a list is a leaf; None if it has another form.
 
-    JAX flattens lists, and to ask a Python function about each node takes longer than the whole flattening does:
-    so lists are looked for only in trees that have another form without.
+    JAX flattens lists unless a Python function is called for each node, which takes longer than all the rest. So
+    lists are handled only if the tree has another form without this.
     """
     for is_leaf in (None, is_list):
         values, found = jax.tree_util.tree_flatten(tree, is_leaf=is_leaf)
@@ -55,7 +55,7 @@ def write_record(record: Any, spec: RowSpec, targets: list[Any], i: int) -> None
     """Write each leaf of a record to index i of its target.
 
     Raises:
-      ValueError: the record's tree, shapes or dtypes are not those of `spec`, or something in it is masked.
+      ValueError: the record's tree, shapes or dtypes are not those of `spec`, or a value in it is masked.
       TypeError: a leaf cannot become an array.
     """
     values = _leaves(record, spec.treedef)
@@ -78,10 +78,10 @@ def _write_value(value: Any, leaf: Leaf, target: Any, i: int) -> None:
 
 
 def _fitted(value: Any, leaf: Leaf) -> npt.NDArray[Any]:
-    """A record's leaf as an array of the form of the first record's; Python numbers and lists take its dtype.
+    """A record's leaf as an array. Python numbers and lists get the dtype of the first record's leaf.
 
     Raises:
-      ValueError: another shape or dtype, or something is masked.
+      ValueError: it has another shape or dtype than the first record's leaf, or a value is masked.
       TypeError: it cannot become an array.
       OverflowError: a Python number that does not fit into the dtype.
     """
@@ -94,7 +94,7 @@ def _fitted(value: Any, leaf: Leaf) -> npt.NDArray[Any]:
         )
     if array.dtype == leaf.dtype:
         return array
-    with np.errstate(over="ignore"):  # of dtypes that are not NumPy's own it says nothing
+    with np.errstate(over="ignore"):  # checked below, since dtypes that are not NumPy's own do not warn
         fitted = np.asarray(value, leaf.dtype)
     if not np.isfinite(fitted[np.isfinite(array)]).all():
         raise ValueError(f"{leaf.name}: {value} does not fit {leaf.dtype}, the first record's dtype")
@@ -110,10 +110,10 @@ def digest_of(record: Any) -> str:
 
 
 def as_arrays(record: Any) -> Any:
-    """The first record with arrays as its leaves: Python numbers and lists have no dtype or shape.
+    """A record with arrays as its leaves. Python numbers and lists have no dtype or shape.
 
     Raises:
-      ValueError, TypeError: a leaf that cannot be an array, or in which something is masked.
+      ValueError, TypeError: a leaf cannot be an array, or a value is masked.
     """
 
     def converted(path: Any, value: Any) -> Any:
@@ -126,14 +126,14 @@ def share_memory(*trees: Any) -> bool:
     """Whether a leaf of one of two records may lie in the memory of a leaf of the other.
 
     Raises:
-      ValueError, TypeError: a leaf that cannot be an array.
+      ValueError, TypeError: a leaf cannot be an array.
     """
     arrays = (
         [x for x in jax.tree_util.tree_leaves(as_arrays(tree)) if isinstance(x, np.ndarray)] for tree in trees
     )
     if any(np.may_share_memory(a, b) for a, b in itertools.product(*arrays)):
         return True
-    # the array of a list, or of a tensor that copies, is new each time, and both records may hold one of these
+    # arrays of lists, or of tensors that NumPy copies, share no memory even if both records hold the same object
     numbers = (int, float, complex, np.generic)
     objects = (
         [x for x in jax.tree_util.tree_leaves(tree, is_leaf=is_list) if not isinstance(x, numbers)]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _MEMBERS = ("__len__", "spec", "identity", "read", "close")
-"""What a `RowSource` has."""
+"""The members of a `RowSource`."""
 
 
 @runtime_checkable
@@ -35,14 +35,14 @@ class RowSource(Protocol):
     """
 
     spec: Any
-    """Tree of `jax.ShapeDtypeStruct`, of one row: fixed before the first read, the same for all rows."""
+    """Tree of `jax.ShapeDtypeStruct`, of one row. It is fixed before the first read, and the same for all rows."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this data from other data, as JSON values: names, sizes, sampled bytes; no absolute path.
+        """JSON values that identify the data: names, sizes, sampled bytes; no absolute path.
 
-        It is asked for when a feed is built, and becomes the field "data" of the fingerprint. So a state that was
-        saved over other data is refused, and so are processes of one run that do not read the same.
+        It is read when a feed is built, and becomes the field "data" of the fingerprint. So a state that was saved
+        over other data is refused, and so are processes of one run that do not read the same data.
         """
 
     def __len__(self) -> int:
@@ -57,11 +57,11 @@ class RowSource(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of files. A feed calls it once for a source that it opened; a `read` may still run then."""
+        """Close files. A feed calls it once, for a source that it opened itself, perhaps while a `read` still runs."""
 
 
 class ColumnarSource(RowSource, Protocol):
-    """A `RowSource` that can also read one leaf alone, and of it only some columns: those that a mesh cuts out."""
+    """A `RowSource` that can also read some columns of a single leaf, as a mesh that shards columns needs them."""
 
     def read_leaf(
         self, leaf: int, rows: npt.NDArray[np.int64], columns: tuple[Any, ...], out: npt.NDArray[Any]
@@ -75,18 +75,18 @@ class ColumnarSource(RowSource, Protocol):
 
 
 def is_columnar(source: RowSource) -> TypeGuard[ColumnarSource]:
-    """Whether it is a `ColumnarSource`."""
+    """Whether a source is a `ColumnarSource`."""
     return hasattr(source, "read_leaf")
 
 
 def is_row_source(value: Any) -> TypeGuard[RowSource]:
-    """Whether it has the members of a `RowSource`. On Python 3.11 `isinstance` would compute `identity` to see."""
+    """Whether it has the members of a `RowSource`. On Python 3.11, `isinstance` would compute `identity`."""
     has = set(dir(value))
     return all(name in has or hasattr(value, name) for name in _MEMBERS)
 
 
 def why_not_a_source(source: Any) -> str:
-    """Why rows cannot be read from this object, which is no source of any kind."""
+    """The error message for an object that is not a source of any kind."""
     kind, has = type(source).__name__, set(dir(source))
     if "spec" in has or ("read" in has and "__iter__" not in has):  # a file has read, too
         lacks = ", ".join(name for name in _MEMBERS if name not in has)

@@ -1,4 +1,4 @@
-"""What a row looks like: leaves' names, dtypes and shapes, and the checked cast to JAX's dtypes."""
+"""The spec of a row: names, dtypes and shapes of its leaves, and the checked cast to JAX's dtypes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RowSpec:
 
     @classmethod
     def of(cls, tree: Any) -> RowSpec:
-        """The spec of a tree of anything with a shape and a dtype.
+        """The spec of a tree whose leaves have a shape and a dtype.
 
         Raises:
           TypeError: a leaf is not an array of numbers.
@@ -57,7 +57,7 @@ class RowSpec:
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
     def as_json(self) -> dict[str, list[Any]]:
-        """As JSON values, for a fingerprint: {name: [dtype, shape]}."""
+        """The spec as JSON values, for a fingerprint: {name: [dtype, shape]}."""
         return {leaf.name: [leaf.dtype.name, list(leaf.shape)] for leaf in self.leaves}
 
 
@@ -74,7 +74,7 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
     """Refuse values that the leaf's placed dtype cannot hold: integers out of range, floats that would become inf.
 
-    Floats that fit are rounded. Infinities and NaNs stay what they are.
+    Floats that fit are rounded. Infinities and NaNs are allowed.
 
     Raises:
       RowError: a value does not fit; it names the first such row.
@@ -90,11 +90,11 @@ def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
 
 
 def _range_of(placed: np.dtype[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value that becomes a finite value of this dtype."""
+    """The smallest and the largest value that a cast to this dtype leaves finite."""
     if placed.kind in "iu":
         return np.iinfo(placed).min, np.iinfo(placed).max
     limits = np.finfo(placed)
-    # from half a unit in the last place above the greatest finite value on, a float is rounded to inf
+    # from half a unit in the last place above the largest finite value on, a float is rounded to inf
     beyond = float(limits.max) + 2.0 ** (limits.maxexp - limits.nmant - 2)
     greatest = np.nextafter(beyond, 0.0)
     return -greatest, greatest
@@ -104,7 +104,7 @@ def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np
     """The rows with a finite value below `least` or above `greatest`."""
     if (
         flat.min() >= least and flat.max() <= greatest
-    ):  # the usual case, in no memory; false for NaN, looked at below
+    ):  # the usual case, without a copy; False if there is a NaN, which the code below allows
         return np.empty(0, np.intp)
     outside = (flat < least) | (flat > greatest)
     return np.flatnonzero((outside & np.isfinite(flat)).any(axis=1))
@@ -123,7 +123,7 @@ def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX can hold it: booleans, NumPy's numbers, and those that ml_dtypes adds."""
+    """Whether JAX supports a dtype: booleans, NumPy's numbers, and those of ml_dtypes."""
     if dtype in (np.longdouble, np.clongdouble):
         return False
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))

@@ -1,4 +1,4 @@
-"""A value that a user gave, as a NumPy array. What the conversion would lose without a word is refused."""
+"""Conversion of users' values to NumPy arrays, which refuses any value that it would lose silently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def as_array(name: str, value: Any) -> Array:
     """The value as an array.
 
     Raises:
-      ValueError: it is a masked array in which something is masked: `np.asarray` would drop the mask.
+      ValueError: it is a masked array with masked values: `np.asarray` would drop the mask.
       TypeError: NumPy cannot make an array of it.
 
     Example:
@@ -29,7 +29,7 @@ def as_array(name: str, value: Any) -> Array:
         )
     try:
         return np.asarray(value)
-    except Exception as error:  # of any type: a tensor on a GPU, or one that needs its gradient
+    except Exception as error:  # of any type: for example a tensor on a GPU, or one that requires a gradient
         raise TypeError(
             f"{name}: numpy.asarray failed on this {type(value).__name__} with {type(error).__name__}: {error}; "
             "make it a NumPy array before feedline gets it"
@@ -37,12 +37,12 @@ def as_array(name: str, value: Any) -> Array:
 
 
 def as_record_leaf(name: str, value: Any) -> Any:
-    """A leaf of a record as an array: numbers, lists of numbers, and every object that NumPy can make an array of.
+    """A leaf of a record as an array: numbers, lists of numbers, and every object that NumPy can convert.
 
-    Anything else, as text, comes back as it is: it is for the spec of the record to refuse it.
+    Anything else, such as text, is returned as it is; the spec of the record refuses it.
 
     Raises:
-      ValueError: something is masked, or a list is ragged or has other elements than numbers.
+      ValueError: a value is masked, or a list is ragged or has elements that are not numbers.
       TypeError: NumPy cannot make an array of it.
 
     Example:
@@ -59,20 +59,20 @@ def as_record_leaf(name: str, value: Any) -> Any:
 
 
 def is_list(value: Any) -> bool:
-    """Whether it is a list. JAX takes each element of one as a leaf, where a record means an array."""
+    """Whether it is a list. For JAX each element of a list is a leaf; in a record, a list means an array."""
     return isinstance(value, list)
 
 
 def is_in_memory(value: Any) -> bool:
-    """Whether it is an array, or a column of a table, that becomes a NumPy array without reading a file.
+    """Whether it is an array or a column of a table that can be converted to NumPy without reading a file.
 
-    `__array__` alone does not tell: arrays of HDF5, Zarr and netCDF read all of their file in it.
+    `__array__` alone is not enough: arrays of HDF5, Zarr and netCDF read their whole file in it.
     """
     return isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or hasattr(value, "to_numpy")
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a table in memory, of pandas, Polars or Arrow: by a number they give columns, or nothing."""
+    """Whether it is a table of pandas, Polars or Arrow. Indexing one by a number does not give a row."""
     return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))
 
 

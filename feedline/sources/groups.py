@@ -133,7 +133,7 @@ class GroupSource(IndexedSource):
 
     def _cached_groups(self, leaf: int, groups: list[int]) -> list[Group]:
         """These groups, from the cache or the files."""
-        # threads that read the same batch need the same groups: each starts at another one, to read them in parallel
+        # threads of one batch need the same groups: each starts at another one, to read them in parallel
         first = threading.get_native_id() % len(groups)
         rotated = [*groups[first:], *groups[:first]]
         read = {

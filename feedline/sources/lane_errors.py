@@ -1,4 +1,4 @@
-"""Why a lane failed, in words; and whether a StopIteration is its end or a mistake in one of its functions."""
+"""The errors of lanes: their messages, and which StopIteration is an error and not the end of a lane."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import grain
 from feedline.errors import FeedError
 
 _TOO_LONG = "truncated to max length"
-"""Of Grain's packing, about a document that is longer than a packed row."""
+"""Part of the message of Grain's packing for a document that is longer than a packed row."""
 
 
 def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError:
-    """What to raise when the next item of a lane cannot be had.
+    """The error to raise if the next item of a lane cannot be read.
 
     Args:
-      items: of this epoch that came before.
+      items: the number of items of this epoch that were read before.
     """
     why = f"{type(error).__name__}: {error}"
     if isinstance(error, StopIteration):
@@ -38,11 +38,11 @@ def lane_error(lane: int, items: int, epoch: int, error: Exception) -> FeedError
 
 
 def raised_by_user_code(stop: StopIteration) -> bool:
-    """Whether a function that Grain called (of a map, a filter, a source) raised it, and no iterator has ended.
+    """Whether a function that Grain called (of a map, a filter, a source) raised it, so no iterator has ended.
 
-    A StopIteration is an end if `__next__` of an iterator raises it, Grain's or the user's own. Where Grain calls
-    any other function of the user, it is none: nothing there may end a stream. Grain's iterators that catch it and
-    later raise their own leave no trace of it, unless as its cause.
+    A StopIteration is the end of a stream if `__next__` of an iterator raises it, Grain's or the user's own. It is
+    an error if another function raises it that Grain calls. Some of Grain's iterators catch it and raise their
+    own later; then it is the cause, or leaves no trace.
     """
     link: BaseException | None = stop
     while link is not None:
@@ -53,7 +53,7 @@ def raised_by_user_code(stop: StopIteration) -> bool:
 
 
 def _left_grain(frames: Sequence[FrameType]) -> bool:
-    """Whether Grain called a function, no iterator's `__next__`, which is still running in these frames."""
+    """Whether these frames are inside a function that Grain called, other than an iterator's `__next__`."""
     ours = [frame for frame in frames if _package(frame) not in sys.stdlib_module_names]  # thread pools
     called = False
     for in_grain, group in itertools.groupby(ours, lambda frame: _package(frame) == "grain"):
@@ -64,7 +64,7 @@ def _left_grain(frames: Sequence[FrameType]) -> bool:
 
 
 def _is_next(frames: Sequence[FrameType]) -> bool:
-    """Whether these frames are an iterator's `__next__`, perhaps under a decorator, and what it calls."""
+    """Whether these frames are an iterator's `__next__`, perhaps decorated, and the functions that it calls."""
     names = [frame.f_code.co_name.rpartition(".")[2] for frame in frames]  # Cython's are qualified
     return names[0] == "__next__" or any(
         name == "__next__" and isinstance(frame.f_locals.get("self"), grain.DatasetIterator)

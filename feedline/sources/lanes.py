@@ -1,4 +1,4 @@
-"""Streams as lanes: datasets that can only be read one item after the other, and what is known before they are."""
+"""Lanes: streams that are read side by side, and the first item, which gives their spec."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Lanes:
     """A source of `count` streams that are read side by side: for packing, filters, mixtures.
 
     Lane l fills rows l·B/count … (l+1)·B/count − 1 of each batch of B rows, from its own items in their
-    order. A process runs the lanes of which it owns a row, whatever the number of processes: the lanes
-    are part of the data's definition, as files are.
+    order. A process runs each lane of which it owns a row. The lanes are part of the data's definition, as
+    files are, so their number does not depend on the number of processes.
 
     Attributes:
-      make_lane: (lane, count) → `grain.IterDataset`. The same items each time it is called, in whatever
-        process: cut by `lane` and `count`, never by the process index. Lanes share no item.
-      count: of lanes; it divides the batch size. A multiple of the shards of the batch axis lets every
-        process run only lanes of its own.
+      make_lane: (lane, count) → `grain.IterDataset`. It must give the same items at each call and in each
+        process, chosen by `lane` and `count`, never by the process index. No two lanes share an item.
+      count: the number of lanes; it divides the batch size. If it is a multiple of the shards of the batch
+        axis, no lane runs in two processes.
 
     Example:
-      >>> def make_lane(lane, count):  # every count-th number, and of those the even ones
+      >>> def make_lane(lane, count):  # every count-th number, filtered for even ones
       ...     return grain.MapDataset.range(lane, 1000, count).to_iter_dataset().filter(lambda x: x % 2 == 0)
       >>> [next(iter(make_lane(lane, 3))) for lane in range(3)]
       [0, 4, 2]
@@ -53,14 +53,14 @@ class Lanes:
 
     @classmethod
     def of(cls, source: Lanes | grain.IterDataset[Any]) -> Lanes:
-        """One stream is one lane."""
+        """The lanes of a source, where a stream is a single lane."""
         return source if isinstance(source, Lanes) else cls(lambda lane, count: source, 1)
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Refuse a batch that the lanes cannot fill in equal parts.
+        """Refuse a batch size that is not a multiple of the number of lanes.
 
         Raises:
-          ValueError: it names sizes and counts that work.
+          ValueError: the error names sizes and counts that work.
         """
         if batch_size % self.count:
             below, above = (batch_size // self.count * self.count, -(-batch_size // self.count) * self.count)
@@ -72,10 +72,10 @@ class Lanes:
             )
 
     def open(self, lane: int) -> Any:
-        """An iterator of all of a lane's items.
+        """An iterator over all items of a lane.
 
         Raises:
-          TypeError: `make_lane` gave something else than an `IterDataset`.
+          TypeError: `make_lane` did not return an `IterDataset`.
         """
         dataset: Any = self.make_lane(lane, self.count)
         if not isinstance(dataset, grain.IterDataset):
@@ -87,10 +87,10 @@ class Lanes:
 
 
 class FirstItem:
-    """The first item of the first lane that has one: it gives the spec, and fills rows that no item is left for.
+    """The first item of the first lane that has one. It gives the spec, and fills rows for which no item is left.
 
-    The look is over when this is built: each run opens its lanes anew, on its own thread, so that
-    Grain's threads belong to that one and end with it. The item is read once more for it.
+    Its iterator is closed at once: each pipeline opens the lanes again, on its own thread, so that Grain's threads
+    end with that pipeline. So the item is read twice.
 
     Raises:
       ValueError: no lane has an item.
@@ -117,7 +117,7 @@ class FirstItem:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """A digest of the item: all that is known of a stream before it is read."""
+        """A digest of the item, which is all that identifies a stream before it is read."""
         return {"kind": "stream", "first": digest_of(self.item)}
 
     def read(self, out: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which source a path or a user's object becomes."""
+"""Conversion of a path, a glob or a user's object to a source."""
 
 from __future__ import annotations
 
@@ -70,29 +70,30 @@ def open_source(
     `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
 
     Args:
-      path_or_glob: of a file, or a glob of files of one format, whose rows follow each other.
-      dtype: what one element of a `.bin` file, or one ArrayRecord record, is. A structured dtype gives a
+      path_or_glob: a file, or a glob of files of one format, whose rows follow each other.
+      dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
       window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
         never cross the border of a file; elements after the last whole window are left out.
       stride: from the start of one window to that of the next, 1 to `window`, which is the default: windows
         that follow each other. Smaller ones overlap.
-      columns: the names of the leaves to read; None: all. One array without a name gets the one given here.
-      decode: for ArrayRecord records that are no dtype: (list of k records as bytes) → tree of arrays whose
-        first axes are k. Called from many threads; record i decides row i alone. With workers it must pickle.
+      columns: the names of the leaves to read; None: all. To an array without a name it gives one.
+      decode: for ArrayRecord records that no dtype describes: (list of k records as bytes) → tree of arrays
+        whose first axes are k. Called from many threads; row i must depend only on record i. With workers it
+        must pickle.
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
-        batches, Zarr chunks), which are read whole. To read each once, it must hold what a stretch of the order
-        touches: for a blocked order window × bytes of a block. One larger group is kept alone; a thread that
-        reads a batch holds its groups besides, up to as many bytes.
-      missing_chunks: of a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
-        (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a chunk that
-        was lost cannot be told from one that was left out.
+        batches, Zarr chunks), which are read whole. To read each group once, it must hold the groups of adjacent
+        positions of the order: for a blocked order, window × bytes of a block. A single group may be larger. Each
+        thread that reads a batch holds up to as many bytes in addition.
+      missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
+        (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
+        chunk cannot be distinguished from one that was left out.
 
     Raises:
       FileNotFoundError: no such file, or no match.
       ValueError: truncated, another format, files that do not fit together, or an option of another format.
-      TypeError: a column is no number.
-      ImportError: the format needs a library that is not installed; it says which line installs it.
+      TypeError: a column is not numeric.
+      ImportError: the format needs a library that is not installed; the error says how to install it.
 
     Example:
       >>> import tempfile
@@ -136,10 +137,10 @@ def _suffix(path: str) -> str:
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
-    """The `RowSource` that reads what the user gave; a stream, which has no random access, stays as it is.
+    """The `RowSource` for a user's source. A stream is returned as it is, since it has no random access.
 
     Raises:
-      TypeError: nothing that rows can be read from.
+      TypeError: rows cannot be read from it.
     """
     if isinstance(source, grain.IterDataset | Lanes):
         return source
@@ -156,7 +157,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
             f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
             "{name: table[name].to_numpy() for name in names}"
         )
-    # of dict and tuple there are subclasses that are no trees for JAX, and may be data sets
+    # some subclasses of dict and tuple are no trees for JAX, and may be data sets
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
     if is_tree or is_list(source) or is_in_memory(source):
         return ArraySource([source])
@@ -168,10 +169,10 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
 
 
 def _of_records(source: Any) -> RecordSource:
-    """The rows of an object with `__len__` and `__getitem__`.
+    """The source for an object with `__len__` and `__getitem__`.
 
     Raises:
-      TypeError: it has names in place of rows.
+      TypeError: it is indexed by names.
     """
     try:
         return RecordSource(grain.MapDataset.source(source))
@@ -186,10 +187,10 @@ def _of_records(source: Any) -> RecordSource:
 
 
 def read_first(source: RowSource, out: Any) -> None:
-    """Read the row that a transform is given when a feed is built.
+    """Read the first row, which a transform is given when a feed is built.
 
     Args:
-      out: as of `RowSource.read`.
+      out: as in `RowSource.read`.
 
     Raises:
       RowError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Rows of a `grain.MapDataset`, record by record: each is written straight into its place."""
+"""The source of records: elements of a `grain.MapDataset`, each written directly into the batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_record, write_uniform_records
 from feedline.rows.spec import RowSpec
 
-_GROUP = 64
-"""Records that Grain is asked for at once, and so are held beside the batch, if each has memory of its own."""
+_RECORDS_AT_ONCE = 64
+"""Records that are requested from Grain in one call, and so are in memory beside the batch."""
 
 
 class RecordSource(IndexedSource):
-    """A `RowSource` over a Grain dataset: decoding and augmentation are Grain's, order is feedline's.
+    """A `RowSource` over a Grain dataset, which decodes and augments; feedline determines the order.
 
-    It is asked for element epoch·n + row, so that Grain's own random maps differ between epochs.
+    Row indices may be epoch·n + row, so that Grain's own random maps differ between epochs.
 
     Raises:
       ValueError: the dataset is empty.
-      RowError: its first element cannot be had, or is None.
+      RowError: its first element cannot be read, or is None.
 
     Example:
       >>> source = RecordSource(grain.MapDataset.range(5).map(lambda i: {"x": np.float32(i)}))
@@ -43,7 +43,7 @@ class RecordSource(IndexedSource):
             raise ValueError("a source must have at least one row, got a MapDataset of length 0")
         first = self._element(0)
         self._spec = RowSpec.of(as_arrays(first))
-        self._group = 1 if self._may_be_written_over(first) else _GROUP
+        self._at_once = 1 if self._may_reuse_memory(first) else _RECORDS_AT_ONCE
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
 
     @property
@@ -52,7 +52,7 @@ class RecordSource(IndexedSource):
         return self._identity(lambda i: digest_of(self._element(i)))
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """As `identity`, but an element that cannot be had counts as such."""
+        """As `identity`, but with None for an element that cannot be read."""
 
         def sampled(i: int) -> str | None:
             try:
@@ -63,12 +63,12 @@ class RecordSource(IndexedSource):
 
         return self._identity(sampled)
 
-    def _may_be_written_over(self, first: Any) -> bool:
+    def _may_reuse_memory(self, first: Any) -> bool:
         """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
         try:
             return share_memory(first, self._element(len(self._dataset) - 1))
         except (RowError, TypeError, ValueError):
-            return True  # not known
+            return True  # unknown
 
     def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
         n = len(self._dataset)
@@ -81,13 +81,13 @@ class RecordSource(IndexedSource):
         """Write element rows[i] to index i of each leaf of `out`."""
         targets = jax.tree_util.tree_leaves(out)
         indices = rows.tolist()
-        for start in range(0, len(indices), self._group):
-            records = tuple(self._elements(indices[start : start + self._group]))
+        for start in range(0, len(indices), self._at_once):
+            records = tuple(self._elements(indices[start : start + self._at_once]))
             if not write_uniform_records(records, self._spec, targets, start):
                 self._write_one_by_one(records, indices, targets, start)
 
     def close(self) -> None:
-        """Nothing to do: the dataset is the user's."""
+        """Do nothing: the dataset belongs to the user."""
 
     def _write_one_by_one(
         self, records: Sequence[Any], indices: list[int], targets: list[Any], start: int
@@ -103,9 +103,10 @@ class RecordSource(IndexedSource):
                 ) from error
 
     def _elements(self, indices: list[int]) -> Iterable[Any]:
-        """The elements, asked for at once, which spares a sixth of Grain's time; one by one where one fails.
+        """The elements, requested in one call, which saves a sixth of Grain's time; one by one if that fails.
 
-        Grain's name for that is private; where it is gone, or gives an error, the second look tells more.
+        Grain's method for this is private, so it may be missing. After an error, reading one by one finds the
+        row that is to blame.
         """
         try:
             records = self._dataset._getitems(indices)
@@ -123,9 +124,9 @@ class RecordSource(IndexedSource):
                 f"the dataset failed on this row with {type(error).__name__}: {error}", stage="read", row=row
             ) from error
         if record is None:
-            told = next(_filters(self._dataset), "a transformation")
+            filter_name = next(_filters(self._dataset), "a transformation")
             raise RowError(
-                f"a MapDataset must have an element at every index, and {told} left None here; a filter "
+                f"a MapDataset must have an element at every index, and {filter_name} left None here; a filter "
                 "changes the number of rows, so filter a stream: pass dataset.to_iter_dataset() instead",
                 stage="read",
                 row=row,
@@ -134,7 +135,7 @@ class RecordSource(IndexedSource):
 
 
 def _filters(dataset: Any) -> Iterator[str]:
-    """The filters above a dataset, nearest first."""
+    """The filters that a dataset applies, the last one first."""
     if "Filter" in type(dataset).__name__:
         yield str(dataset)
     for parent in getattr(dataset, "parents", ()):

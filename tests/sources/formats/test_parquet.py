@@ -101,16 +101,16 @@ def test_columns_of_a_leaf_are_cut(tmp_path, kind):
         np.testing.assert_array_equal(out, whole[name][rows][:, columns[0]])
 
 
-def test_a_row_group_is_decoded_once_while_it_is_kept(tmp_path, monkeypatch):
+def test_a_row_group_is_decoded_once_while_it_is_cached(tmp_path, monkeypatch):
     KINDS["parquet"](_table(_rows(640)), tmp_path / "x.parquet")
     source = feedline.open_source(tmp_path / "x.parquet", columns=["label"])
-    read, counted = groups.GroupSource._group, []
+    read, counted = groups.GroupSource._read_group, []
 
     def counting(self, leaf, group):
         counted.append(group)
         return read(self, leaf, group)
 
-    monkeypatch.setattr(groups.GroupSource, "_group", counting)
+    monkeypatch.setattr(groups.GroupSource, "_read_group", counting)
     for start in range(0, 640, 32):
         source.read(np.arange(start, start + 32), {"label": np.empty(32, np.int64)})
     assert counted == list(range(10))
@@ -292,9 +292,9 @@ def test_a_feed_over_row_groups(tmp_path, sharding, delivered):
 
 def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered, monkeypatch):
     pq.write_table(pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", row_group_size=64)
-    read, counted = groups.GroupSource._group, []
+    read, counted = groups.GroupSource._read_group, []
     monkeypatch.setattr(
-        groups.GroupSource, "_group", lambda self, leaf, i: counted.append(i) or read(self, leaf, i)
+        groups.GroupSource, "_read_group", lambda self, leaf, i: counted.append(i) or read(self, leaf, i)
     )
     window = 2 * 64 * 8  # bytes
     source = feedline.open_source(tmp_path / "x.parquet", cache_bytes=window)
