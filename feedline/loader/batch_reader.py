@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,12 +11,11 @@ import numpy as np
 
 from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import Buffers
-from feedline.loader.form import Indices, LocalForm
+from feedline.loader.form import Cuts, Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
-from feedline.placement.plan import Columns
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import cast_into
@@ -32,7 +30,7 @@ class Part(NamedTuple):
     Attributes:
       start: where the batch starts.
       offsets: int64[k], ascending: the rows of the global batch.
-      cuts: the number of each leaf, and the columns that are read of it.
+      cuts: the leaves, and the columns that are read of each.
       buffers: the memory of the whole batch.
       here: which rows of the buffers are written.
       indices: int64[k], read-only: the row index of each row; `_UNKNOWN` until it is computed.
@@ -40,7 +38,7 @@ class Part(NamedTuple):
 
     start: Cursor
     offsets: Indices
-    cuts: list[tuple[int, Columns]]
+    cuts: Cuts
     buffers: Buffers
     here: slice
     indices: Indices
@@ -72,11 +70,11 @@ class BatchReader:
     """Reads this process's part of any batch, for every source with random access. Pure but for the reads.
 
     Attributes:
-      source: where rows are read.
-      order: which row stands at which position.
-      schedule: which positions batch k holds.
-      form: what this process supplies of them.
-      settings: of JAX, that hold while rows are read and transformed.
+      source: gives the rows.
+      order: determines which row stands at which position.
+      schedule: determines which positions batch k holds.
+      form: determines which part of them this process supplies.
+      settings: JAX's settings while rows are read and transformed.
     """
 
     source: RowSource
@@ -101,22 +99,10 @@ class BatchReader:
         """
         results = []
         with self.settings.applied():
-            for offsets, cuts in self._groups:
+            for offsets, cuts in self.form.reads:
                 here = slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
                 results.append(self._fill(Part(start, offsets[here], cuts, buffers, here, _UNKNOWN)))
         return results[0] if len(results) == 1 else PartResult.sum(results)
-
-    @functools.cached_property
-    def _groups(self) -> list[tuple[Indices, list[tuple[int, Columns]]]]:
-        """Leaves of which this process reads the same rows: these rows, and `Part.cuts`."""
-        form = self.form
-        if not form.by_leaf:
-            leaves = enumerate(form.spec.leaves)
-            return [(form.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
-        groups: dict[bytes, tuple[Indices, list[tuple[int, Columns]]]] = {}
-        for i, plan in enumerate(form.plans):
-            groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
-        return list(groups.values())
 
     def _fill(self, part: Part) -> PartResult:
         began = time.perf_counter()
@@ -219,7 +205,12 @@ class BatchReader:
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            raise self._failure(part.indices, error) from error
+            rows = part.indices
+            which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
+            raise RowError(
+                f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
+                stage="read",
+            ) from error
 
     def _elements(self, part: Part) -> Indices:
         """The elements of a Grain dataset to read: others in each epoch, for its own random maps."""
@@ -230,13 +221,6 @@ class BatchReader:
                 f"{epochs.max()} is too late; seek to an earlier epoch"
             )
         return epochs * n + part.indices
-
-    def _failure(self, rows: Indices, error: Exception) -> RowError:
-        which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
-        return RowError(
-            f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
-            stage="read",
-        )
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy.typing as npt
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
 from feedline.order.schedule import BatchPositions
-from feedline.placement.plan import LeafPlan
+from feedline.placement.plan import Columns, LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
 from feedline.rows.values import as_array
 
 Indices = npt.NDArray[np.int64]
+Cuts = list[tuple[int, Columns]]
+"""The number of each of some leaves, and the columns that are read of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,17 @@ class LocalForm:
         if self.by_leaf:
             return [plan.local_shape for plan in self.plans]
         return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
+
+    @functools.cached_property
+    def reads(self) -> list[tuple[Indices, Cuts]]:
+        """The reads that make a batch: rows, ascending, and the leaves of which these rows are read."""
+        if not self.by_leaf:
+            leaves = enumerate(self.spec.leaves)
+            return [(self.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
+        groups: dict[bytes, tuple[Indices, Cuts]] = {}
+        for i, plan in enumerate(self.plans):
+            groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
+        return list(groups.values())
 
     def finish(
         self, read: list[Array], leaves: list[Array], part: slice, positions: BatchPositions | None, index: Indices
