@@ -55,7 +55,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def endless(self, *command, log, folder, ready="step 1 of", **environ):
-        """Endless training that saves only when it is stopped; the block begins once its log has the line `ready`."""
+        """Endless training that saves only when it is stopped; the block begins once its log matches `ready`."""
         options = ["--checkpoint-dir", str(folder), "--steps", "1000000000", "--save-every", "1000000000"]
         with (
             log.open("ab") as out,
