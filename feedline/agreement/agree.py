@@ -117,10 +117,10 @@ class _SharedBuild(CollectiveBuild):
                 raise failed
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
-                waits_for = process_names(self._absent()) or "the comparison of all processes, which have come"
+                waits_for = process_names(self._absent()) or "the comparison of the feeds of all processes"
                 _log.warning("waiting for %s to build this feed, too", waits_for)
         absent = self._absent()
-        what = f"{process_names(absent)} did not" if absent else "all came, but nobody compared what they built"
+        what = f"{process_names(absent)} did not" if absent else "all arrived, but no process compared the feeds"
         raise ProcessError(
             f"every process of the mesh must build the feed, and its feeds in the same order: {what} within "
             f"{error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the start takes so long",

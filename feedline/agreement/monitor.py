@@ -23,12 +23,9 @@ _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
 _OVER = ""
 _FOREVER_S = 1e9
-_OUTPUT_S = 1.0
-"""How long the end of this process waits for its last output."""
-_PROCESS_0_S = 2.0
-"""How long process 0, which stores the keys, waits for the others to end."""
-_SUCCESS_S = 300.0
-"""How long a process that succeeded waits for the others: as long as jax's own shutdown barrier."""
+_OUTPUT_S = 1.0  # how long the end of this process waits for its last output
+_PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
+_SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
 
 
 class _SupportsClose(Protocol):
@@ -44,10 +41,9 @@ def abort(reason: str | BaseException) -> None:
     """Report to the other processes that this one has failed: they end with this message.
 
     An uncaught exception is reported without this call. Call it before `sys.exit(1)`, which jax and feedline
-    cannot distinguish from success: the process would wait for the others at its end.
-
-    Without a monitor (see `initialize`) the others notice the failure only when they wait inside feedline. In a
-    process that did not join others, the call does nothing. The first failure is the one that is reported.
+    cannot distinguish from success: the process would wait for the others at its end. Only the first failure is
+    reported. Without a monitor (see `initialize`) the others notice it only when they wait inside feedline. In a
+    process that did not join others, the call does nothing.
 
     Args:
       reason: a sentence, or the exception.
@@ -156,7 +152,8 @@ class Monitor:
         if value == _OVER:
             return
         process, arguments = json.loads(value)
-        self._acknowledge()
+        with contextlib.suppress(FeedError):  # acknowledges the failure
+            self._service.set(f"{_KEY}/heard/{self._service.process}", "")
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
             waiting = reference()
@@ -166,16 +163,11 @@ class Monitor:
         if process != self._service.process:
             _print(f"{FeedError(**arguments)}\nfeedline: process {self._service.process} ends, too")
         self._succeeded.wait(self._abort_after_s)
-        silent = self._silent_processes()
-        if silent:
+        if silent := self._silent_processes():
             _print(
                 f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first"
             )
         self._end(0 if self._succeeded.is_set() else self._code, _PROCESS_0_S)
-
-    def _acknowledge(self) -> None:
-        with contextlib.suppress(FeedError):
-            self._service.set(f"{_KEY}/heard/{self._service.process}", "")
 
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""

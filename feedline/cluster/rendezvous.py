@@ -109,10 +109,10 @@ def _another_port(info: ProcessInfo) -> str:
 
 def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -> None:
     """In process 0: wait until all have arrived, then answer them; the answer names processes that are missing."""
-    came: dict[int, socket.socket] = {}
+    arrived: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(came) < info.processes - 1:
+        while len(arrived) < info.processes - 1:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready and time.monotonic() >= deadline:
                 break
@@ -126,14 +126,14 @@ def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -
                     continue
                 process = _index_of(key.fileobj, info)  # type: ignore[arg-type]
                 selector.unregister(key.fileobj)
-                if process is not None and process not in came:
-                    came[process] = key.fileobj  # type: ignore[assignment]
+                if process is not None and process not in arrived:
+                    arrived[process] = key.fileobj  # type: ignore[assignment]
                 else:
                     key.fileobj.close()  # type: ignore[union-attr]
-        absent = [process for process in range(1, info.processes) if process not in came]
-        _answer(came, _did_not_come(absent).encode() if absent else _COME)
-    if absent:
-        raise ProcessError(_did_not_come(absent), stage="launch", process=absent[0])
+        missing = [process for process in range(1, info.processes) if process not in arrived]
+        _answer(arrived, _missing_message(missing).encode() if missing else _COME)
+    if missing:
+        raise ProcessError(_missing_message(missing), stage="launch", process=missing[0])
 
 
 def _index_of(connection: socket.socket, info: ProcessInfo) -> int | None:
@@ -147,24 +147,24 @@ def _index_of(connection: socket.socket, info: ProcessInfo) -> int | None:
     return None
 
 
-def _answer(came: Mapping[int, socket.socket], answer: bytes) -> None:
+def _answer(arrived: Mapping[int, socket.socket], answer: bytes) -> None:
     """Send the answer, and wait until each process has closed its connection.
 
     The side that closes first keeps the port in TIME_WAIT for a while, and process 0 needs the port.
     """
-    for connection in came.values():
+    for connection in arrived.values():
         with contextlib.suppress(OSError):
             connection.setblocking(True)
             connection.settimeout(_ANSWER_S)
             connection.send(answer)
-    for connection in came.values():
+    for connection in arrived.values():
         with contextlib.suppress(OSError):
             connection.recv(1)
 
 
-def _did_not_come(absent: list[int]) -> str:
+def _missing_message(missing: list[int]) -> str:
     return (
-        f"all processes of a run join at its start, but {process_names(absent)} did not come in time; look "
+        f"all processes of a run join at its start, but {process_names(missing)} did not come in time; look "
         "what it wrote last and whether it was started, or raise initialize(timeout_s)"
     )
 

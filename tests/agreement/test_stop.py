@@ -1,4 +1,4 @@
-"""`should_stop` in one process, and how several agree on a step."""
+"""`should_stop` in one process, and the agreement of several processes on a step."""
 
 import itertools
 import signal
@@ -20,7 +20,7 @@ def python(program):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_noted_and_the_second_acts_as_usual(number, capfd):
+def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd):
     seen = []
     usual = signal.signal(number, lambda number, frame: seen.append(number))
     try:
@@ -36,7 +36,7 @@ def test_the_first_signal_is_noted_and_the_second_acts_as_usual(number, capfd):
     assert capfd.readouterr().err == f"feedline: ends after this step; {name} again ends it at once\n"
 
 
-def test_the_signals_are_given_back():
+def test_the_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stopping():
         should_stop(1)
@@ -79,7 +79,7 @@ def test_the_first_call_needs_the_main_thread():
 
 @pytest.fixture
 def stops(monkeypatch):
-    """`stops(n)`: those of n processes, all in this one."""
+    """`stops(n)`: the `Stop` objects of n processes, all in this process."""
     made = []
 
     def make(processes):
@@ -96,13 +96,13 @@ def stops(monkeypatch):
 
 
 def step_of(stop, first, every=1):
-    """The first step at which it says True, asked from `first` on."""
+    """The first step, from `first` on, at which `reached` returns True."""
     return next(step for step in itertools.count(first, every) if stop.reached(step))
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
-    """Whatever number of steps one of them is ahead, and also if they ask at every tenth step only."""
+def test_processes_at_different_steps_stop_at_the_same_step(stops, every):
+    """Also if they call it at every tenth step only."""
     all_of_them = stops(3)
     for at, stop in zip((10, 40, 20), all_of_them, strict=True):
         for step in range(0, at + 1, every):
@@ -116,7 +116,7 @@ def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
     assert {stop.signal for stop in all_of_them} == {signal.SIGTERM}
 
 
-def test_a_process_whose_loop_is_over_holds_nobody_up(stops):
+def test_a_process_whose_loop_has_ended_does_not_block_the_others(stops):
     first, last = stops(2)
     first.reached(99)
     first.close()
@@ -125,7 +125,7 @@ def test_a_process_whose_loop_is_over_holds_nobody_up(stops):
     assert spawn(lambda: step_of(last, 99)).result(30) >= 100
 
 
-def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
+def test_a_process_that_does_not_call_should_stop_is_named(stops, monkeypatch):
     late, warned, told = threading.Event(), threading.Event(), []
     agree = module.Stop._agree
     monkeypatch.setattr(module, "_WARN_S", 0.01)
@@ -143,8 +143,8 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
     assert told[0][1] == "process 0"
 
 
-def test_a_call_costs_little(stops):
-    """As among several processes: no message is sent before a signal comes. It takes 0.3 µs here."""
+def test_a_call_is_fast(stops):
+    """Also with several processes, because no message is sent before a signal comes. It takes 0.3 µs here."""
     (*_, stop) = stops(2)
     rounds = []
     for _ in range(10):  # a busy machine stops some of them, a slow call is slow in all

@@ -1,4 +1,4 @@
-"""How many cores are a process's own, from what its launcher says about the others on its host."""
+"""The share of a process in the cores of its host."""
 
 import pytest
 
@@ -27,7 +27,7 @@ SLURM = {
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1),
     ],
 )
-def test_the_launcher_says_how_many_share_the_host(environ, processes):
+def test_processes_on_host_is_what_the_launcher_reports(environ, processes):
     assert processes_on_host(environ) == processes
 
 
