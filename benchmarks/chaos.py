@@ -205,7 +205,7 @@ def lanes_alone() -> Callable[[int], list[int]]:
     return batch
 
 
-def play(job: Job, chance: random.Random) -> dict[str, Any]:
+def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
     """One round: start, kill, check.
 
     Raises:
@@ -282,7 +282,7 @@ def main() -> None:
     jobs = {kind: Job(kind, options.folder) for kind in KINDS}
     for number in range(len(rounds), options.rounds):
         chance = random.Random(f"{options.seed} {number}")
-        found = {"round": number, **play(jobs[KINDS[number % len(KINDS)]], chance)}
+        found = {"round": number, **play_round(jobs[KINDS[number % len(KINDS)]], chance)}
         rounds.append(found)
         with told.open("a") as file:
             file.write(f"{json.dumps(found)}\n")

@@ -82,7 +82,7 @@ def serve(folder: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    states = {kind: Fed(kind) for kind in STATES}
+    states = {kind: RestoredFeed(kind) for kind in STATES}
     print("ready", flush=True)
     for line in sys.stdin:
         given = Input(*json.loads(line))
@@ -160,7 +160,7 @@ def compared(source: Any, chance: random.Random) -> Outcome:
     return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
 
 
-class Fed:
+class RestoredFeed:
     """A feed of one kind, and a state of it."""
 
     def __init__(self, kind: str) -> None:

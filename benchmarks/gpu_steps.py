@@ -14,7 +14,7 @@ from gpu_trace import traced
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.feed import filler, own
+from feedline.bench.feed import filler, measure_feed
 from feedline.bench.rounds import alternate, compared
 
 DEPTHS = (0, 1, 2, 3)
@@ -142,7 +142,7 @@ def _work(scale):
     state = weights = jax.device_put(square.astype(scale.dtype), sharding)
     with feedline.Feed(rows, batch_size, sharding) as feed:
         batch = itertools.repeat(jax.block_until_ready(next(feed)))
-        alone = own(feed, max(0.2, scale.seconds))
+        alone = measure_feed(feed, max(0.2, scale.seconds))
     step = functools.partial(_products, weights, _PROBE)
     _rate(step, state, batch, 0, 0)
     product_s = 1 / _rate(step, state, batch, 0, scale.seconds) / _PROBE

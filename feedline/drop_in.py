@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from feedline.loader.staging import Staging
-from feedline.options import MOST_AHEAD, Reading, checked_integer
+from feedline.options import MAX_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
@@ -64,11 +64,11 @@ def prefetch_to_mesh(
     sharding = as_shardings(sharding)
     check_shardings(sharding)
     return MeshIterator(
-        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MOST_AHEAD), copy
+        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MAX_AHEAD), copy
     )
 
 
-class _Given(NamedTuple):
+class _HostBatch(NamedTuple):
     """A batch as the user's iterator gave it (or a copy), and the iterator's state after it."""
 
     spec: RowSpec
@@ -86,41 +86,43 @@ class MeshIterator(ProcessBound):
         super().__init__()
         settings = JaxSettings.of_this_thread()
         idle = prefetch + 3  # placing, waiting, two in use
-        source = self._source = _Source(iterable, copy, settings, idle)
-        place = _Place(sharding, settings)
-        self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
+        source = self._source = _CheckedBatches(iterable, copy, settings, idle)
+        place = _BatchPlacement(sharding, settings)
+        self._prefetcher: Prefetcher[_HostBatch, tuple[Any, Any]] | Synchronous[_HostBatch, tuple[Any, Any]]
         watch = Watch(Reading())
-        self._run = Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+        self._prefetcher = (
+            Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+        )
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False
-        self._over = False
+        self._exhausted = False
         self._closed = False
-        weakref.finalize(self, self._run.close).atexit = False
+        weakref.finalize(self, self._prefetcher.close).atexit = False
 
     def __iter__(self) -> MeshIterator:
         return self
 
     def __next__(self) -> Any:
         """The next batch. StopIteration at the end; what the iterator raised, after the batches before it."""
-        if self._over:
+        if self._exhausted:
             raise StopIteration
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
         if not self._started:
             self._started = True
-            close_at_exit(self._run)
-            self._run.start()
+            close_at_exit(self._prefetcher)
+            self._prefetcher.start()
         try:
-            batch, self._state = self._run.take()
+            batch, self._state = self._prefetcher.take()
         except Closed:
             raise ValueError(_CLOSED) from None
         except BaseException as error:
             # after an interrupt, which loses what was placed, a StopIteration would pass for the end
-            self._over = isinstance(error, Exception)
+            self._exhausted = isinstance(error, Exception)
             self._closed = True
-            self._run.close()
+            self._prefetcher.close()
             raise
         return batch
 
@@ -140,10 +142,10 @@ class MeshIterator(ProcessBound):
         if self._is_forked():
             return  # all that could be closed is the parent's
         self._closed = True
-        self._run.close()
+        self._prefetcher.close()
         if not self._started:
             self._source.close()  # no thread will
-        elif stuck := self._run.join(timeout_s):
+        elif stuck := self._prefetcher.join(timeout_s):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
 
     def __enter__(self) -> MeshIterator:
@@ -153,7 +155,7 @@ class MeshIterator(ProcessBound):
         self.close()
 
 
-class _Source:
+class _CheckedBatches:
     """The user's iterator, its batches copied and checked, as the placement thread wants it."""
 
     def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
@@ -161,15 +163,15 @@ class _Source:
         self._copy = copy
         self._settings = settings
         self._idle = idle
-        self._form: RowSpec | None = None
+        self._spec: RowSpec | None = None
         self._staging = Staging([], idle)
         self._closed = False
 
-    def __next__(self) -> _Given:
+    def __next__(self) -> _HostBatch:
         with self._settings.stated():
             return self._next()
 
-    def _next(self) -> _Given:
+    def _next(self) -> _HostBatch:
         batch = next(self.iterator)
         arrays = jax.tree_util.tree_map_with_path(
             lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
@@ -180,9 +182,9 @@ class _Source:
                 raise ValueError(
                     f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
                 )
-        leaves = self._own(jax.tree.leaves(arrays), spec)
+        leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
         state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
-        return _Given(spec, leaves, state)
+        return _HostBatch(spec, leaves, state)
 
     def close(self) -> None:
         self._staging.close()
@@ -191,11 +193,11 @@ class _Source:
             self._closed = True
             close()
 
-    def _own(self, given: list[Array], spec: RowSpec) -> list[Array]:
+    def _in_placed_dtypes(self, given: list[Array], spec: RowSpec) -> list[Array]:
         """The leaves in placed dtypes: copies, but where the user said that they never change."""
         copied = [self._copy or leaf.dtype != leaf.placed for leaf in spec.leaves]
-        if spec != self._form:  # slabs of another form are of no use
-            self._form = spec
+        if spec != self._spec:  # slabs of another form are of no use
+            self._spec = spec
             self._staging.close()
             shapes = [(leaf.shape, leaf.placed) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine]
             self._staging = Staging(shapes, self._idle)
@@ -208,18 +210,18 @@ class _Source:
         return leaves
 
 
-class _Place:
+class _BatchPlacement:
     """Places batches; plans anew only when their form changes."""
 
     def __init__(self, sharding: Any, settings: JaxSettings) -> None:
         self._sharding = sharding
         self._settings = settings
-        self._form: RowSpec | None = None
+        self._spec: RowSpec | None = None
         self._placement: Placement | None = None
 
-    def __call__(self, given: _Given) -> tuple[Any, Any]:
-        if self._placement is None or given.spec != self._form:
-            self._form = given.spec
+    def __call__(self, given: _HostBatch) -> tuple[Any, Any]:
+        if self._placement is None or given.spec != self._spec:
+            self._spec = given.spec
             with self._settings.stated():
                 self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
         return self._placement.place(given.leaves), given.state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-_WHERE = ("stage", "process", "row", "epoch", "position", "file")
+_LOCATION = ("stage", "process", "row", "epoch", "position", "file")
 
 
 class FeedError(RuntimeError):
@@ -41,19 +41,19 @@ class FeedError(RuntimeError):
         self.epoch = epoch
         self.position = position
         self.file = file
-        super().__init__(self._told())
+        super().__init__(self._full_message())
 
     @property
     def where(self) -> dict[str, Any]:
         """The attributes that apply, by name."""
-        return {name: value for name in _WHERE if (value := getattr(self, name)) is not None}
+        return {name: value for name in _LOCATION if (value := getattr(self, name)) is not None}
 
     def locate(self, row: int, epoch: int, position: int) -> None:
         """Say which row it is about, and where that stands in the run: in the message, too."""
         self.row, self.epoch, self.position = row, epoch, position
-        self.args = (self._told(),)
+        self.args = (self._full_message(),)
 
-    def _told(self) -> str:
+    def _full_message(self) -> str:
         told = ", ".join(f"{name} {value}" for name, value in self.where.items())
         return f"{self.message} [{told}]" if told else self.message
 
@@ -74,11 +74,11 @@ class ProcessError(FeedError):
     """Another process failed, is lost, or does something else than this one."""
 
 
-def for_others(error: BaseException) -> dict[str, Any]:
+def as_arguments(error: BaseException) -> dict[str, Any]:
     """What another process is told of an error: the arguments of one that says the same there, as JSON values.
 
     Example:
-      >>> print(ProcessError(**{"process": 1, **for_others(RowError("unreadable", stage="read", row=7))}))
+      >>> print(ProcessError(**{"process": 1, **as_arguments(RowError("unreadable", stage="read", row=7))}))
       RowError: unreadable [stage read, process 1, row 7]
     """
     said, where = (error.message, error.where) if isinstance(error, FeedError) else (str(error), {})

@@ -28,7 +28,7 @@ from feedline.prefetch.handover import Closed
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
 from feedline.runtime.turn import Turn
-from feedline.statistics import Counted, Statistics
+from feedline.statistics import Counters, Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -124,7 +124,7 @@ class Feed(Shown, ProcessBound):
         self._turn = Turn()  # next, seek and set_state
         self._run: Run | None = None  # the run that reads ahead
         self._runs: list[Run] = []  # it, and those given up whose thread may be alive; shared with the finalizer
-        self._counted = Counted()
+        self._counted = Counters()
         weakref.finalize(self, _close_runs, self._runs).atexit = False
 
     def __iter__(self) -> Feed:

@@ -10,13 +10,13 @@ from typing import Literal, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
 _SEED_BITS = 64
-MOST_AHEAD = 1 << 16
+MAX_AHEAD = 1 << 16
 """Batches that are read ahead, or wait placed: more would only meet the end of memory."""
-MOST_THREADS = 1 << 12
+MAX_THREADS = 1 << 12
 """Reading threads, or worker processes."""
-MOST = (1 << 31) - 1
+MAX_COUNT = (1 << 31) - 1
 """Rows in a batch, and epochs of a pass."""
-_LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
+_MAX_SECONDS = 1e9  # 30 years: what a wait of the operating system can be given, with room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +117,11 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MOST_THREADS)
+            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MAX_THREADS)
             object.__setattr__(self, "threads", threads)
-        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MOST_THREADS)
+        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MAX_THREADS)
         object.__setattr__(self, "workers", workers)
-        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MOST_AHEAD)
+        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MAX_AHEAD)
         object.__setattr__(self, "buffer", buffer)
         if self.bad_rows not in get_args(BadRows):
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
@@ -171,6 +171,6 @@ def _checked_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     seconds = float(value)
-    if not 0 < seconds <= _LONGEST_S:
-        raise ValueError(f"{name} must be above 0 and at most {_LONGEST_S:g} seconds, got {seconds:g}")
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise ValueError(f"{name} must be above 0 and at most {_MAX_SECONDS:g} seconds, got {seconds:g}")
     return seconds

@@ -49,7 +49,7 @@ class Statistics:
           now: 0 batches ready, 2 threads, 0 workers, 6 slabs
         """
         times = {"waited": self.wait_s, "read": self.read_s, "transform": self.transform_s, "place": self.place_s}
-        each = ", ".join(f"{name} {_time(seconds / max(1, self.batches))}" for name, seconds in times.items())
+        each = ", ".join(f"{name} {_with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
         return (
             f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad\n"
             f"per batch: {each}\n"
@@ -57,7 +57,7 @@ class Statistics:
         )
 
 
-def _time(seconds: float) -> str:
+def _with_unit(seconds: float) -> str:
     """With a unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
@@ -65,7 +65,7 @@ def _time(seconds: float) -> str:
     return "0 s"
 
 
-class Counted(NamedTuple):
+class Counters(NamedTuple):
     """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""
 
     batches: int = 0
@@ -87,9 +87,9 @@ class Counted(NamedTuple):
         transform_s: float,
         place_s: float,
         wait_s: float,
-    ) -> Counted:
+    ) -> Counters:
         """With one more batch."""
-        return Counted(
+        return Counters(
             self.batches + 1,
             self.rows + rows,
             self.dropped_rows + dropped_rows,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.coordination import Coordination, coordination
-from feedline.errors import FeedError, ProcessError, for_others
+from feedline.errors import FeedError, ProcessError, as_arguments
 
 _KEY = "feedline/abort"
 """Its value: who failed and why; or `_OVER`, once all have ended well. The first one stays."""
@@ -54,7 +54,7 @@ def abort(reason: str | BaseException) -> None:
         _monitor.failed = True
     service = coordination()
     if service is not None:
-        told = for_others(reason) if isinstance(reason, BaseException) else {"message": reason}
+        told = as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason}
         process = told.get("process", service.process)  # what failed may be another one, of which this one heard
         told["message"] = f"process {process} failed: {' '.join(told['message'].split())}"
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others

@@ -110,7 +110,7 @@ def _taking(feed: Feed, batch_size: int) -> Entrant:
     return rate
 
 
-def own(feed: Feed, seconds: float) -> dict[str, Any]:
+def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
     """How fast a user's feed delivers, and where its time goes.
 
     Args:

@@ -15,20 +15,20 @@ import numpy.typing as npt
 from feedline.native.gather import Segments
 from feedline.native.library import library
 
-Gather = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
+CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
 """Copies row indices[i] to out[i], for each i."""
 
 _BUFFERS = 6
 """As many batches as a feed has on their way. Two would stay in the cache, and measure that."""
 
 
-def numpy_gather(rows: npt.NDArray[Any]) -> Gather:
+def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
     """The gather of whoever writes it in NumPy: `np.take`."""
     # mode="clip" spares the temporary that "raise" makes beside `out`
     return lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip")
 
 
-def fastest_gather(rows: npt.NDArray[Any]) -> Gather:
+def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
     """The fastest gather known: feedline's own in C, as a feed calls it. `np.take` where there is no C library."""
     compiled = library()
     if compiled is None:
@@ -59,7 +59,7 @@ class MemoryLimit:
         rows: npt.NDArray[Any],
         batch_size: int,
         threads: int,
-        gather: Callable[[npt.NDArray[Any]], Gather] = numpy_gather,
+        gather: Callable[[npt.NDArray[Any]], CopyRows] = numpy_gather,
     ) -> None:
         self._gather = gather(rows)
         self._threads = threads

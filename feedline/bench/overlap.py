@@ -22,11 +22,11 @@ from feedline.feed import Feed
 from feedline.options import Reading
 
 _PREFETCHES = (0, 1, 2, 3)
-_DRAINED = 6
+_UNCOUNTED = 6
 """Steps that are not counted: what was read ahead before the first would hide a slow load."""
 
 
-class _Slow:
+class _SlowSource:
     """A `RowSource` whose every read takes `load_s` seconds, and no processor."""
 
     def __init__(self, load_s: float) -> None:
@@ -60,8 +60,8 @@ def overlap(step_s: float, steps: int) -> dict[str, Any]:
     for prefetch in _PREFETCHES:
         # one thread: the next load begins when the last is done
         reading = Reading(threads=1, buffer=1)
-        with Feed(_Slow(step_s), len(jax.devices()), sharding, reading=reading, prefetch=prefetch) as feed:
-            samples = [_timed(lambda: compute(next(feed))) for _ in range(steps + _DRAINED)][_DRAINED:]
+        with Feed(_SlowSource(step_s), len(jax.devices()), sharding, reading=reading, prefetch=prefetch) as feed:
+            samples = [_timed(lambda: compute(next(feed))) for _ in range(steps + _UNCOUNTED)][_UNCOUNTED:]
         median = statistics.median(samples)
         depths.append(
             {
@@ -78,16 +78,16 @@ def _computation(batch: jax.Array, step_s: float) -> Callable[[jax.Array], jax.A
     """A jitted function that keeps the devices busy for about `step_s` seconds."""
 
     @jax.jit
-    def turns(x: jax.Array, count: jax.Array) -> jax.Array:
+    def computed(x: jax.Array, count: jax.Array) -> jax.Array:
         done: jax.Array = jax.lax.fori_loop(0, count, lambda _, y: jnp.sin(y), x)
         return done
 
-    turns(batch, jnp.int32(1)).block_until_ready()
+    computed(batch, jnp.int32(1)).block_until_ready()
     count = 1000
-    while (took := _timed(lambda: turns(batch, jnp.int32(count)))) < step_s / 2:  # noqa: B023
+    while (took := _timed(lambda: computed(batch, jnp.int32(count)))) < step_s / 2:  # noqa: B023
         count *= 2
     count = jnp.int32(count * step_s / took)
-    return functools.partial(turns, count=count)
+    return functools.partial(computed, count=count)
 
 
 def _timed(call: Callable[[], jax.Array]) -> float:

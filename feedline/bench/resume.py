@@ -21,7 +21,7 @@ _POSITIONS = (0, 10**6, 10**12)
 _BATCH = 1024
 
 
-class _Vast:
+class _VastSource:
     """A `RowSource` of 10^15 rows that lie nowhere: row i is i mod 2^31."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def resume(repeats: int) -> list[dict[str, Any]]:
     """
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     found = []
-    with Feed(_Vast(), _BATCH, sharding) as feed:
+    with Feed(_VastSource(), _BATCH, sharding) as feed:
         state = feed.get_state()
         for position in _POSITIONS:
             samples = []

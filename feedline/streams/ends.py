@@ -23,7 +23,7 @@ class Told:
     Attributes:
       ends: the lanes that have ended, with the number of their items.
       failed_at: items of each lane before the batch that could not be read; None: all could.
-      why: what the others are told of that failure; see `errors.for_others`.
+      why: what the others are told of that failure; see `errors.as_arguments`.
     """
 
     ends: dict[int, int]

@@ -20,7 +20,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.errors import FeedError
-from feedline.trainer.checked import check_same_arrays, check_same_data, check_same_step, damage_is_told, vanished
+from feedline.trainer.checkpoint_checks import (
+    check_same_arrays,
+    check_same_data,
+    check_same_step,
+    checkpoint_removed,
+    naming_the_checkpoint,
+)
 from feedline.trainer.folder import Lock, prepare
 from feedline.trainer.learner import State
 
@@ -66,13 +72,13 @@ class Checkpoints:
         self._lock = Lock(directory) if jax.process_index() == 0 else None
         self.directory = directory
         self._feed = feed
-        self._everywhere = NamedSharding(mesh, P())
+        self._replicated_sharding = NamedSharding(mesh, P())
         self._every = every
         self._step = 0  # of the last state that was seen
         try:
             self._manager = _manager(directory)
         except BaseException:
-            self._let_go()
+            self._release_lock()
             raise
 
     def __enter__(self) -> Checkpoints:
@@ -84,17 +90,17 @@ class Checkpoints:
         """Wait for what is being written. Not after an error with several processes: the others may be gone."""
         try:
             if error is None:
-                self._written()
+                self._wait_until_written()
                 self._manager.close()
             elif jax.process_count() == 1:
                 try:
                     self._manager.close()
                 except (ValueError, OSError) as unwritten:  # must not take the place of the error
-                    error.add_note(str(self._failed(unwritten)))
+                    error.add_note(str(self._write_error(unwritten)))
         finally:
-            self._let_go()
+            self._release_lock()
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._lock is not None:
             self._lock.close()
 
@@ -114,12 +120,14 @@ class Checkpoints:
         if step is None:
             return state
         folder = self.directory / str(step)
-        with damage_is_told(folder):
+        with naming_the_checkpoint(folder):
             saved = dict(self._manager.item_metadata(step).items())
         check_same_arrays(folder, saved, state)
-        wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._everywhere), state)
+        wanted = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated_sharding), state
+        )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        with damage_is_told(folder):
+        with naming_the_checkpoint(folder):
             found: Any = self._manager.restore(step, args=items)
         check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
         check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
@@ -154,24 +162,24 @@ class Checkpoints:
                 f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
                 f"the feed has delivered {feed['step']}; save right after the step that took the feed's last batch"
             )
-        self._written()
+        self._wait_until_written()
         if trained == self._manager.latest_step():
             return
-        arrays = jax.tree.map(lambda leaf: _replicated(leaf, self._everywhere), state)
+        arrays = jax.tree.map(lambda leaf: _replicated(leaf, self._replicated_sharding), state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), feed=ocp.args.JsonSave(feed))
         try:
             self._manager.save(trained, args=items, force=True)
         except (ValueError, OSError) as error:
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
 
-    def _written(self) -> None:
+    def _wait_until_written(self) -> None:
         """Wait until what was begun is written."""
         try:
             self._manager.wait_until_finished()
         except (ValueError, OSError) as error:  # TensorStore's are ValueErrors, also that of a full disk
-            raise self._failed(error) from error
+            raise self._write_error(error) from error
 
-    def _failed(self, error: Exception) -> FeedError:
+    def _write_error(self, error: Exception) -> FeedError:
         code = re.search(r"os_error_code='(\d+)'", str(error))
         cause = os.strerror(int(code[1])) if code else str(error)
         newest = self._manager.latest_step()
@@ -193,7 +201,7 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
             options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
         )
     except FileNotFoundError as error:
-        raise vanished(Path(error.filename or directory), "it was listed") from error
+        raise checkpoint_removed(Path(error.filename or directory), "it was listed") from error
 
 
 def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:

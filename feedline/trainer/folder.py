@@ -12,7 +12,7 @@ from pathlib import Path
 
 from feedline.errors import FeedError
 
-HALF = ".orbax-checkpoint-tmp"
+TEMPORARY = ".orbax-checkpoint-tmp"
 """In the name of a folder that Orbax still writes, or was killed in."""
 _LOCK = ".feedline-lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -34,7 +34,7 @@ def prepare(directory: Path) -> None:
         raise OSError(
             f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
         ) from error
-    if held and not any(name.isdecimal() or HALF in name for name in held):
+    if held and not any(name.isdecimal() or TEMPORARY in name for name in held):
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         raise ValueError(
             f"checkpoints go into a directory of their own, and {directory} holds {held[0]}{more} but no "
@@ -60,7 +60,7 @@ class Lock:
             holder = os.read(self._file, 1 << 10).decode(errors="replace").strip()
             if error.errno not in _NO_LOCKS:
                 self.close()
-                raise _held(directory, holder) from error
+                raise _in_use(directory, holder) from error
             _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -72,7 +72,7 @@ class Lock:
             self._file = -1
 
 
-def _held(directory: Path, holder: str) -> FeedError:
+def _in_use(directory: Path, holder: str) -> FeedError:
     return FeedError(
         "a directory of checkpoints belongs to one run at a time, and this one is used by another run: "
         f"{holder or 'a process that has not said which'}; wait for its end, or choose another directory",

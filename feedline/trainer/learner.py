@@ -37,7 +37,7 @@ class Sums(NamedTuple):
     rows: jax.Array  # int32
 
 
-def everything_is_here(part: Any) -> Any:
+def unreduced(part: Any) -> Any:
     """The `Total` of a function that sees the global batch: its sums are totals already."""
     return part
 
@@ -68,7 +68,7 @@ class Learner:
         parameters = nnx.state(self.make_model(), nnx.Param)
         return State(parameters, self.optimizer.init(parameters), jnp.zeros((), jnp.int32))
 
-    def update(self, state: State, batch: Batch, total: Total = everything_is_here) -> tuple[State, jax.Array]:
+    def update(self, state: State, batch: Batch, total: Total = unreduced) -> tuple[State, jax.Array]:
         """One step: the state after it, and the batch's mean loss before it, float32 [].
 
         Loss and gradient are sums over the rows here, made into totals over all devices, then divided

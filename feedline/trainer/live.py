@@ -59,7 +59,7 @@ class LiveLine:
         self._line.stop()
 
     def __call__(self, progress: Progress) -> None:
-        text = described(progress, self._steps, self._done)
+        text = progress_line(progress, self._steps, self._done)
         if self._console.is_terminal:
             self._line.update(Text(text, no_wrap=True), refresh=True)
         elif time.monotonic() >= self._plain_at_s:
@@ -67,7 +67,7 @@ class LiveLine:
             self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S
 
 
-def described(progress: Progress, steps: int, done: int = 0) -> str:
+def progress_line(progress: Progress, steps: int, done: int = 0) -> str:
     """One line: step, loss and, once there are two steps, rows/s and the share of time waiting for input."""
     parts = [f"step {done + progress.step:,} of {steps:,}", f"loss {progress.loss:.4f}"]
     if progress.elapsed_s:

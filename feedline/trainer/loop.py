@@ -124,7 +124,7 @@ class _Meter:
         self.steps = 0
         self._rows = 0
         self._first_rows = 0
-        self._unseen: list[jax.Array] = []  # losses of the steps that were finished since the last look
+        self._unchecked_losses: list[jax.Array] = []  # losses of the steps that were finished since the last look
         self._loss = math.nan  # of the last finished step, at the last look
         self._started_s = 0.0  # when the first step had finished
         self._finished_s = 0.0
@@ -143,7 +143,7 @@ class _Meter:
 
     def finish(self, loss: jax.Array, rows: int) -> None:
         """Wait until a step is done, and count it."""
-        self._unseen.append(loss.block_until_ready())
+        self._unchecked_losses.append(loss.block_until_ready())
         self._finished_s = time.perf_counter()
         self.steps += 1
         self._rows += rows
@@ -152,11 +152,11 @@ class _Meter:
 
     def progress(self) -> Progress:
         """Looks at the loss of the last finished step. NotFinite if it is no finite number."""
-        if self._unseen:
-            self._loss = float(jax.device_get(self._unseen[-1]))
+        if self._unchecked_losses:
+            self._loss = float(jax.device_get(self._unchecked_losses[-1]))
             if not math.isfinite(self._loss):
                 self._raise_for_the_first()
-            self._unseen.clear()
+            self._unchecked_losses.clear()
         return Progress(
             step=self.steps,
             rows=self._rows,
@@ -167,6 +167,6 @@ class _Meter:
         )
 
     def _raise_for_the_first(self) -> NoReturn:
-        losses = [float(loss) for loss in jax.device_get(self._unseen)]
+        losses = [float(loss) for loss in jax.device_get(self._unchecked_losses)]
         first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
         raise NotFinite(self.steps - len(losses) + first + 1, losses[first])

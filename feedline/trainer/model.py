@@ -58,13 +58,13 @@ class MLP(nnx.Module):
         self.scores = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        signal = as_signal(image)
+        signal = as_features(image)
         for layer in self.hidden:
             signal = nnx.gelu(layer(signal))
         return self.scores(signal)
 
 
-def as_signal(image: jax.Array) -> jax.Array:
+def as_features(image: jax.Array) -> jax.Array:
     """[B, ...] of any numeric dtype → float32 [B, features]: bytes from 0 … 255 to 0 … 1, all else unscaled.
 
     It stands inside the step, so bytes are what travels, and XLA fuses the conversion into the first layer.

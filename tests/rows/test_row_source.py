@@ -45,7 +45,7 @@ def _index(batch):
     return (row[:, 0] << 32) + row[:, 1]
 
 
-class Counted(Squares):
+class Counters(Squares):
     """Its identity takes long: a feed asks for it once."""
 
     asked = 0
@@ -61,7 +61,7 @@ class Counted(Squares):
 
 
 def test_a_feed_asks_for_the_identity_once(sharding):
-    source = Counted(100)
+    source = Counters(100)
     with Feed(source, 8, sharding):
         assert source.asked == 1
 

@@ -13,7 +13,7 @@ from feedline.errors import FeedError
 from feedline.trainer.learner import State
 
 
-def vanished(folder: Path, meanwhile: str) -> FeedError:
+def checkpoint_removed(folder: Path, meanwhile: str) -> FeedError:
     return FeedError(
         f"the checkpoint of step {folder.name.partition('.')[0]} was removed while {meanwhile}: another program "
         f"deletes in {folder.parent}; stop that, and start again to go on from the newest checkpoint that is left",
@@ -24,12 +24,12 @@ def vanished(folder: Path, meanwhile: str) -> FeedError:
 
 
 @contextlib.contextmanager
-def damage_is_told(folder: Path) -> Iterator[None]:
+def naming_the_checkpoint(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if not folder.exists():
-            raise vanished(folder, "it was read") from error
+            raise checkpoint_removed(folder, "it was read") from error
         raise FeedError(
             f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
             stage="checkpoint",
