@@ -1,4 +1,4 @@
-"""`prefetch_to_mesh`: placement and prefetch for any iterator of process-local batches."""
+"""`prefetch_to_mesh`: places and prefetches the batches of any iterator."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_
 def prefetch_to_mesh(
     iterable: Iterable[Any], sharding: Any, prefetch: int = 2, *, copy: bool = True
 ) -> MeshIterator:
-    """An iterator of global arrays on the mesh, from any iterator of process-local batches.
+    """Place and prefetch the process-local batches of an iterator. Returns an iterator of global arrays.
 
     Args:
-      iterable: gives trees of NumPy arrays: of each global batch this process's rows, ascending (see
-        `feedline.local_rows`), and of other sharded axes likewise this process's part. With one
-        process: whole batches. It is called by one background thread.
+      iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
+        `feedline.local_rows`), and this process's part of other sharded axes. With one process: whole
+        batches. One background thread calls it.
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
         or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
-      prefetch: placed batches that wait, at the most; 0: synchronous.
+      prefetch: how many placed batches may wait; 0: synchronous.
       copy: True copies each batch before it is placed, since many iterators write the next batch into
-        the same memory, which JAX may still read (a GPU) or has adopted (the CPU backend). False
-        spares that copy; then no array may change after the iterator gave it.
+        the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
+        skips that copy; then no array may change after the iterator yielded it.
 
     Returns:
       An iterator with `close()`, and with `get_state()` if `iterable`'s iterator has one: its state
-      after the last batch that was *delivered*, whatever is prefetched.
+      after the last batch that was *delivered*, not after prefetched ones.
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
@@ -69,7 +69,7 @@ def prefetch_to_mesh(
 
 
 class _HostBatch(NamedTuple):
-    """A batch as the user's iterator gave it (or a copy), and the iterator's state after it."""
+    """A batch of the user's iterator, or its copy, and the iterator's state after it."""
 
     spec: RowSpec
     leaves: list[Any]
@@ -77,7 +77,7 @@ class _HostBatch(NamedTuple):
 
 
 class MeshIterator(ProcessBound):
-    """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
+    """The iterator that `prefetch_to_mesh` returns. For one thread at a time; any thread may call `close`."""
 
     _name = "the iterator of prefetch_to_mesh"
     _instead = "call prefetch_to_mesh again, with an iterator of its own"
@@ -85,7 +85,7 @@ class MeshIterator(ProcessBound):
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
         settings = JaxSettings.of_this_thread()
-        idle = prefetch + 3  # placing, waiting, two in use
+        idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _CheckedBatches(iterable, copy, settings, idle)
         place = _BatchPlacement(sharding, settings)
         self._prefetcher: Prefetcher[_HostBatch, tuple[Any, Any]] | Synchronous[_HostBatch, tuple[Any, Any]]
@@ -104,7 +104,7 @@ class MeshIterator(ProcessBound):
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end; what the iterator raised, after the batches before it."""
+        """The next batch. StopIteration at the end; an error of the iterator, after the batches before it."""
         if self._exhausted:
             raise StopIteration
         if self._closed:
@@ -119,7 +119,7 @@ class MeshIterator(ProcessBound):
         except Closed:
             raise ValueError(_CLOSED) from None
         except BaseException as error:
-            # after an interrupt, which loses what was placed, a StopIteration would pass for the end
+            # an interrupt loses placed batches, so a StopIteration after it would wrongly mean the end
             self._exhausted = isinstance(error, Exception)
             self._closed = True
             self._prefetcher.close()
@@ -136,15 +136,15 @@ class MeshIterator(ProcessBound):
         """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent.
 
         Args:
-          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator a warning
-            says so, and it ends with the process at the latest.
+          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator, a warning
+            is logged, and the thread ends when the process exits.
         """
         if self._is_forked():
-            return  # all that could be closed is the parent's
+            return  # the thread and the iterator belong to the parent process
         self._closed = True
         self._prefetcher.close()
         if not self._started:
-            self._source.close()  # no thread will
+            self._source.close()  # no thread was started that would close it
         elif stuck := self._prefetcher.join(timeout_s):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
 
@@ -156,7 +156,7 @@ class MeshIterator(ProcessBound):
 
 
 class _CheckedBatches:
-    """The user's iterator, its batches copied and checked, as the placement thread wants it."""
+    """Reads the user's iterator: validates each batch, and copies it if needed. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
         self.iterator: Any = iter(iterable)
@@ -194,9 +194,9 @@ class _CheckedBatches:
             close()
 
     def _in_placed_dtypes(self, given: list[Array], spec: RowSpec) -> list[Array]:
-        """The leaves in placed dtypes: copies, but where the user said that they never change."""
+        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same."""
         copied = [self._copy or leaf.dtype != leaf.placed for leaf in spec.leaves]
-        if spec != self._spec:  # slabs of another form are of no use
+        if spec != self._spec:  # slabs of other shapes cannot be used again
             self._spec = spec
             self._staging.close()
             shapes = [(leaf.shape, leaf.placed) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine]
@@ -211,7 +211,7 @@ class _CheckedBatches:
 
 
 class _BatchPlacement:
-    """Places batches; plans anew only when their form changes."""
+    """Places batches; makes a new plan only when shapes or dtypes change."""
 
     def __init__(self, sharding: Any, settings: JaxSettings) -> None:
         self._sharding = sharding

@@ -26,8 +26,8 @@ class Launch:
     cpu: bool = False
     """Run on the CPU."""
     devices_per_process: int | None = None
-    """CPU devices, or without --cpu the GPUs, of each process. By default one CPU device, or an equal share of
-    the GPUs."""
+    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without: GPUs of each process; by
+    default an equal share."""
     grace_s: float = 5.0
     """Seconds that the other processes may take to exit after the first failure, before they are killed."""
     stop_s: float = 60.0
