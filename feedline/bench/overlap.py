@@ -1,7 +1,8 @@
-"""How much longer is a step than the slower one of loading and computing?
+"""How much longer is a step than the slower of loading and computing?
 
-A load that waits (a disk, a network) and a computation on the devices, equally long. Overlapped perfectly, a step
-takes as long as one of them; one after the other, as long as both. Refuted by a median above 1.05 at prefetch 2.
+A load that waits, as for a disk or a network, and a computation on the devices take equally long. With perfect
+overlap a step takes as long as one of them; without overlap, as long as both. Refuted by a median above 1.05 at
+prefetch 2.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from feedline.options import Reading
 
 _PREFETCHES = (0, 1, 2, 3)
 _UNCOUNTED = 6
-"""Steps that are not counted: what was read ahead before the first would hide a slow load."""
+"""First steps that are not counted, because their batches were read ahead before the measurement."""
 
 
 class _SlowSource:
-    """A `RowSource` whose every read takes `load_s` seconds, and no processor."""
+    """A `RowSource` of which each read waits `load_s` seconds and uses no CPU."""
 
     def __init__(self, load_s: float) -> None:
         self.spec = jax.ShapeDtypeStruct((64,), np.float32)
@@ -58,7 +59,7 @@ def overlap(step_s: float, steps: int) -> dict[str, Any]:
     compute_s = statistics.median(_timed(lambda: compute(batch)) for _ in range(9))
     depths = []
     for prefetch in _PREFETCHES:
-        # one thread: the next load begins when the last is done
+        # one thread: loads do not overlap each other
         reading = Reading(threads=1, buffer=1)
         with Feed(_SlowSource(step_s), len(jax.devices()), sharding, reading=reading, prefetch=prefetch) as feed:
             samples = [_timed(lambda: compute(next(feed))) for _ in range(steps + _UNCOUNTED)][_UNCOUNTED:]
