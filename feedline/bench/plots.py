@@ -34,7 +34,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> None:
-    """Each kind of feed, and the fastest gather, as a share of `np.take`. A user's feed: the time of each stage."""
+    """Each kind of feed, and the fastest gather, as a share of `np.take`. Or the stages of a user's feed."""
     if isinstance(results, dict):
         stages = ("read_s", "transform_s", "place_s", "wait_s")
         axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])

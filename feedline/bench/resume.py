@@ -1,7 +1,7 @@
 """What does it cost to restore a state, at position 0 and at large positions?
 
-This is feedline's own time; the source computes its rows. Refuted by more than 10 ms, or by a cost that grows with the
-position.
+This is feedline's own time, since the source computes its rows. Refuted by more than 10 ms, or by a cost that
+grows with the position.
 """
 
 from __future__ import annotations
