@@ -37,7 +37,7 @@ def feeds(flat, rounds, seconds):
 
 
 def beside_limits(flat, row_bytes, batch_mb, rounds, seconds):
-    """Measure the feed and both limits alternately. None if this version of feedline lacks a limit."""
+    """Measure feed and limits alternately. None if this version of feedline lacks a limit."""
     rows, batch_size, feed = feed_of(flat, row_bytes, batch_mb * 1e6)
     cpu = {"feed": [], "take": [], "gather": []}
     with feed:
@@ -72,7 +72,7 @@ def beside_limits(flat, row_bytes, batch_mb, rounds, seconds):
 
 
 def taking(feed, batch_bytes, cpu):
-    """GB/s of a loop that waits for each batch and does nothing with it; core-seconds a GB are appended to `cpu`."""
+    """GB/s of a loop that waits for each batch and does nothing else; core-seconds a GB are appended to `cpu`."""
 
     def rate(seconds):
         for _ in range(WARM_UP):
