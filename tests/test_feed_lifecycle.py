@@ -499,7 +499,7 @@ def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_look
 
 
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
-    """Counted, not timed: the calls of Python and C functions in one `next`."""
+    """Counters, not timed: the calls of Python and C functions in one `next`."""
 
     def calls(leaves, batch_size):
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}

@@ -13,7 +13,7 @@ from typing import Any
 from feedline.agreement.coordination import Coordination, coordination
 from feedline.agreement.differences import find_mismatch, process_names
 from feedline.agreement.monitor import poll_failure
-from feedline.errors import FeedError, ProcessError, for_others
+from feedline.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
 _SLICE_S = 1.0
@@ -45,7 +45,7 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
     try:
         yield build
     except BaseException as error:
-        verdict = {"stage": "agree", "process": service.process, **for_others(error)}
+        verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
         verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
         with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
             build.publish(verdict)

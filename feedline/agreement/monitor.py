@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.coordination import Coordination, coordination
-from feedline.errors import FeedError, ProcessError, for_others
+from feedline.errors import FeedError, ProcessError, as_arguments
 
 _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
@@ -52,7 +52,7 @@ def abort(reason: str | BaseException) -> None:
         _monitor.failed = True
     service = coordination()
     if service is not None:
-        arguments = for_others(reason) if isinstance(reason, BaseException) else {"message": reason}
+        arguments = as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason}
         process = arguments.get("process", service.process)  # the exception may report that another process failed
         arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others

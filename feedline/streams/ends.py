@@ -23,7 +23,7 @@ class WindowReport:
     Attributes:
       ends: the number of items of each lane that has ended.
       failed_at: items of each lane before the batch that could not be read; None: no batch failed.
-      why: describes that failure to the other processes; see `errors.for_others`.
+      why: describes that failure to the other processes; see `errors.as_arguments`.
     """
 
     ends: dict[int, int]

@@ -14,8 +14,8 @@ from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
-from feedline.cli.steps import _later
 from feedline.cli.train import Train, use_cpu_devices
+from feedline.cli.train_steps import _state_after
 from feedline.data.labelled import DIGITS
 from feedline.order.epoch import rows_at
 from feedline.trainer.modes import Mode
@@ -200,4 +200,4 @@ def test_the_state_some_batches_later_is_that_of_a_walk(position):
             if at + size > rows:
                 epoch, at = epoch + 1, 0
             before, at = (epoch, at), at + size
-        assert _later(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}
+        assert _state_after(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}

@@ -302,7 +302,9 @@ def keys_after_many_windows(here):
             pass
         meet("read")
         service = coordination()
-        return PerProcess(0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/")))
+        return PerProcess(
+            0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/"))
+        )
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)

@@ -9,7 +9,7 @@ from flax import nnx
 from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
 
 from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes, as_signal
+from feedline.trainer.model import MLP, Sizes, as_features
 
 SIZES = Sizes(features=64, classes=10, layers=2, width=32)
 
@@ -90,7 +90,7 @@ def test_the_seed_decides_the_first_weights():
 def test_only_bytes_are_scaled(dtype):
     image = np.array([[[0, 1], [1, 0]]]).astype(dtype)
     expected = np.array([[0, 1, 1, 0]], np.float32) / (255 if dtype == "uint8" else 1)
-    found = as_signal(jnp.asarray(image))
+    found = as_features(jnp.asarray(image))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, expected)
 
