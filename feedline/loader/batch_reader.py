@@ -217,7 +217,7 @@ class BatchReader:
         epochs, n = self._positions(part).epoch, self.schedule.rows
         if (int(epochs.max()) + 1) * n > 1 << 63:
             raise ValueError(
-                f"a Grain dataset is read at the index epoch × {n} + row, which must be below 2^63, and epoch "
+                f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
                 f"{epochs.max()} is too late; seek to an earlier epoch"
             )
         return epochs * n + part.indices

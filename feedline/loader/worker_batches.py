@@ -16,7 +16,7 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
-from feedline.loader.segments import Segment, shared_memory_failed
+from feedline.loader.shared_memory import SharedLeaves, shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
 from feedline.options import Reading
 from feedline.order.schedule import ENDLESS, Cursor
@@ -36,7 +36,7 @@ class _BatchDataset(grain.MapDataset[HostBatch]):
     def __getitem__(self, k: Any) -> HostBatch:  # type: ignore[override]  # never called with a slice
         batch = self._batches.read(int(k), 0)
         assert batch is not None  # it has one part
-        return batch._replace(leaves=Segment(batch.leaves))  # type: ignore[arg-type]  # unpickled as a list
+        return batch._replace(leaves=SharedLeaves(batch.leaves))  # type: ignore[arg-type]  # unpickled as a list
 
     def __reduce__(self) -> Any:
         return _BatchDataset, self._given

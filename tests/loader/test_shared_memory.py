@@ -1,4 +1,4 @@
-"""Batches in shared memory: they arrive unchanged, and the names of their segments are always removed."""
+"""Batches in shared memory: they arrive unchanged, and the names of the shared memory are always removed."""
 
 import os
 import pickle
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from feedline import WorkerError
-from feedline.loader import segments
-from feedline.loader.segments import Segment
+from feedline.loader import shared_memory
+from feedline.loader.shared_memory import SharedLeaves
 
 LEAVES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -28,7 +28,7 @@ def names():
 
 
 def test_leaves_arrive_as_they_were_and_lie_on_page_borders():
-    leaves = pickle.loads(pickle.dumps(Segment(LEAVES)))
+    leaves = pickle.loads(pickle.dumps(SharedLeaves(LEAVES)))
     assert not names()  # though the memory is still mapped
     for leaf, expected in zip(leaves, LEAVES, strict=True):
         assert leaf.dtype == expected.dtype
@@ -38,31 +38,31 @@ def test_leaves_arrive_as_they_were_and_lie_on_page_borders():
 
 
 def test_leaves_of_no_bytes_arrive_too():
-    assert pickle.loads(pickle.dumps(Segment([LEAVES[1]])))[0].shape == (0, 5)
-    assert pickle.loads(pickle.dumps(Segment([]))) == []
+    assert pickle.loads(pickle.dumps(SharedLeaves([LEAVES[1]])))[0].shape == (0, 5)
+    assert pickle.loads(pickle.dumps(SharedLeaves([]))) == []
 
 
-def test_a_segment_that_is_dropped_before_it_was_sent_is_removed():
-    segment = Segment(LEAVES)
+def test_shared_memory_that_is_dropped_before_it_was_sent_is_removed():
+    shared = SharedLeaves(LEAVES)
     assert len(names()) == 1
-    del segment
+    del shared
     assert not names()
 
 
-def test_a_segment_that_was_sent_is_removed_by_the_receiver():
-    segment = Segment(LEAVES)
-    sent = pickle.dumps(segment)
-    del segment
+def test_shared_memory_that_was_sent_is_removed_by_the_receiver():
+    shared = SharedLeaves(LEAVES)
+    sent = pickle.dumps(shared)
+    del shared
     assert len(names()) == 1
     pickle.loads(sent)
     assert not names()
 
 
-def test_a_segment_that_could_not_be_written_is_removed(monkeypatch):
+def test_shared_memory_that_could_not_be_written_is_removed(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments, "open", full, raising=False)
+    monkeypatch.setattr(shared_memory, "open", full, raising=False)
     with pytest.raises(WorkerError, match=r"in /dev/shm, which must have room .* and a batch takes 32,768 bytes"):
-        Segment(LEAVES)
+        SharedLeaves(LEAVES)
     assert not names()

@@ -21,13 +21,13 @@ _FOLDER = "/dev/shm"
 _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
-class Segment:
+class SharedLeaves:
     """The leaves of one batch in shared memory. It is pickled once, and unpickled as the list of leaves.
 
-    A segment that is dropped before it was pickled is removed by its maker. One that was pickled but not unpickled
-    when all processes are killed is removed by Python's resource tracker.
+    If it is dropped before it was pickled, its maker removes the memory. If all processes are killed between
+    pickling and unpickling, Python's resource tracker removes it.
 
-    It is written as a file, not through a mapping: then a full /dev/shm is an error, not a SIGBUS.
+    The memory is written as a file, not through a mapping: then a full /dev/shm is an error, not a SIGBUS.
 
     Args:
       leaves: arrays of any strides.
@@ -53,7 +53,7 @@ class Segment:
 
     def __reduce__(self) -> Any:
         shared, self._to_remove = self._to_remove, None
-        assert shared is not None, "a segment is pickled once"
+        assert shared is not None, "shared leaves are pickled once"
         return _receive, (shared.name, self._forms)
 
     def __del__(self) -> None:
@@ -62,7 +62,7 @@ class Segment:
 
 
 def _receive(name: str, forms: Sequence[_Form]) -> list[Array]:
-    """The leaves of a segment, which lie in the shared memory, each on a page border. Removes its name at once.
+    """The leaves, which lie in the shared memory `name`, each on a page border. Removes the name at once.
 
     The memory is freed with the last of the leaves, without any Python code, so that a batch that nobody takes
     leaves nothing behind.
