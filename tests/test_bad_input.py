@@ -151,12 +151,12 @@ def no_thread_is_left():
         (
             {"source": OnDisk({"x": X})},
             TypeError,
-            r"OnDisk has names: .*KeyError: 0; pass one, .*\]\[\.\.\.\]",
+            r"OnDisk has names: .*KeyError: 0; pass one array, .*\]\[\.\.\.\]",
         ),
         (
             {"source": Split(train=X)},
             TypeError,
-            r"Split has names: .*; pass one, source\[name\], or all in memory",
+            r"Split has names: .*; pass one array, source\[name\], or all arrays",
         ),
         ({"source": {"x": OnDisk(X)}}, TypeError, r"got OnDisk; leaf\[\.\.\.\] reads an array of HDF5"),
         ({"source": np.array([{}, {}], object)}, TypeError, "got dtype object"),
