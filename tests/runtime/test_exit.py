@@ -315,8 +315,6 @@ if __name__ == "__main__":
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
     assert re.match(f"WorkerError a worker process must live as long as its feed, .* ended with {message}", line)
-        f"WorkerError a worker process must live as long as its feed, and one ended with {message}", line
-    )
     assert "__main__" not in line  # the guard is there: workers delivered batches
 
 
