@@ -1,13 +1,13 @@
-"""Does a job that is killed again and again lose a row, or see one twice?
+"""Does a job that is killed again and again lose a row, or read one twice?
 
-Each round starts a job on 1, 2 or 4 processes, with a batch size and a prefetch of its own, over lanes, arrays,
-records or a stream, from its last commit, and kills it with SIGKILL at a random moment: all of it, or one process.
-A step of the job gathers the ids of the global batch on every process, then commits them with the feed's state, in
-one line; of lanes, with the name of the folder that all processes saved theirs to. What was committed over all
-rounds must be what an uninterrupted feed in this process delivers, row for row; of lanes, what Grain alone reads,
-lane by lane and epoch after epoch. Refuted by a single row.
+Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch,
+over lanes, arrays, records or a stream. It kills the whole job or one process with SIGKILL at a random moment. In
+a step the job gathers the ids of the global batch on every process, and commits them in one line, with the feed's
+state or, for lanes, with the name of the folder to which all processes saved their lanes. The commits of all
+rounds must hold the rows that an uninterrupted feed in this process delivers, row for row; for lanes, the items
+that Grain alone reads, lane by lane and epoch after epoch. Refuted by a single row.
 
-    python benchmarks/chaos.py --folder chaos --rounds 200     # again with the same folder: goes on
+    python benchmarks/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
 PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
 STARTED_S, ENDED_S = 120.0, 30.0
-"""How long a job may take to its first commits, and to end once it was killed, before that is a failure itself."""
+"""Limits of the time until a job's commits, and of the time from the kill to the job's end."""
 
 
 def source_of(kind: str) -> Any:
-    """Rows {"id": i, "x": 7·i + 3}, in one of the kinds."""
+    """Rows {"id": i, "x": 7·i + 3}, as a source of the given kind."""
     import grain
     import numpy as np
 
@@ -60,7 +60,7 @@ def source_of(kind: str) -> Any:
 
 
 def make_lane(lane: int, count: int) -> Any:
-    """Every count-th record, shuffled: of these a third, two thirds or all, so that lanes end at other places."""
+    """Every count-th record, shuffled; a third, two thirds or all of them, so that lanes differ in length."""
     import grain
 
     records = source_of("records")[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
@@ -69,7 +69,7 @@ def make_lane(lane: int, count: int) -> Any:
 
 
 def feed_of(kind: str, batch_size: int, prefetch: int = 2) -> Any:
-    """An endless feed on all devices, which leaves out no row of an epoch, whatever its batch size."""
+    """An endless feed on all devices, which leaves out no row of an epoch, for any batch size."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -82,7 +82,7 @@ def feed_of(kind: str, batch_size: int, prefetch: int = 2) -> Any:
 
 
 def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
-    """The job: goes on from the last commit, until it is killed."""
+    """The job: continues from the last commit, until it is killed."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -104,7 +104,7 @@ def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
         state = json.loads(committed[-1])["state"]
         feed.set_state(feedline.load_lanes(folder / state) if kind == "lanes" else state)
     file = None
-    if jax.process_index() == 0:  # all have read the file before this one writes: it takes all of them to step
+    if jax.process_index() == 0:  # a step needs all processes, so all have read the file before process 0 writes
         file = os.open(folder / COMMITS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for batch in feed:
         ids, right = step(batch)
@@ -126,13 +126,13 @@ def save_together(state: dict[str, Any], folder: Path) -> str:
     name = f"step-{state['step']}"
     feedline.save_lanes(state, folder / name)
     multihost_utils.sync_global_devices(name)
-    if jax.process_index() == 0:  # what a commit names is the step before, or this one
+    if jax.process_index() == 0:  # the last commit names the previous step or this one
         shutil.rmtree(folder / f"step-{state['step'] - 2}", ignore_errors=True)
     return name
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that were written whole; what follows the last of them is cut off."""
+    """The complete lines of a file. An incomplete last line is removed from the file."""
     if not path.exists():
         return []
     text = path.read_bytes()
@@ -143,7 +143,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 class Job:
-    """The commits of one kind of source over all rounds, and what they should be."""
+    """The commits of one kind of source over all rounds, and the expected ones."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
@@ -154,10 +154,10 @@ class Job:
         self.rows = 0
 
     def check(self) -> int:
-        """Compare what was committed since the last check; how many commits there are.
+        """Compare the commits since the last check. Returns the number of all commits.
 
         Raises:
-          SystemExit: a row was lost, repeated or out of place.
+          SystemExit: a row was lost or repeated, or is at a wrong position.
         """
         lines = whole_lines(self.folder / COMMITS)
         for number, line in enumerate(lines[self._checked :], start=self._checked):
@@ -170,31 +170,32 @@ class Job:
         return len(lines)
 
     def commits(self) -> int:
-        """How many there are now, while the job writes."""
+        """The number of commits so far, while the job writes."""
         path = self.folder / COMMITS
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def uninterrupted(kind: str) -> Callable[[int], list[int]]:
-    """The next so many ids that a feed delivers which nobody kills."""
+    """A function of n that returns the next n ids of an uninterrupted feed."""
     import numpy as np
 
     def ids() -> Iterator[int]:
-        with feed_of(kind, 1000) as feed:  # in few batches: a late kill leaves thousands of commits
+        with feed_of(kind, 1000) as feed:  # large batches, because a late kill leaves thousands of commits
             for batch in feed:
                 yield from np.asarray(batch["id"]).tolist()
 
-    run = ids()
-    return lambda size: list(itertools.islice(run, size))
+    remaining = ids()
+    return lambda size: list(itertools.islice(remaining, size))
 
 
 def lanes_alone() -> Callable[[int], list[int]]:
-    """The ids of the next batch of a size, from what Grain reads of each lane; -1 where the lane has ended.
+    """A function of n that returns the ids of the next batch of n rows, as Grain alone reads the lanes.
 
-    A batch takes as many items of each lane. An epoch ends with the last item of the longest lane.
+    A batch takes the same number of items from each lane; -1 where the lane has ended. An epoch ends with the last
+    item of the longest lane.
     """
     lanes = [[int(row["id"]) for row in make_lane(lane, LANES)] for lane in range(LANES)]
-    taken = 0  # of each lane, in this epoch
+    taken = 0  # items of each lane, in this epoch
 
     def batch(size: int) -> list[int]:
         nonlocal taken
@@ -205,11 +206,11 @@ def lanes_alone() -> Callable[[int], list[int]]:
     return batch
 
 
-def play(job: Job, chance: random.Random) -> dict[str, Any]:
-    """One round: start, kill, check.
+def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
+    """One round: start the job, kill it, and check its commits.
 
     Raises:
-      SystemExit: the job failed by itself, or did not end, or what it committed is wrong.
+      SystemExit: the job failed by itself, did not end, or committed wrong rows.
     """
     processes, devices = chance.choice(TOPOLOGIES)
     batch_size = chance.choice([size for size in BATCH_SIZES if size % (processes * devices) == 0])
@@ -252,7 +253,7 @@ def play(job: Job, chance: random.Random) -> dict[str, Any]:
 
 
 def workers_of(launcher: int) -> list[int]:
-    """The processes of the job; the launcher also has a guard, which ends them if it dies."""
+    """The job's processes. The launcher's other child is a guard, which ends them if the launcher dies."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
@@ -264,9 +265,9 @@ def workers_of(launcher: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("chaos"), help="commits and rounds.jsonl")
-    parser.add_argument("--rounds", type=int, default=200, help="in all, those of earlier calls included")
+    parser.add_argument("--rounds", type=int, default=200, help="in all, including those of earlier calls")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--afresh", action="store_true", help="forget what is in the folder")
+    parser.add_argument("--afresh", action="store_true", help="delete the folder first")
     parser.add_argument("--work", nargs=4, metavar=("KIND", "FOLDER", "BATCH", "PREFETCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -277,15 +278,15 @@ def main() -> None:
     if options.afresh:
         shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True, exist_ok=True)
-    told = options.folder / "rounds.jsonl"
-    rounds = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+    file = options.folder / "rounds.jsonl"
+    rounds = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     jobs = {kind: Job(kind, options.folder) for kind in KINDS}
     for number in range(len(rounds), options.rounds):
         chance = random.Random(f"{options.seed} {number}")
-        found = {"round": number, **play(jobs[KINDS[number % len(KINDS)]], chance)}
+        found = {"round": number, **play_round(jobs[KINDS[number % len(KINDS)]], chance)}
         rounds.append(found)
-        with told.open("a") as file:
-            file.write(f"{json.dumps(found)}\n")
+        with file.open("a") as output:
+            output.write(f"{json.dumps(found)}\n")
         print(json.dumps(found), flush=True)
     for job in jobs.values():
         job.check()
@@ -293,7 +294,7 @@ def main() -> None:
     seconds = [found["seconds"] for found in rounds]
     print(
         f"{len(rounds)} rounds, {sum(found['commits'] for found in rounds)} commits, rows {rows}: "
-        f"none lost, none repeated; a round took {max(seconds, default=0):.1f} s at the most"
+        f"none lost, none repeated; a round took at most {max(seconds, default=0):.1f} s"
     )
 
 

@@ -1,19 +1,19 @@
-"""How many times faster does a blocked order read a file that is not in memory than a shuffle of all rows does?
+"""How many times faster does a blocked order read a file that is not in memory than a full shuffle?
 
-A mapped .npy of random bytes, in rows of 3 KiB, read by feedline's source in batches, by several threads, each
-order from a page cache that holds none of it. Refuted if no blocked order reads twice the rows/s of the full
-shuffle.
+Several threads read batches from a mapped .npy file of random bytes, in rows of 3 KiB, with feedline's source. No
+page of the file is in the page cache when a measurement begins. Refuted if no blocked order reads twice the rows/s
+of the full shuffle.
 
-Every order reads 256 MiB of rows from the start of an epoch, which is one window of each blocked one. `read` is
-what the kernel fetched for this process over the bytes of these rows, `resident` the share of the file that was in
-memory in the end. What a full shuffle makes the kernel read ahead stays there and serves later rows. So its rows/s
-grow with what it reads, as they do not on data that memory cannot hold, and no gain can exceed the bytes
-of the file over those of the rows: a file of 256 MiB shows nothing. Blocks smaller than the kernel's read-ahead,
-which is printed, should gain little.
+Each order reads 256 MiB of rows from the start of an epoch, which is one window of each blocked order. `read` is
+the bytes that the kernel fetched for this process ÷ the bytes of these rows, `resident` the share of the file that
+was in memory at the end. Pages that the kernel reads ahead during a full shuffle stay in memory, and later rows
+use them. So its rows/s grow with the number of rows, unless the data are larger than memory, and no gain can
+exceed the bytes of the file ÷ the bytes of the rows: a file of 256 MiB shows nothing. Blocks smaller than the
+kernel's read-ahead, which is printed, should gain little.
 
     python benchmarks/cold.py --folder /data          # 8 GiB, minutes; --json: one object in the last line
 
-The file is removed afterwards, unless --keep is given; one that is there and has the right size is used again.
+The file is removed afterwards, unless --keep is given; an existing file of the right size is used again.
 """
 
 import argparse
@@ -44,10 +44,10 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def make(path, rows):
-    """Real bytes, none of which repeat, so that no file system stores fewer."""
+    """Write random bytes, which no file system can compress."""
     if path.exists():
-        held = np.load(path, mmap_mode="r")
-        if held.shape == (rows, ROW_BYTES):
+        existing = np.load(path, mmap_mode="r")
+        if existing.shape == (rows, ROW_BYTES):
             return
     random = np.random.default_rng(0)
     header = {"descr": "|u1", "fortran_order": False, "shape": (rows, ROW_BYTES)}
@@ -58,7 +58,7 @@ def make(path, rows):
 
 
 def drop(path):
-    """Write the file back and let go of its pages. They stay where someone has it mapped."""
+    """Write the file back and remove its pages from the page cache, except those that a process has mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -68,28 +68,28 @@ def resident(path):
     """The share of the file that is in the page cache."""
     with path.open("r+b") as file, contextlib.closing(mmap.mmap(file.fileno(), 0)) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
-        here, told = (ctypes.c_char * 1).from_buffer(mapped), (ctypes.c_ubyte * pages)()
-        if LIBC.mincore(ctypes.c_void_p(ctypes.addressof(here)), ctypes.c_size_t(len(mapped)), told):
+        first, flags = (ctypes.c_char * 1).from_buffer(mapped), (ctypes.c_ubyte * pages)()
+        if LIBC.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), flags):
             raise OSError(ctypes.get_errno(), "mincore failed")
-        del here  # mapped cannot be closed before
-        return float((np.frombuffer(told, np.uint8) & 1).mean())
+        del first  # while it exists, `mapped` cannot be closed
+        return float((np.frombuffer(flags, np.uint8) & 1).mean())
 
 
 def read_ahead_kib(path):
-    """How much the kernel reads around a page of this file that it has to fetch."""
+    """The kernel's read-ahead for this file."""
     device = path.stat().st_dev
-    told = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    return int(told.read_text()) if told.exists() else None
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    return int(setting.read_text()) if setting.exists() else None
 
 
 def fetched_bytes():
-    """What this process had read from storage."""
-    told = Path("/proc/self/io").read_text()
-    return int(told.partition("\nread_bytes: ")[2].split()[0])
+    """The bytes that the kernel has read from storage for this process."""
+    counters = Path("/proc/self/io").read_text()
+    return int(counters.partition("\nread_bytes: ")[2].split()[0])
 
 
 def sample(path, order, options):
-    """One cold pass over the first positions of an epoch."""
+    """Read the first positions of an epoch once, from a cold page cache."""
     drop(path)
     if (before := resident(path)) > 0.01:
         raise RuntimeError(f"the file must be out of memory, {before:.1%} is in it; does another process map it?")
@@ -99,8 +99,8 @@ def sample(path, order, options):
         def read(first):
             if not hasattr(own, "buffer"):
                 own.buffer = np.empty((options.batch, ROW_BYTES), np.uint8)
-            places = np.arange(first, min(first + options.batch, rows))
-            source.read(rows_at(order, len(source), 0, places), own.buffer[: places.size])
+            positions = np.arange(first, min(first + options.batch, rows))
+            source.read(rows_at(order, len(source), 0, positions), own.buffer[: positions.size])
 
         fetched, begun = fetched_bytes(), time.perf_counter()
         for _ in pool.map(read, range(0, rows, options.batch)):
@@ -115,7 +115,7 @@ def sample(path, order, options):
 
 
 def measure(path, options):
-    """Rounds in turns, so that a busy moment of the machine does not fall on one order alone."""
+    """Measure the orders alternately, so that a busy moment of the machine affects all of them."""
     samples = {name: [] for name in SHUFFLES}
     for seed in range(options.repeats):
         for name, shuffle in SHUFFLES.items():
@@ -140,12 +140,12 @@ def show(samples):
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where the file is made; not a tmpfs")
+    parser.add_argument("--folder", type=Path, required=True, help="where the file is written; not a tmpfs")
     parser.add_argument("--gib", type=float, default=8.0, help="size of the file")
-    parser.add_argument("--batch", type=int, default=4096, help="rows that are read at a time")
-    parser.add_argument("--threads", type=int, default=8, help="that read")
+    parser.add_argument("--batch", type=int, default=4096, help="rows in a read")
+    parser.add_argument("--threads", type=int, default=8, help="reading threads")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help="leave the file there")
+    parser.add_argument("--keep", action="store_true", help="do not remove the file")
     parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
     return parser.parse_args()
 

@@ -1,20 +1,20 @@
-"""How near does a feed come to copying rows alone, and what does it cost the training thread?
+"""How close is a feed of columns to only copying the rows, and what does it cost the training thread?
 
-All figures of the path of columns in one table, a few minutes on two cores, each the median of several rounds:
+Prints all figures for columns in one table, in a few minutes on two cores. Each is the median of several rounds:
 
 - *feeds*: feed ÷ `np.take` and feed ÷ the fastest gather known, both with as many threads as the feed reads with,
   in an order that was computed before; and core-seconds a GB, which is the CPU time of the process ÷ bytes.
-- *thread*: microseconds of the training thread in `next(feed)`, and in letting go of the batch before (`del`). The
-  thread sleeps between two batches, as one does that waits for accelerators.
-- *order*: nanoseconds of one core for the row at a position; of sources of 10^6 to 10^15 rows, the slowest.
+- *thread*: microseconds of the training thread in `next(feed)`, and in releasing the previous batch (`del`). The
+  thread sleeps between two batches, as if it waited for accelerators.
+- *order*: nanoseconds of one core for each position; the slowest of sources with 10^6 to 10^15 rows.
 - *memory* (only if named): 100,000 batches; growth of resident memory, and host buffers mapped after the first 20.
-- `--peers FILE`: feed ÷ the fastest other loader, of what `peers.py --out FILE` saved.
+- `--peers FILE`: feed ÷ the fastest other loader, from the result that `peers.py --out FILE` saved.
 
     python benchmarks/core.py --json --out core.json
     python benchmarks/core.py --parts memory
-    PYTHONPATH=/another/tree python benchmarks/core.py      # the same of another version of feedline
+    PYTHONPATH=/another/tree python benchmarks/core.py      # another version of feedline
 
-Refuted by a figure that misses its aim on a machine with nothing else to do; the aims stand in the table.
+Refuted by a figure that misses its aim on an idle machine; the table shows the aims.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PARTS = ("feeds", "thread", "order")
 
 
 def order(repeats):
-    """{"C" or "NumPy": {positions in a call: ns a row}}. Two processes: a process has one implementation."""
+    """{"C" or "NumPy": {positions in a call: ns a row}}, each measured in a process of its own."""
     found = {}
     for pure in ("0", "1"):
-        # -P: not the feedline of the current folder, but the one that is measured
+        # -P: import the feedline that is measured, not one in the current folder
         command = [sys.executable, "-P", "-m", "feedline", "bench", "order", "--json", "--repeats", str(repeats)]
         result = json.loads(output(command, FEEDLINE_PURE_PYTHON=pure).splitlines()[-1])
         costs = [each for each in result["results"] if each["shuffle"] == "full" and each["threads"] == 1]
@@ -56,7 +56,7 @@ def order(repeats):
 
 
 def memory(batches):
-    """Growth of resident memory and host buffers that were mapped, after the first 20 batches."""
+    """Growth of resident memory, and host buffers mapped, after the first 20 batches."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "memory.json"
         output([sys.executable, Path(__file__).with_name("memory.py"), "--batches", str(batches), "--out", saved])
@@ -70,7 +70,7 @@ def memory(batches):
 
 
 def output(command, **environment):
-    """What a command prints. It fails with its error."""
+    """The standard output of a command. Raises CalledProcessError if it fails."""
     done = subprocess.run(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -78,24 +78,26 @@ def output(command, **environment):
 
 
 def best_peer(result):
-    """{row_bytes: {"peer", "feed_of_peer"}}: the fastest loader that is not of feedline."""
+    """{row_bytes: {"peer", "feed_of_peer"}}: the fastest loader other than feedline."""
     ours = ("limit", "gather", "feedline", "feedline_records")
     found = {}
     for size, standings in result["standings"].items():
-        peer, told = next((name, told) for name, told in standings["entrants"].items() if name not in ours)
-        found[size] = {"peer": peer, "feed_of_peer": told["feedline_over"]["ratio"]}
+        peer, standing = next(
+            (name, entrant) for name, entrant in standings["entrants"].items() if name not in ours
+        )
+        found[size] = {"peer": peer, "feed_of_peer": standing["feedline_over"]["ratio"]}
     return found
 
 
 def table(found):
-    """Markdown: each figure, its aim, and what was found."""
+    """A Markdown table: each figure, its aim and the measured value."""
     return "\n".join(
         ["| figure | aim | found |", "| --- | --- | --- |", *(f"| {' | '.join(line)} |" for line in lines(found))]
     )
 
 
 def lines(found):
-    """(figure, aim, found), of the parts that were measured."""
+    """(figure, aim, measured value) of each part that was measured."""
     for batch_mb in BATCH_MB if "feeds" in found else ():
         of_size = [each for each in found["feeds"] if each["batch_mb"] == batch_mb]
         aims = {16: ("0.90 / 1.10 / 1.10 / 1.15", "0.88 each"), 4: ("0.70 each", "–")}[batch_mb]
@@ -121,12 +123,13 @@ def lines(found):
         aim = "≤ 4" if name == "C" else "–"
         yield f"order in {name}, ns a row: {' / '.join(costs)} positions", aim, shown(list(costs.values()), 1)
     if "memory" in found:
-        told = found["memory"]
-        grown = shown([told["growth_mib_after_20"], told["growth_mib_after_2000"], told["new_slabs_after_20"]], 1)
-        yield f"{told['batches']:,} batches: MiB after 20 / after 2,000, new host buffers", "< 8, 0", grown
-    for size, told in found.get("peers", {}).items():
+        measured = found["memory"]
+        names = ("growth_mib_after_20", "growth_mib_after_2000", "new_slabs_after_20")
+        grown = shown([measured[name] for name in names], 1)
+        yield f"{measured['batches']:,} batches: MiB after 20 / after 2,000, new host buffers", "< 8, 0", grown
+    for size, peer in found.get("peers", {}).items():
         aim = {"256": "2.0", "3072": "1.25"}.get(size, "–")
-        yield f"feed ÷ best peer, {size} B ({told['peer']})", aim, shown([told["feed_of_peer"]])
+        yield f"feed ÷ best peer, {size} B ({peer['peer']})", aim, shown([peer["feed_of_peer"]])
 
 
 def shown(values, digits=2):
@@ -137,11 +140,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=(*PARTS, "memory"), default=PARTS)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each entrant in a round")
-    parser.add_argument("--gib", type=float, default=2.0, help="of rows")
-    parser.add_argument("--batches", type=int, default=100_000, help="of the memory run")
-    parser.add_argument("--peers", type=Path, help="what peers.py saved")
-    parser.add_argument("--quick", action="store_true", help="little of everything: only to see that it runs")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of each measurement in a round")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the generated rows")
+    parser.add_argument("--batches", type=int, default=100_000, help="batches of the part memory")
+    parser.add_argument("--peers", type=Path, help="result that peers.py saved")
+    parser.add_argument("--quick", action="store_true", help="small sizes, only to check that it runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
     parser.add_argument("--out", type=Path, help="file for the same object")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Feeds in this process: beside both limits of copying alone, and from a training loop's point of view."""
+"""Measures feeds in this process: compared with both memory limits, and in a training loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from feedline.bench.rounds import alternate
 ROW_BYTES, BATCH_MB = (256, 3072, 12_288, 153_600), (16, 4)
 THREAD_BATCH_KB, THREAD_ROW_BYTES, STEP_S = (256, 1024, 4096, 16_384), 3072, 4e-3
 WARM_UP = 8
-"""Batches that are taken first: what lay ready, and host buffers that are not mapped yet, do not count."""
+"""Batches taken before a measurement, so that prefetched batches and new host buffers are not measured."""
 
 
 def feed_of(flat, row_bytes, batch_bytes):
-    """(rows, rows in a batch, a feed of them onto all devices)."""
+    """(rows, rows in a batch, a feed of these rows to all devices)."""
     rows = flat[: len(flat) // row_bytes * row_bytes].reshape(-1, row_bytes)
     devices = jax.devices()
     batch_size = max(1, int(batch_bytes) // row_bytes // len(devices)) * len(devices)
@@ -37,7 +37,7 @@ def feeds(flat, rounds, seconds):
 
 
 def beside_limits(flat, row_bytes, batch_mb, rounds, seconds):
-    """The three in turns. `None` stands for what an earlier version of feedline does not have."""
+    """Measure feed and limits alternately. None if this version of feedline lacks a limit."""
     rows, batch_size, feed = feed_of(flat, row_bytes, batch_mb * 1e6)
     cpu = {"feed": [], "take": [], "gather": []}
     with feed:
@@ -47,7 +47,7 @@ def beside_limits(flat, row_bytes, batch_mb, rounds, seconds):
             "feed": taking(feed, batch_size * row_bytes, cpu["feed"]),
             "take": copying(limit.MemoryLimit(rows, batch_size, threads), row_bytes, cpu["take"]),
         }
-        if hasattr(limit, "fastest_gather"):  # earlier versions have only the other limit
+        if hasattr(limit, "fastest_gather"):  # earlier versions lack it
             fastest = limit.MemoryLimit(rows, batch_size, threads, limit.fastest_gather)
             entrants["gather"] = copying(fastest, row_bytes, cpu["gather"])
         alternate(entrants, 1, seconds / 4)  # everything is compiled and mapped
@@ -72,7 +72,7 @@ def beside_limits(flat, row_bytes, batch_mb, rounds, seconds):
 
 
 def taking(feed, batch_bytes, cpu):
-    """GB/s of a loop that waits for each batch and does nothing with it; core-seconds a GB go to `cpu`."""
+    """GB/s of a loop that waits for each batch and does nothing else; core-seconds a GB are appended to `cpu`."""
 
     def rate(seconds):
         for _ in range(WARM_UP):
@@ -83,14 +83,14 @@ def taking(feed, batch_bytes, cpu):
             batches += 1
         took, gb = time.perf_counter() - began, batches * batch_bytes / 1e9
         cpu.append((time.process_time() - busy) / gb)
-        time.sleep(0.02)  # what the feed reads ahead now is not counted for the next entrant
+        time.sleep(0.02)  # the feed reads ahead now, and not while the next entrant is measured
         return gb / took
 
     return rate
 
 
 def copying(of, row_bytes, cpu):
-    """GB/s of a limit; core-seconds a GB go to `cpu`."""
+    """GB/s of a limit; core-seconds a GB are appended to `cpu`."""
 
     def rate(seconds):
         began, busy = time.perf_counter(), time.process_time()
@@ -106,7 +106,7 @@ def copying(of, row_bytes, cpu):
 
 
 def thread(flat, rounds, steps):
-    """For each size of batches: microseconds in `next(feed)`, and in letting go of the batch before."""
+    """For each size of batches: microseconds in `next(feed)`, and in releasing the previous batch."""
     found = [{"batch_kb": kb, "next_us": [], "release_us": []} for kb in THREAD_BATCH_KB]
     for _ in range(rounds):
         for each in found:
@@ -127,7 +127,7 @@ def thread(flat, rounds, steps):
 
 
 def looped(feed, steps):
-    """What a training loop takes that sleeps between two batches."""
+    """The times of a training loop that sleeps between two batches."""
     times = {"next_us": [], "release_us": []}
     batch = next(feed)
     for step in range(WARM_UP + steps):
@@ -144,5 +144,5 @@ def looped(feed, steps):
 
 
 def median(samples):
-    """None without samples."""
+    """The median; None without samples."""
     return statistics.median(samples) if samples else None

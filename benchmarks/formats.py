@@ -2,7 +2,7 @@
 
 Refuted for a format if the library's time ÷ feedline's, the median of paired passes, is below 0.8. The library
 is used in the fastest way that was found, on the same files, and may use its own threads; feedline's `read`
-is called from one thread. Both end with the rows in NumPy memory, and are compared before anything is timed.
+is called from one thread. Both deliver NumPy arrays, whose values are compared before the measurement.
 
     python benchmarks/formats.py --json formats.json      # about two minutes; --only parquet for one
 """
@@ -37,7 +37,7 @@ def images(rows, seed=0):
 
 
 def shuffled(rows):
-    """Batches of a global shuffle, of which the last part of a batch is left out."""
+    """The batches of a full shuffle, without the last partial one."""
     order = np.random.default_rng(1).permutation(rows)
     return [order[i : i + BATCH_ROWS] for i in range(0, rows - BATCH_ROWS + 1, BATCH_ROWS)]
 
@@ -51,18 +51,20 @@ def blocked():
 
 
 def read_batches(source, batches):
-    """The rows of each batch, by feedline, in buffers of two batches that are used again."""
-    rooms = [{k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)]
+    """The rows of each batch, read by feedline into two buffers alternately."""
+    buffers = [
+        {k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)
+    ]
     for i, rows in enumerate(batches):
-        source.read(rows, rooms[i % 2])
-        yield rooms[i % 2]
+        source.read(rows, buffers[i % 2])
+        yield buffers[i % 2]
 
 
 def within(groups, rows):
-    """Where `rows` lie in the concatenation of `groups`."""
-    place = np.empty(GROUPS, np.int64)
-    place[groups] = np.arange(len(groups))
-    return place[rows // GROUP_ROWS] * GROUP_ROWS + rows % GROUP_ROWS
+    """The offsets of `rows` in the concatenation of `groups`."""
+    offset = np.empty(GROUPS, np.int64)
+    offset[groups] = np.arange(len(groups))
+    return offset[rows // GROUP_ROWS] * GROUP_ROWS + rows % GROUP_ROWS
 
 
 def array_record(folder):
@@ -97,7 +99,7 @@ def table(rows):
 
 
 def as_numpy(taken):
-    """A table without copies that need not be: features, image and label as arrays."""
+    """The columns of a table as arrays, without needless copies."""
     features, image, label = (taken.column(name).combine_chunks() for name in ("features", "image", "label"))
     pixels = np.frombuffer(image.buffers()[1], np.uint8).reshape(-1, WIDTH)
     return {"features": features.flatten().to_numpy().reshape(-1, 64), "image": pixels, "label": label.to_numpy()}
@@ -112,9 +114,9 @@ def parquet(folder):
     def library():
         with pq.ParquetFile(path, memory_map=True) as file:
             for groups, rows in blocked():
-                whole, places = as_numpy(file.read_row_groups(groups, use_threads=True)), within(groups, rows)
+                whole, offsets = as_numpy(file.read_row_groups(groups, use_threads=True)), within(groups, rows)
                 for i in range(0, len(rows), BATCH_ROWS):
-                    yield {k: v.take(places[i : i + BATCH_ROWS], axis=0) for k, v in whole.items()}
+                    yield {k: v.take(offsets[i : i + BATCH_ROWS], axis=0) for k, v in whole.items()}
 
     return lambda: read_batches(feedline.open_source(path), batches), library
 
@@ -141,7 +143,7 @@ def zarr(folder):
     form = {"dtype": ts.uint8, "shape": [GROUPS * GROUP_ROWS, WIDTH]}
     chunks = ts.ChunkLayout(chunk_shape=[GROUP_ROWS, WIDTH])
     store = ts.open({**spec, "metadata": metadata}, create=True, chunk_layout=chunks, **form).result()
-    store.write(images(GROUPS * GROUP_ROWS) // 32).result()  # values that zstd makes smaller
+    store.write(images(GROUPS * GROUP_ROWS) // 32).result()  # values that zstd can compress
     (path.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
     batches = [rows[i : i + BATCH_ROWS] for _, rows in blocked() for i in range(0, len(rows), BATCH_ROWS)]
 
@@ -149,9 +151,9 @@ def zarr(folder):
         opened = ts.open(spec, read=True).result()
         for groups, rows in blocked():
             parts = [opened[g * GROUP_ROWS : (g + 1) * GROUP_ROWS].read() for g in groups]
-            whole, places = np.concatenate([part.result() for part in parts]), within(groups, rows)
+            whole, offsets = np.concatenate([part.result() for part in parts]), within(groups, rows)
             for i in range(0, len(rows), BATCH_ROWS):
-                yield {"image": whole.take(places[i : i + BATCH_ROWS], axis=0)}
+                yield {"image": whole.take(offsets[i : i + BATCH_ROWS], axis=0)}
 
     return lambda: read_batches(feedline.open_source(path.parent), batches), library
 
@@ -159,7 +161,7 @@ def zarr(folder):
 def shards(folder, count):
     """Globally shuffled `.npy` files. In place of the library: feedline itself on one file with all rows.
 
-    Linux maps a large file with pages of 2 MiB, and files of that size with small ones, so that these are slower.
+    Linux maps a large file with pages of 2 MiB, but files of about that size with small pages, which is slower.
     """
     data = images(GROUPS * GROUP_ROWS)
     np.save(folder / "whole.npy", data)
@@ -213,7 +215,7 @@ def seconds(run):
 
 
 def measure(case, passes):
-    """Seconds of each pass of both, in turns, after a pass that compares what they give."""
+    """Seconds of the passes of both, alternately, after a pass that compares their rows."""
     with tempfile.TemporaryDirectory() as folder:
         ours, library = case(Path(folder))
         for mine, theirs in zip(ours(), library(), strict=True):
@@ -229,15 +231,17 @@ def measure(case, passes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=11)
-    parser.add_argument("--only", default="", help="cases whose names begin so")
-    parser.add_argument("--json", type=Path, help="where raw samples go, with the machine")
+    parser.add_argument("--only", default="", help="only cases whose names begin with this")
+    parser.add_argument("--json", type=Path, help="file for the raw samples and the machine")
     options = parser.parse_args()
     results = {}
     for name, case in CASES.items():
         if name.startswith(options.only):
             results[name] = measure(case, options.passes)
-            told = results[name]
-            print(f"{name:26} {told['ratio']:5.2f} × the library, {told['rows_per_s']:12,.0f} rows/s", flush=True)
+            found = results[name]
+            print(
+                f"{name:26} {found['ratio']:5.2f} × the library, {found['rows_per_s']:12,.0f} rows/s", flush=True
+            )
     if options.json:
         settings = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
         saved = {"machine": describe(), "settings": settings, "results": results}

@@ -1,16 +1,16 @@
-"""Does a damaged file or state ever give wrong rows silently, an error that helps nobody, a crash or a hang?
+"""Does a damaged file or state ever cause silently wrong rows, an unhelpful error, a crash or a hang?
 
 Small valid files of every format are mutated: bytes are flipped, cut and inserted, numbers in headers replaced by
 zero, negative and huge ones. Child processes open each of them, read rows twice into buffers that were filled
 differently, read some rows alone, and pickle some of the sources. States of a feed of rows and of a feed of lanes
 are mutated as JSON and given to `set_state`.
 
-Expected of a file: it is read rightly; or it is refused with an error that names it; or it gives other rows, of
-the form that it now promises, since most formats have no checksums. Expected of a state: it is refused with a
-ValueError or TypeError, by `set_state` or, of what only Grain can check, by the next batch; or that batch is
-delivered. Refuted by a read that leaves a part of its buffer unwritten or that differs the second time, an error
-without the name of the file, a process that dies, an input that takes longer than --limit-s, and a state that is
-accepted and fails then. Such inputs are saved in --folder, and the exit code is 1.
+Expected of a file: its rows are read correctly; or it is refused with an error that names it; or it gives other
+rows, with the shapes and dtypes that its metadata now promise, since most formats have no checksums. Expected of
+a state: `set_state` refuses it with a ValueError or TypeError; or the next batch does, if only Grain can check it;
+or that batch is delivered. Refuted by a read that leaves a part of its buffer unwritten or that differs the
+second time, an error without the name of the file, a process that dies, an input that takes longer than --limit-s,
+and a state that is accepted and fails later. Such inputs are saved in --folder, and the exit code is 1.
 
     python benchmarks/fuzz.py --inputs 10000             # of each format and state
     python benchmarks/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
@@ -44,13 +44,13 @@ from fuzz_inputs import FORMATS, RECORD, STATES, WRITERS
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
 MEMORY_BYTES = 12 << 30
-"""Of a child: an allocation that is too large must fail here, not on a machine that has other work."""
+"""The memory limit of a child, so that an allocation that is too large fails."""
 READ_BYTES = 64 << 20
-"""At the most, of an input whose header was changed to promise wide rows."""
+"""The most that is read of an input whose changed header promises wide rows."""
 
 
 class Input(NamedTuple):
-    """One input: the same for the same seed."""
+    """One input, a function of its seed."""
 
     format: str
     number: int
@@ -58,17 +58,17 @@ class Input(NamedTuple):
 
     @property
     def chance(self) -> random.Random:
-        """Where its mutations come from."""
+        """The random generator of its mutations."""
         return random.Random(f"{self.seed} {self.format} {self.number}")
 
     @property
     def name(self) -> str:
-        """Of its file, without a suffix."""
+        """The name of its file, without a suffix."""
         return f"{self.format.replace(' ', '-')}-{self.seed}-{self.number}"
 
 
 class Outcome(NamedTuple):
-    """What became of an input: one of `EXPECTED`, or what refutes; and the error, where there is one."""
+    """The outcome of an input: one of `EXPECTED`, or one that refutes; and the error, if there is one."""
 
     kind: str
     detail: str = ""
@@ -78,11 +78,11 @@ class Outcome(NamedTuple):
 
 
 def serve(folder: Path) -> None:
-    """Take inputs from standard input, a JSON line each, and answer with what became of them."""
+    """Read inputs from standard input, one JSON line each, and print the outcome of each."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    states = {kind: Fed(kind) for kind in STATES}
+    states = {kind: RestoredFeed(kind) for kind in STATES}
     print("ready", flush=True)
     for line in sys.stdin:
         given = Input(*json.loads(line))
@@ -97,7 +97,7 @@ def serve(folder: Path) -> None:
 
 
 def read_outcome(given: Input, path: Path) -> Outcome:
-    """What becomes of a file that is opened and read."""
+    """The outcome of opening and reading a file."""
     import feedline
 
     try:
@@ -107,14 +107,14 @@ def read_outcome(given: Input, path: Path) -> Outcome:
         if given.number % 8 == 0 and outcome.kind in EXPECTED:
             outcome = compared(pickle.loads(pickle.dumps(source)), given.chance)
         source.close()
-    except Exception as error:  # noqa: BLE001  # of any type: the outcome says which
-        told = f"{type(error).__name__}: {error}"
-        return Outcome("refused" if path.name in told else "error without the file's name", told)
+    except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
+        message = f"{type(error).__name__}: {error}"
+        return Outcome("refused" if path.name in message else "error without the file's name", message)
     return outcome
 
 
 def compared(source: Any, chance: random.Random) -> Outcome:
-    """Whether rows of a source are those of the valid file, or at least the same each time."""
+    """Compare the rows of a source with those of the valid file, and with a second read."""
     import jax
 
     _ = source.identity
@@ -127,12 +127,12 @@ def compared(source: Any, chance: random.Random) -> Outcome:
         return Outcome("other rows", f"rows of {wide} bytes, not read")
 
     def read(asked: list[int], filling: int) -> list[Any]:
-        def room(leaf: Any) -> Any:
+        def buffer(leaf: Any) -> Any:
             return np.frombuffer(
                 bytearray([filling]) * (len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize), leaf.dtype
             ).reshape(len(asked), *leaf.shape)
 
-        out = jax.tree.map(room, source.spec)
+        out = jax.tree.map(buffer, source.spec)
         source.read(np.array(asked, np.int64), out)
         return [leaf.tobytes() for leaf in jax.tree.leaves(out)]
 
@@ -145,14 +145,14 @@ def compared(source: Any, chance: random.Random) -> Outcome:
         if alone != [leaf[i % len(order) * k :][:k] for leaf, k in zip(first, size, strict=True)]:
             return Outcome("a row alone is another one than in a batch")
     valid = fuzz_inputs.rows()
-    form = (
+    found = (
         {name: (leaf.shape, leaf.dtype) for name, leaf in source.spec.items()}
         if isinstance(source.spec, dict)
         else 0
     )
-    same_form = form == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
+    same_spec = found == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
     if (
-        same_form
+        same_spec
         and len(source) == fuzz_inputs.ROWS
         and first == [valid[name][order].tobytes() for name in sorted(valid)]
     ):
@@ -160,8 +160,8 @@ def compared(source: Any, chance: random.Random) -> Outcome:
     return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
 
 
-class Fed:
-    """A feed of one kind, and a state of it."""
+class RestoredFeed:
+    """A feed of one kind that restores mutations of its state."""
 
     def __init__(self, kind: str) -> None:
         import grain
@@ -180,31 +180,33 @@ class Fed:
         self._state = self._feed.get_state()
 
     def resumed(self, given: Input) -> Outcome:
-        """What becomes of a feed that goes on from a mutation of the state."""
+        """The outcome of restoring a mutation of the state."""
         state = fuzz_inputs.mutated_state(self._state, given.chance)
-        told = json.dumps(state)
+        mutated = json.dumps(state)
         try:
             self._feed.set_state(state)
         except (ValueError, TypeError) as error:
             return Outcome("refused", f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001  # of any type: the outcome says which
-            return Outcome("set_state failed otherwise", f"{type(error).__name__}: {error}: {told}")
+        except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
+            return Outcome("set_state failed otherwise", f"{type(error).__name__}: {error}: {mutated}")
         try:
             batch = next(self._feed)
         except BaseException as error:  # noqa: BLE001  # StopIteration, too
             if isinstance(error, ValueError) and "cannot go on from its state" in str(error):
-                return Outcome("refused by the next batch", str(error))  # what is for Grain, only Grain can check
-            return Outcome("accepted, and then failed", f"{type(error).__name__}: {error}: {told}")
-        return Outcome("accepted" if batch.shape == (8,) else "accepted, and then another shape", told)
+                return Outcome(
+                    "refused by the next batch", str(error)
+                )  # only Grain can check its own part of a state
+            return Outcome("accepted, and then failed", f"{type(error).__name__}: {error}: {mutated}")
+        return Outcome("accepted" if batch.shape == (8,) else "accepted, and then another shape", mutated)
 
 
 # --- in the parent ---
 
 
 class Child:
-    """A child process that is given one input at a time. Its death is seen at once, a hang after `limit_s`.
+    """A child process that takes one input at a time. Detects its death at once, and a hang after `limit_s`.
 
-    Used and closed by one thread. A thread of its own reads what the child says, and ends with the child.
+    One thread uses and closes it. A second thread reads the child's output, and ends when the child exits.
     """
 
     def __init__(self, command: list[str | Path], folder: Path, limit_s: float) -> None:
@@ -222,7 +224,7 @@ class Child:
         self._reader.start()
         started = self._lines.get(timeout=120)
         if started != "ready\n":
-            raise SystemExit(f"a child process did not start: {self._said()}")
+            raise SystemExit(f"a child process did not start: {self._stderr()}")
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -230,12 +232,12 @@ class Child:
             self._lines.put(line)
         self._lines.put("")
 
-    def _said(self) -> str:
+    def _stderr(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-2000:]
 
     def outcome(self, given: Input) -> Outcome:
-        """What becomes of an input; after a crash or a hang the child is of no more use."""
+        """The outcome of an input. After a crash or a hang the child cannot be used again."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(given) + "\n")
         self._process.stdin.flush()
@@ -245,10 +247,10 @@ class Child:
             return Outcome("hang", f"longer than {self._limit_s:g} s")
         if line:
             return Outcome(*json.loads(line))
-        return Outcome("crash", f"exit code {self._process.wait()}: {self._said()}")
+        return Outcome("crash", f"exit code {self._process.wait()}: {self._stderr()}")
 
     def close(self) -> None:
-        """End it."""
+        """Kill the child, and wait for it."""
         self._process.kill()
         self._process.communicate()
         self._reader.join()
@@ -258,7 +260,7 @@ class Child:
 def outcomes(
     inputs: list[Input], command: list[str | Path], folder: Path, limit_s: float
 ) -> Iterator[tuple[Input, Outcome]]:
-    """What becomes of each input, in children that run `command`."""
+    """The outcome of each input, in child processes that run `command`."""
     child = None
     try:
         for given in inputs:
@@ -274,14 +276,14 @@ def outcomes(
 
 
 def write_valid(folder: Path) -> None:
-    """One valid file of each format."""
+    """Write one valid file of each format."""
     (folder / "valid").mkdir()
     for name, (suffix, write) in WRITERS.items():
         write(folder / "valid" / f"{name}{suffix}")
 
 
 def save(given: Input, outcome: Outcome, work: Path, folder: Path) -> None:
-    """Keep an input that refutes, with what became of it."""
+    """Save an input that refutes, with its outcome."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{given.name}.txt").write_text(f"{outcome.kind}\n{outcome.detail}\n")
     if given.format in WRITERS:
@@ -296,7 +298,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=1000, help="of each format and state")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", action="append", choices=FORMATS, help="one of them; may be repeated")
-    parser.add_argument("--only", type=int, help="the number of one input, to see what becomes of it again")
+    parser.add_argument("--only", type=int, help="the number of one input, to run it again")
     parser.add_argument("--folder", type=Path, default=Path("fuzz"), help="for inputs that refute")
     parser.add_argument("--limit-s", type=float, default=30.0, help="of an input: longer is a hang")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -318,8 +320,8 @@ def main() -> None:
             elif options.only is not None:
                 print(f"{outcome.kind}: {outcome.detail}")
     for name, found in counts.items():
-        told = ", ".join(f"{kind} {found[kind]}" for kind in sorted(found))
-        print(f"{name}: {found.total()} inputs: {told}")
+        shown = ", ".join(f"{kind} {found[kind]}" for kind in sorted(found))
+        print(f"{name}: {found.total()} inputs: {shown}")
     refuting = sum(found[kind] for found in counts.values() for kind in found if kind not in EXPECTED)
     if refuting:
         raise SystemExit(f"refuted by {refuting} of {len(inputs)} inputs, saved in {options.folder}")

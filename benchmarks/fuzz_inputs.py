@@ -1,4 +1,4 @@
-"""Small valid files of every format, and mutations of them and of states. What `fuzz.py` gives to feedline."""
+"""The inputs of `fuzz.py`: small valid files of every format, and mutations of files and of states."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORDS = (
 
 
 def rows() -> dict[str, Any]:
-    """What every file holds."""
+    """The rows of every file."""
     random_ = np.random.default_rng(0)
     return {
         "x": random_.integers(1, 1 << 30, (ROWS, 3), np.int32),
@@ -80,9 +80,9 @@ def write_table(path: Path, **options: Any) -> None:
     import pyarrow.feather
     import pyarrow.parquet
 
-    held = rows()
-    x = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(held["x"].reshape(-1)), 3)
-    table = pyarrow.table({"x": x, "y": held["y"]})
+    columns = rows()
+    x = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(columns["x"].reshape(-1)), 3)
+    table = pyarrow.table({"x": x, "y": columns["y"]})
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=16, **options)
     else:
@@ -93,10 +93,10 @@ def write_zarr(path: Path, version: int) -> None:
     import tensorstore
 
     path.mkdir()
-    mark = {2: (".zgroup", {"zarr_format": 2}), 3: ("zarr.json", {"zarr_format": 3, "node_type": "group"})}[
+    group = {2: (".zgroup", {"zarr_format": 2}), 3: ("zarr.json", {"zarr_format": 3, "node_type": "group"})}[
         version
     ]
-    (path / mark[0]).write_text(json.dumps(mark[1]))
+    (path / group[0]).write_text(json.dumps(group[1]))
     for name, values in rows().items():
         spec = {
             "driver": {2: "zarr", 3: "zarr3"}[version],
@@ -135,7 +135,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return data
 
 
-def _place(data: bytes, chance: random.Random) -> int:
+def _random_offset(data: bytes, chance: random.Random) -> int:
     near = min(len(data), 400)
     where = chance.random()
     if where < 0.25:
@@ -147,32 +147,32 @@ def _flipped(data: bytes, chance: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 3, 20))):
         if changed:
-            changed[min(_place(data, chance), len(data) - 1)] ^= 1 << chance.randrange(8)
+            changed[min(_random_offset(data, chance), len(data) - 1)] ^= 1 << chance.randrange(8)
     return bytes(changed)
 
 
 def _overwritten(data: bytes, chance: random.Random) -> bytes:
-    at, size = _place(data, chance), chance.choice((1, 2, 4, 8, 64))
+    at, size = _random_offset(data, chance), chance.choice((1, 2, 4, 8, 64))
     number = chance.choice((0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1, chance.getrandbits(8 * size)))
     return data[:at] + number.to_bytes(size, chance.choice(("little", "big"))) + data[at + size :]
 
 
 def _cut(data: bytes, chance: random.Random) -> bytes:
-    at = _place(data, chance)
+    at = _random_offset(data, chance)
     return data[:at] + data[at + chance.choice((1, 4, 100)) :]
 
 
 def _inserted(data: bytes, chance: random.Random) -> bytes:
-    at, start = _place(data, chance), _place(data, chance)
+    at, start = _random_offset(data, chance), _random_offset(data, chance)
     return data[:at] + data[start : start + chance.choice((1, 4, 100))] + data[at:]
 
 
 def _truncated(data: bytes, chance: random.Random) -> bytes:
-    return data[: _place(data, chance)]
+    return data[: _random_offset(data, chance)]
 
 
 def _numbered(data: bytes, chance: random.Random) -> bytes:
-    """Another number in the place of one that is written in digits, as in the headers of .npy and Zarr."""
+    """Replace a decimal number, as they occur in the headers of .npy and Zarr."""
     digits = [i for i, byte in enumerate(data[:2000]) if 48 <= byte < 58]
     if not digits:
         return _overwritten(data, chance)
@@ -181,18 +181,21 @@ def _numbered(data: bytes, chance: random.Random) -> bytes:
         start -= 1
     while end < len(data) and 48 <= data[end] < 58:
         end += 1
-    alike = "".join(chance.choices("123456789", k=end - start)).encode()  # the header keeps its length
-    return data[:start] + chance.choice((alike, chance.choice(NUMBERS))) + data[end:]
+    same_length = "".join(
+        chance.choices("123456789", k=end - start)
+    ).encode()  # so that the header keeps its length
+    return data[:start] + chance.choice((same_length, chance.choice(NUMBERS))) + data[end:]
 
 
 def _worded(data: bytes, chance: random.Random) -> bytes:
-    at = _place(data[:400], chance)
+    """A word of `WORDS` over the bytes of the header."""
+    at = _random_offset(data[:400], chance)
     word = chance.choice(WORDS)
     return data[:at] + word + data[at + len(word) :]
 
 
 def write_mutated(path: Path, valid: Path, chance: random.Random) -> None:
-    """A mutation of a file; of a folder, one of some of its files, or one of them missing."""
+    """Write a mutation of a file; in a folder, mutate or remove one or two of its files."""
     if valid.is_file():
         path.write_bytes(mutated(valid.read_bytes(), chance))
         return
@@ -213,9 +216,9 @@ def mutated_state(state: Any, chance: random.Random) -> Any:
     """A state with one to three values replaced, removed or added, anywhere in it."""
     state = copy.deepcopy(state)
     for _ in range(chance.choice((1, 1, 2, 3))):
-        holders = list(_holders(state))
-        held = chance.choice(holders)
-        keys = list(held) if isinstance(held, dict) else list(range(len(held)))
+        containers = list(_containers(state))
+        container = chance.choice(containers)
+        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
         key = chance.choice(keys) if keys else "x"
         values = (
             None,
@@ -238,19 +241,19 @@ def mutated_state(state: Any, chance: random.Random) -> Any:
         )
         change = chance.random()
         if change < 0.2 and keys:
-            del held[key]
-        elif isinstance(held, list):
-            held.append(chance.choice(values))
+            del container[key]
+        elif isinstance(container, list):
+            container.append(chance.choice(values))
         elif change < 0.3:
-            held[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(values)
+            container[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(values)
         else:
-            held[key] = chance.choice(values)
+            container[key] = chance.choice(values)
     return state
 
 
-def _holders(value: Any) -> Iterator[Any]:
-    """The dicts and lists in a JSON value, itself first."""
+def _containers(value: Any) -> Iterator[Any]:
+    """All dicts and lists in a JSON value, from the outside inwards."""
     if isinstance(value, dict | list):
         yield value
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _holders(inner)
+            yield from _containers(inner)

@@ -5,16 +5,16 @@
 
 Refuted, on a GPU, if
   - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out
-    of pinned memory. Fresh NumPy arrays and memory registered with the devices (a private call) stand beside it;
+    of pinned memory. New NumPy arrays and memory registered with the devices (a private call) are measured, too;
   - at prefetch 2 less than 0.95 of the time of transfers lies under compute, in a profiler's trace, with a step
     twice as long as a batch takes to arrive. Prefetch 1 is the control: by XLA's source it should not overlap,
-    since device memory is handed out only once the compute is done that was enqueued before;
+    since device memory is allocated only after the compute that was enqueued before;
   - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99 where a
     step is 10 % longer than a batch takes to arrive.
 How fast feeds deliver rows of several sizes, as a share of the memory limit, is shown without a threshold.
 
-On CPUs the same runs, smaller, and nothing is judged: placing an aligned array is no copy there, and compute and
-input share the cores. No figure for a GPU exists yet: what is said here of GPUs is from XLA's source.
+On CPUs the same cases run with small sizes, and no claim is judged: placing an aligned array is no copy there, and
+compute and input share the cores. No figure for a GPU exists yet: statements about GPUs are from XLA's source.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from feedline.bench.machine import describe
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large everything is. `seconds`: of each of `rounds` turns; MB: 10^6 bytes."""
+    """The sizes of all cases. `seconds` is the duration of each of `rounds` measurements; MB: 10^6 bytes."""
 
     sizes_mb: tuple[float, ...] = (4, 16, 64, 256)
     leaves: tuple[int, ...] = (1, 10, 100)
@@ -58,12 +58,12 @@ QUICK = Scale((1, 4), (1, 10), 2, 0.1, 2, 3072, 256, "float32", 32 << 20, (256, 
 
 
 def feed_cases(scale):
-    """Rows per second of feeds from memory and from a mapped file, in turns with the memory limit."""
+    """Rows per second of feeds from memory and from a mapped file, measured alternately with the memory limit."""
 
     def measured(row_bytes):
         with tempfile.TemporaryDirectory() as folder:
             sizes, batches = [row_bytes], [int(scale.feed_mb * 1e6)]
-            seconds = max(0.3, scale.seconds)  # in less, the limit's threads may not have begun
+            seconds = max(0.3, scale.seconds)  # in less time, the limit's threads may not have started
             (found,) = matrix(
                 Path(folder), scale.data_bytes, sizes, batches, scale.rounds, seconds, lambda _: None
             )
@@ -72,7 +72,7 @@ def feed_cases(scale):
     return {f"rows of {size} B": functools.partial(measured, size) for size in scale.feed_rows}
 
 
-SECTIONS = {  # its cases, and how much of the time is its own; what it leaves goes to those after it
+SECTIONS = {  # name: (cases, share of the time); unused time is left to the following sections
     "transfer": (transfer_cases, 0.3),
     "overlap": (overlap_cases, 0.2),
     "utilisation": (utilisation_cases, 0.25),
@@ -82,7 +82,7 @@ SECTIONS = {  # its cases, and how much of the time is its own; what it leaves g
 
 
 def section(cases, deadline):
-    """Each case that there is time for. One that fails is told with its error, and the others go on."""
+    """Run each case that there is time for. If a case fails, its error is recorded, and the others run."""
     began, longest = time.monotonic(), 0.0
     results, errors, skipped = [], {}, {}
     for name, case in cases.items():
@@ -99,7 +99,7 @@ def section(cases, deadline):
 
 
 def machine():
-    """What it runs on: host, devices, driver, versions, and the settings of XLA and JAX in the environment."""
+    """Host, devices, driver, versions, and the environment variables of XLA and JAX."""
     device = jax.devices()[0]
     fields = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current"
     try:
@@ -149,10 +149,11 @@ def verdicts(result):
 
 
 def report(result):
-    """What was found, for people."""
-    told = result["machine"]
+    """Print the results."""
+    machine = result["machine"]
     print(
-        f"{told['devices']} × {told['device_kind']}, jax {told['jax']}, {told['processor']}, {told['cores']} cores"
+        f"{machine['devices']} × {machine['device_kind']}, jax {machine['jax']}, {machine['processor']}, "
+        f"{machine['cores']} cores"
     )
     for name, found in result["sections"].items():
         print(f"\n{name}: {len(found['results'])} cases in {found['wall_s']:.0f} s")
@@ -177,12 +178,14 @@ def _line(each):
     if "au" in each:
         au = ", ".join(f"{of:.3f} at {depth}" for depth, of in each["au"].items())
         return f"headroom {each['headroom']:.0%}; AU {au}"
-    told, size = (each["bytes_per_s"], 1) if "bytes_per_s" in each else (each["entrants"], each["row_bytes"])
-    return ", ".join(f"{x} {of['median'] * size / 1e9:.2f} GB/s ({of['of_limit']:.2f})" for x, of in told.items())
+    entrants, size = (each["bytes_per_s"], 1) if "bytes_per_s" in each else (each["entrants"], each["row_bytes"])
+    return ", ".join(
+        f"{x} {of['median'] * size / 1e9:.2f} GB/s ({of['of_limit']:.2f})" for x, of in entrants.items()
+    )
 
 
-def measure(scale, budget_s, only, keep):
-    """All sections, one after the other. After each, `keep` is given the result so far."""
+def measure(scale, budget_s, only, save):
+    """Run all sections, one after the other. After each, `save` is called with the result so far."""
     began, granted = time.monotonic(), 0.0
     empty = {"wall_s": 0.0, "results": [], "errors": {}}
     result = {
@@ -199,7 +202,7 @@ def measure(scale, budget_s, only, keep):
             result["sections"][name]["skipped"] = {"all": "not among --only"}
         result["verdicts"] = verdicts(result)
         result["wall_s"] = time.monotonic() - began
-        keep(result)
+        save(result)
     return result
 
 
@@ -207,18 +210,20 @@ def main():
     """Exit code 1 if a case failed. A claim that does not hold is a finding, not a failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file for the result; written after each section")
-    parser.add_argument("--budget-s", type=float, default=480, help="what does not fit is skipped, and named")
-    parser.add_argument("--quick", action="store_true", help="small: shows that everything runs")
+    parser.add_argument("--budget-s", type=float, default=480, help="cases that do not fit are skipped and listed")
+    parser.add_argument("--quick", action="store_true", help="small sizes, only to check that everything runs")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections")
-    parser.add_argument("--cpu-devices", type=int, default=0, help="run on so many CPU devices")
+    parser.add_argument("--cpu-devices", type=int, default=0, help="run on this many CPU devices")
     options = parser.parse_args()
     if options.cpu_devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
-    # a call that never returns cannot be interrupted: then what was written is all there is
+    # a call that hangs cannot be interrupted; the results of the earlier sections are saved
     faulthandler.dump_traceback_later(options.budget_s + 60, exit=True)
     scale = QUICK if options.quick or jax.default_backend() == "cpu" else Scale()
-    result = measure(scale, options.budget_s, options.only, lambda told: options.out.write_text(json.dumps(told)))
+    result = measure(
+        scale, options.budget_s, options.only, lambda result: options.out.write_text(json.dumps(result))
+    )
     faulthandler.cancel_dump_traceback_later()
     report(result)
     return int(any(found["errors"] for found in result["sections"].values()))

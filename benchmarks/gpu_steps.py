@@ -14,22 +14,22 @@ from gpu_trace import traced
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.feed import filler, own
+from feedline.bench.feed import filler, measure_feed
 from feedline.bench.rounds import alternate, compared
 
 DEPTHS = (0, 1, 2, 3)
 AHEAD = (0, 8)
-"""Steps whose result a loop has not looked at yet: it looks at each loss, or lets eight run."""
+"""How many steps a loop dispatches ahead of the step that it waits for. 0: it waits for each step."""
 FACTORS = (1.0, 1.2, 2.0)
 """How long a step is, as a multiple of the time that a batch takes to arrive when nothing is computed."""
 _WARM_UP = 8
 _TRACED = 24
 _PROBE = 8
-"""Matrix products in the step by which one is timed."""
+"""Matrix products in the step that measures the time of one product."""
 
 
 class _Work(NamedTuple):
-    """What all cases share: rows, where batches go, and how long things take alone."""
+    """The data that all cases share, and the times of the feed and of one matrix product alone."""
 
     rows: Any
     sharding: Any
@@ -43,13 +43,13 @@ class _Work(NamedTuple):
         return feedline.Feed(self.rows, self.batch_size, self.sharding, prefetch=prefetch)
 
     def step(self, factor):
-        """A step of about `factor` times as long as a batch takes to arrive."""
+        """A step that takes about `factor` times as long as the feed alone takes for a batch."""
         products = max(1, round(factor / self.alone["batches_per_s"] / self.product_s))
         return functools.partial(_products, self.weights, products)
 
 
 def utilisation_cases(scale):
-    """AU: batches × the time of a step on resident data ÷ wall time (MLPerf Storage's), to the device."""
+    """Accelerator utilisation, as in MLPerf Storage: batches × time of the step on resident data ÷ wall time."""
     return {
         f"step {factor:g} × input, {ahead} ahead": functools.partial(_utilisation, factor, ahead, scale)
         for factor in FACTORS
@@ -58,7 +58,7 @@ def utilisation_cases(scale):
 
 
 def overlap_cases(scale):
-    """The step is twice as long as the input, so that all of a transfer can lie under it."""
+    """Cases whose step takes twice as long as the input, so that it can hide the whole transfer."""
     return {
         f"prefetch {prefetch}, {ahead} ahead": functools.partial(_overlap, prefetch, ahead, scale)
         for ahead in AHEAD
@@ -77,8 +77,8 @@ def _utilisation(factor, ahead, scale):
             for name, batches in [*feeds.items(), ("resident", resident)]
         }
         alternate(entrants, 1, 0)  # everything is compiled
-        told = compared(alternate(entrants, scale.rounds, scale.seconds), "resident")
-    step_s, input_s = 1 / told["resident"]["median"], 1 / work.alone["batches_per_s"]
+        found = compared(alternate(entrants, scale.rounds, scale.seconds), "resident")
+    step_s, input_s = 1 / found["resident"]["median"], 1 / work.alone["batches_per_s"]
     return {
         "factor": factor,
         "ahead": ahead,
@@ -86,8 +86,8 @@ def _utilisation(factor, ahead, scale):
         "input_s": input_s,
         "headroom": step_s / input_s - 1,
         "feed_alone": work.alone,
-        "batches_per_s": told,
-        "au": {str(depth): told[str(depth)]["of_limit"] for depth in DEPTHS},
+        "batches_per_s": found,
+        "au": {str(depth): found[str(depth)]["of_limit"] for depth in DEPTHS},
     }
 
 
@@ -101,7 +101,7 @@ def _overlap(prefetch, ahead, scale):
 
 
 def _rate(step, state, batches, ahead, seconds):
-    """Steps per second, after a warm-up that drains what lay ready."""
+    """Steps per second, after a warm-up that uses up the prefetched batches."""
     state, _ = _run(step, state, batches, ahead, _WARM_UP)
     began = time.perf_counter()
     _, count = _run(step, state, batches, ahead, 1, seconds)
@@ -109,9 +109,9 @@ def _rate(step, state, batches, ahead, seconds):
 
 
 def _run(step, state, batches, ahead, steps, seconds=0.0):
-    """(state, steps done): a training loop, at least so many steps and so long, until all of it is computed.
+    """Run a training loop for at least `steps` steps and `seconds` seconds. Returns (state, number of steps).
 
-    In each turn it waits for the result of the step `ahead` steps ago.
+    After each step it waits for the result of the step `ahead` steps before; at the end, for the last one.
     """
     waiting, began, count = collections.deque(), time.perf_counter(), 0
     while count < steps or time.perf_counter() - began < seconds:
@@ -125,8 +125,8 @@ def _run(step, state, batches, ahead, steps, seconds=0.0):
 
 @functools.partial(jax.jit, static_argnums=1)
 def _products(weights, products, state, batch):
-    """Reads the whole batch, then multiplies matrices. The number of them is known to the compiler: the host
-    would otherwise wait on the device for each turn of the loop, and could not run ahead."""
+    """Read the whole batch, then multiply matrices. The number of products is static: otherwise the host would
+    wait for the device in each iteration, and could not run ahead."""
     read = batch.reshape(len(state), -1).max(axis=1)[:, None, None]
     state = state + read.astype(state.dtype)
     return jax.lax.fori_loop(0, products, lambda _, y: jnp.tanh(y @ weights), state)
@@ -142,7 +142,7 @@ def _work(scale):
     state = weights = jax.device_put(square.astype(scale.dtype), sharding)
     with feedline.Feed(rows, batch_size, sharding) as feed:
         batch = itertools.repeat(jax.block_until_ready(next(feed)))
-        alone = own(feed, max(0.2, scale.seconds))
+        alone = measure_feed(feed, max(0.2, scale.seconds))
     step = functools.partial(_products, weights, _PROBE)
     _rate(step, state, batch, 0, 0)
     product_s = 1 / _rate(step, state, batch, 0, scale.seconds) / _PROBE

@@ -1,9 +1,9 @@
-"""The share of the time of host-to-device copies that lies under compute, read from a profiler's trace.
+"""The share of the time of host-to-device copies that overlaps compute, read from a profiler's trace.
 
-On a GPU the plane of a device has a line for each stream, on which a copy is an event named MemcpyH2D, and a
-kernel or a CUDA graph one with a name of its own (from XLA's source: xla/backends/profiler/gpu/cupti_collector.cc
-and cupti_buffer_events.cc). A CPU shows no copies: there the calls that place are set against what XLA's threads
-do. That shows that the reading works, and says nothing about overlap.
+On a GPU the plane of a device has a line for each stream. A copy is an event named MemcpyH2D; a kernel or a CUDA
+graph is an event with its own name (from XLA's source: xla/backends/profiler/gpu/cupti_collector.cc and
+cupti_buffer_events.cc). A CPU shows no copies: there the calls that place batches are compared with the events of
+XLA's threads. That tests this module, and says nothing about overlap.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ import jax
 
 
 def traced(run):
-    """Call `run()` under the profiler, and tell how much of the copying lay under compute, as `hidden` does."""
+    """Call `run()` under the profiler. Returns the result of `hidden` for its trace."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's frames would slow the loop down
     with tempfile.TemporaryDirectory() as folder:
@@ -26,11 +26,11 @@ def traced(run):
 def hidden(planes, platform):
     """{"transfers", "transfer_s", "compute_s", "hidden_s", "share"}, summed over devices.
 
-    Between a device's first compute and its last: what was copied before or after had nothing to lie under.
-    `share` is None where no copy was seen.
+    Only the time between a device's first and last compute counts: other copies cannot overlap compute.
+    `share` is None if the trace has no copy.
 
     Raises:
-      RuntimeError: no compute is in the trace.
+      RuntimeError: the trace has no compute.
     """
     transfers, transfer_ns, compute_ns, hidden_ns = 0, 0.0, 0.0, 0.0
     for copies, compute in _of_devices(planes, platform):
@@ -45,7 +45,7 @@ def hidden(planes, platform):
     if not compute_ns:
         raise RuntimeError(
             f"a trace must hold the compute of the devices, and this one holds none of {platform}'s; "
-            "see whether the profiler's library (CUPTI for CUDA) is installed and may be used here"
+            "check that the profiler's library (CUPTI for CUDA) is installed and permitted"
         )
     return {
         "transfers": transfers,
@@ -70,7 +70,7 @@ def _of_devices(planes, platform):
     for plane in planes:
         if platform == "gpu" and plane.name.startswith("/device:GPU"):
             events = [event for line in plane.lines if line.name.startswith("Stream") for event in line.events]
-            # Memset, MemcpyD2H and the like are neither
+            # Memset, MemcpyD2H and similar events are neither
             yield (
                 [_span(event) for event in events if event.name == "MemcpyH2D"],
                 [_span(event) for event in events if not event.name.startswith("Mem")],

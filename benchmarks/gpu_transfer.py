@@ -1,4 +1,4 @@
-"""How fast batches go from host memory to the devices, beside copies out of pinned memory, which is the limit."""
+"""How fast are batches transferred to the devices, compared with copies from pinned memory, the limit?"""
 
 import functools
 import mmap
@@ -14,9 +14,9 @@ from feedline.loader.staging import Staging
 from feedline.placement.place import Placement
 
 _GROUP = 4
-"""Host batches that are made, without being timed, and then sent one after the other."""
+"""Host batches that are created, untimed, before they are transferred one after the other."""
 _IN_FLIGHT = 2
-"""Sent and not waited for: as with a feed at its default depth."""
+"""Transfers in progress at the same time, as with a feed at its default `prefetch`."""
 
 
 def transfer_cases(scale):
@@ -30,7 +30,7 @@ def transfer_cases(scale):
 
 
 def registered_cases(scale):
-    """Memory that was registered with the devices. After all else: the call for it is private to JAX."""
+    """Memory registered with the devices. The last section, because the call is private to JAX."""
     return {f"{mb:g} MB": functools.partial(_registered, mb, scale) for mb in scale.sizes_mb}
 
 
@@ -41,7 +41,7 @@ def _transfer(mb, leaves, count, scale):
     def staged():
         slabs = staging.lease()
         for slab in slabs:
-            slab[...] = 1  # its pages exist
+            slab[...] = 1  # allocates its pages
         return slabs
 
     return _beside_pinned(
@@ -65,7 +65,7 @@ def _registered(mb, scale):
 
 
 def _beside_pinned(spec, hosts, scale):
-    """Bytes per second of each way, in turns with copies of the same leaves out of pinned memory."""
+    """Bytes per second from each kind of memory, measured alternately with copies from pinned memory."""
     placement, shardings = Placement.of(spec), [leaf.sharding for leaf in spec]
     pinned = jax.device_put(
         [np.full(leaf.shape, 1, np.uint8) for leaf in spec],
@@ -74,7 +74,7 @@ def _beside_pinned(spec, hosts, scale):
     size = sum(leaf.shape[0] * leaf.shape[1] for leaf in spec)
     entrants = {name: functools.partial(_rate, host, placement.place, size) for name, host in hosts.items()}
     entrants["pinned"] = functools.partial(_rate, lambda: pinned, lambda x: jax.device_put(x, shardings), size)
-    alternate(entrants, 1, 0)  # memory is allocated on both sides
+    alternate(entrants, 1, 0)  # allocates memory on host and devices
     rates = alternate(entrants, scale.rounds, scale.seconds)
     return {
         "mb": size / 1e6,
@@ -85,7 +85,7 @@ def _beside_pinned(spec, hosts, scale):
 
 
 def _rate(host, place, size, seconds):
-    """Bytes per second from the call that places to arrays that are there. `host` makes a batch, untimed."""
+    """Bytes per second, from the call of `place` until the arrays are ready. `host` makes a batch, untimed."""
     spent, moved, until = 0.0, 0, time.perf_counter() + seconds
     while not moved or time.perf_counter() < until:
         batches, placed = [host() for _ in range(_GROUP)], deque()
@@ -101,7 +101,7 @@ def _rate(host, place, size, seconds):
 
 
 def _spec(mb, leaves, count):
-    """Of a batch of `mb` MB in so many uint8 leaves, with rows of 4 KiB at the most."""
+    """The spec of a batch of `mb` MB in `leaves` uint8 leaves, with rows of at most 4 KiB."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
     shard = int(mb * 1e6) // leaves // count
     width = max(64, min(4096, shard // 64 * 64))

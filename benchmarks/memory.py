@@ -1,9 +1,9 @@
 """Does a feed's memory grow?
 
-It takes 100,000 batches, and reads the resident memory of the process before and after, as the kernel counts it.
-The loop holds two batches, as one does that dispatches the next step before the last one is done, and pauses once
-among its first steps, as for a checkpoint: then every place is full, which needs as many host buffers as ever.
-Refuted by growth of 8 MiB or more, or by a host buffer that is mapped after the first 20 batches.
+This takes 100,000 batches, and reads the resident memory of the process before and after, as the kernel counts it.
+The loop holds two batches, like a loop that dispatches the next step before the last one is done. It pauses once
+among its first steps, as for a checkpoint: then all buffers are full, which needs the largest number of slabs.
+Refuted by growth of 8 MiB or more, or by a slab that is mapped after the first 20 batches.
 
     python benchmarks/memory.py --out memory.json
 """
@@ -27,15 +27,15 @@ import feedline
 from feedline.bench.machine import describe
 
 SETTLED = 20
-"""Batches after which nothing new is to be mapped."""
+"""Batches after which no new slab may be mapped."""
 PAUSE = 10
-"""After which batch the loop pauses."""
+"""The batch after which the loop pauses."""
 WARM_UP = 2_000
-"""Batches after which memory is read first: allocators have their arenas by then, and caches their entries."""
+"""Batches before the first reading of memory: by then allocators and caches have grown to their size."""
 
 
 def resident_bytes() -> int:
-    """Of this process, counted page by page: /proc/self/status lags behind."""
+    """The resident memory of this process, counted page by page: /proc/self/status lags behind."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Rss:"):
             return int(line.split()[1]) << 10
@@ -43,15 +43,15 @@ def resident_bytes() -> int:
 
 
 def run(batches: int, transform: bool) -> dict[str, object]:
-    """Memory along a run of so many batches of 64 KB in two leaves, one of them cast."""
+    """Memory while a feed delivers batches of 64 KB in two leaves, one of them cast."""
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     source = {"x": np.zeros((50_000, 1_000), np.uint8), "y": np.zeros(50_000, np.int64)}
     keep = (lambda batch, rows: dict(batch)) if transform else None
-    samples, held, warm_up = [], None, min(WARM_UP, batches // 2)
+    samples, current, warm_up = [], None, min(WARM_UP, batches // 2)
     with feedline.Feed(source, 64, sharding, transform=keep) as feed:
         for batch in range(1, batches + 1):
-            _before, held = held, None  # two are held at a time
-            held = jax.block_until_ready(next(feed))
+            _previous, current = current, None  # two batches are alive at a time
+            current = jax.block_until_ready(next(feed))
             if batch == PAUSE:
                 time.sleep(0.5)
             if batch == SETTLED:

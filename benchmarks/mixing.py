@@ -1,12 +1,12 @@
-"""How many blocks must a window have for a blocked order to be as random as a shuffle of all rows?
+"""How many blocks must a window have for a blocked order to be as random as a full shuffle?
 
-Data of 1,000 labels, sorted by label, which is the worst case, in batches of 1,024. feedline says that a blocked
-order is no substitute for shuffling such files once: refuted if a window of 1 GiB or less has 95 % of the labels
-that a batch of a full shuffle has. Where rows lie in no order, their labels are as mixed in any of these.
+The rows have 1,000 labels and are sorted by label, which is the worst case; a batch has 1,024 rows. The claim: a
+blocked order cannot replace shuffling such files once. Refuted if a batch from a window of 1 GiB or less has 95 %
+of the labels of a fully shuffled batch. If the file is in random order, all orders mix its labels equally.
 
-- labels: how many different ones are in a batch, the mean of 40 batches.
-- jump: how far apart the rows of adjacent positions are, over the n / 3 of a full shuffle.
-- moved: how far rows stand from their position, over the n / 3 of a full shuffle.
+- labels: the number of different labels in a batch, the mean of 40 batches.
+- jump: the distance between the rows at adjacent positions, divided by n / 3, which is that of a full shuffle.
+- moved: the distance of a row from its position, divided by n / 3, which is that of a full shuffle.
 
     python benchmarks/mixing.py          # seconds; --json: one object in the last line
 """
@@ -45,9 +45,9 @@ def main():
     print(f"{'rows x window':>13} {'rows in it':>10} {'MiB of 3 KiB':>12} {'labels':>7} {'jump':>6} {'moved':>6}")
     for name, shuffle in SHUFFLES.items():
         results[name] = found = describe_order(shuffle)
-        held = N if shuffle is True else shuffle.rows * shuffle.window
+        window_rows = N if shuffle is True else shuffle.rows * shuffle.window
         figures = f"{found['labels']:7.1f} {found['jump']:6.2f} {found['moved']:6.2f}"
-        print(f"{name:>13} {held:10,} {held * 3 / 1024:12,.0f} {figures}")
+        print(f"{name:>13} {window_rows:10,} {window_rows * 3 / 1024:12,.0f} {figures}")
     if options.json:
         print(json.dumps({"rows": N, "labels": LABELS, "batch": BATCH, "batches": BATCHES, "results": results}))
 

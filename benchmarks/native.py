@@ -1,13 +1,12 @@
 """What does the C library gain over the NumPy code that runs without it: for the order, and for gathering rows?
 
-One thread, nothing placed: uint8 rows in memory, shuffled over 1 GiB, into six buffers in turn as a feed uses
-them. Refuted if the C order takes more than 4 ns a row, or if the gather as a feed calls it, which chooses between
-stores into the cache and past it, is slower than `np.take` or than either kind of stores by more than noise.
+One thread gathers shuffled uint8 rows from 1 GiB of memory into six buffers, one after the other, and places
+nothing. Refuted if the C order takes more than 4 ns a row, or if the gather as a feed calls it, which chooses
+between cached and streaming stores, is slower than `np.take` or than either kind of stores by more than noise.
 
 - order: ns a row, of 65,536 adjacent positions.
-- take, cached, streamed, chosen: GB/s of np.take, of the C gather with either kind of stores, and as a feed calls
-  it.
-- many: GB/s of a feed's gather where the rows lie in 64 arrays, by C and by NumPy.
+- take, cached, streamed, chosen: GB/s of np.take, of the C gather with each kind of stores, and as in a feed.
+- many: GB/s of a feed's gather from 64 arrays, by C and by NumPy.
 
     python benchmarks/native.py             # two minutes; --quick: seconds; --json: one object in the last line
 """
@@ -33,7 +32,7 @@ WHOLE = (slice(None),)
 
 
 def rates(work, amount, rounds):
-    """The median of `amount` a second of each function of `work`, called in turns with the number of the round."""
+    """{name: `amount` ÷ the median time} of each function in `work`, called with the number of the round."""
     taken = {name: [] for name in work}
     for i in range(rounds + 1):  # the first round warms up
         for name, call in work.items():
@@ -57,7 +56,7 @@ def of_order(n, shuffle, rounds):
 
 
 def of_gather(row_bytes, batch_mib, data_bytes, rounds):
-    """GB/s of each way to gather a batch."""
+    """GB/s of each kind of gather."""
     count, n = (batch_mib << 20) // row_bytes, data_bytes // row_bytes
     data = np.ones((n, row_bytes), np.uint8)
     random = np.random.default_rng(0)
@@ -90,16 +89,16 @@ def main():
     found = {"machine": describe(), "order": {}, "gather": {}}
     for n in (10**6, 10**9, 10**15):
         for name, shuffle in {"full": True, "blocked": Blocks(4096, 64)}.items():
-            found["order"][f"{n:.0e} {name}"] = told = of_order(n, shuffle, rounds)
-            print(f"order, n = {n:.0e}, {name:>7}: " + ", ".join(f"{k} {v:.1f} ns" for k, v in told.items()))
+            found["order"][f"{n:.0e} {name}"] = costs = of_order(n, shuffle, rounds)
+            print(f"order, n = {n:.0e}, {name:>7}: " + ", ".join(f"{k} {v:.1f} ns" for k, v in costs.items()))
     for batch_mib in BATCH_MIB[: 1 if options.quick else None]:
         for row_bytes in ROW_BYTES:
-            found["gather"][f"{row_bytes} B, {batch_mib} MiB"] = told = of_gather(
+            found["gather"][f"{row_bytes} B, {batch_mib} MiB"] = gathers = of_gather(
                 row_bytes, batch_mib, data_bytes, rounds
             )
             print(
                 f"gather, {row_bytes:7,} B, {batch_mib:2} MiB: "
-                + ", ".join(f"{k} {v:.2f}" for k, v in told.items())
+                + ", ".join(f"{k} {v:.2f}" for k, v in gathers.items())
             )
     if options.json:
         print(json.dumps(found))

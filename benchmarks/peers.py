@@ -1,7 +1,7 @@
-"""The peers benchmark: how many rows per second each loader delivers to eight CPU devices, on the same bytes.
+"""How many rows per second does each loader deliver to eight CPU devices, from the same bytes?
 
-Question: how far is each loader, feedline among them, from what the memory allows? feedline's claim
-is refuted if a peer's ratio `feedline ÷ peer` is below 1, its interval too.
+Each loader, including feedline, is also compared with both memory limits. feedline's claim is refuted if the
+ratio `feedline ÷ peer` and its whole interval are below 1 for a peer.
 
     python benchmarks/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
 """
@@ -18,30 +18,30 @@ from peers_contest import Plan, contest
 from peers_entrants import ENTRANTS
 
 _CACHE = "~/.cache/feedline/peers"
-_LEAST_ROW_BYTES = 8  # by which a row is recognised
+_LEAST_ROW_BYTES = 8  # the first eight bytes identify a row
 _DEVICES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-    """Measure every loader on the same bytes, in turns, on eight CPU devices.
+    """Measure every loader on the same bytes, alternately, on eight CPU devices.
 
-    Each entrant runs in a process and an environment of its own. In every round each is measured
-    once; between its rounds it is stopped. First it must deliver one epoch of a small file, whose
-    rows are compared with the bytes. One that cannot run is reported with its error.
+    Each entrant runs in its own process and environment. Each is measured once a round, and stopped
+    between its rounds. First it must deliver one epoch of a small file, whose rows are compared with the
+    file. An entrant that cannot run is reported with its error.
 
     Attributes:
       gib: size of the data, of which every entrant holds a copy while it is measured.
       row_bytes: sizes of rows to measure.
       batch_mib: size of a batch.
       rounds: how often each entrant is measured.
-      seconds: how long, each time; at least two batches.
-      warm_up_s: how long batches are taken before that.
+      seconds: duration of each measurement; at least two batches are taken.
+      warm_up_s: duration of the warm-up before each measurement.
       only: names of the entrants. Empty: all.
-      environments: folder for the entrants' environments, some GB. "none": this interpreter runs
-        those whose requirements it has.
-      work: folder for the data, also in the peers' own formats: gib × (1 + 2 × sizes of rows).
-      quick: 1/32 GiB, batches of 1 MiB, 2 rounds of 0.2 s: to see it run, the figures mean nothing.
+      environments: folder for the entrants' environments, some GB. "none": use this interpreter, for the
+        entrants whose requirements it has.
+      work: folder for the data, also in the peers' own formats: gib × (1 + 2 × the number of row sizes).
+      quick: 1/32 GiB, batches of 1 MiB, 2 rounds of 0.2 s: only to check that it runs.
       json: print the result as one object on the last line of standard output.
       out: file for the same object.
     """
@@ -60,10 +60,10 @@ class Peers:
     out: Path | None = None
 
     def run(self) -> int:
-        """Measure, print, save. 0, or 1 if an entrant could not be measured.
+        """Measure, print and save. Returns the exit code: 1 if an entrant could not be measured.
 
         Raises:
-          ValueError: an option does not fit.
+          ValueError: an option is wrong.
         """
         self.check()
         result = contest(self.sized().plan())
@@ -75,10 +75,10 @@ class Peers:
         return 1 if result["failures"] else 0
 
     def check(self) -> None:
-        """Whether the options fit together.
+        """Check that the options fit together.
 
         Raises:
-          ValueError: they do not.
+          ValueError: an option is wrong.
         """
         unknown = sorted(set(self.only) - set(ENTRANTS))
         if unknown:
@@ -95,14 +95,14 @@ class Peers:
                 )
 
     def sized(self) -> Peers:
-        """These options, with the sizes that --quick stands for."""
+        """These options, with the sizes of --quick if it is given."""
         if not self.quick:
             return self
         return dataclasses.replace(self, gib=1 / 32, batch_mib=1, rounds=2, seconds=0.2, warm_up_s=0.1)
 
     def plan(self) -> Plan:
-        """These options as the contest takes them."""
-        named = self.environments != "none"
+        """These options as a `Plan`."""
+        own_environments = self.environments != "none"
         return Plan(
             names=tuple(name for name in ENTRANTS if name in (self.only or ENTRANTS)),
             data_bytes=int(self.gib * 2**30),
@@ -111,7 +111,7 @@ class Peers:
             rounds=self.rounds,
             seconds=self.seconds,
             warm_up_s=self.warm_up_s,
-            environments=Path(self.environments).expanduser().absolute() if named else None,
+            environments=Path(self.environments).expanduser().absolute() if own_environments else None,
             work=self.work.expanduser().absolute(),
         )
 

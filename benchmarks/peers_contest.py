@@ -1,4 +1,4 @@
-"""The course of the peers benchmark: everyone is checked once, then measured in every round."""
+"""Runs the peers benchmark: checks the rows of every entrant once, then measures each in every round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from peers_standings import standings, table
 from feedline.bench.machine import describe
 
 _CHECKED_BYTES = 32 << 20
-"""Of so much a whole epoch is compared, in batches of 1 MiB; of the data itself two batches."""
+"""A whole epoch of a file of this size is compared, in batches of 1 MiB; of the data itself two batches."""
 _CHECKED_BATCH_BYTES = 1 << 20
 _DEVICES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured. `peers.Peers` explains each."""
+    """What is measured. `peers.Peers` describes the fields."""
 
     names: tuple[str, ...]
     data_bytes: int
@@ -38,7 +38,7 @@ class Plan:
 
 
 def contest(plan: Plan) -> dict[str, Any]:
-    """Run the whole benchmark and print as it goes.
+    """Run the whole benchmark, and print the results of each row size.
 
     Returns:
       JSON values: machine, plan, entrants (settings and versions), failures {name: why}, checks,
@@ -67,13 +67,13 @@ def contest(plan: Plan) -> dict[str, Any]:
                 result["checks"] += _checks(entrants[name], plan, data)
                 result["entrants"][name] = entrants[name].describe()
         for row_bytes in plan.row_bytes:
-            for turn in range(plan.rounds):
-                for name in list(entrants)[:: -1 if turn % 2 else 1]:  # there and back, so that drift cancels
+            for k in range(plan.rounds):
+                for name in list(entrants)[:: -1 if k % 2 else 1]:  # reversed in every second round: drift cancels
                     with _failing(name, entrants, result["failures"]):
                         found = entrants[name].measure(
                             data, row_bytes, batch_rows(plan.batch_bytes, row_bytes), plan.warm_up_s, plan.seconds
                         )
-                        result["samples"].append({"entrant": name, "row_bytes": row_bytes, "round": turn, **found})
+                        result["samples"].append({"entrant": name, "row_bytes": row_bytes, "round": k, **found})
             result["standings"][str(row_bytes)] = standings(result["samples"], row_bytes)
             print(table(result, row_bytes), flush=True)
     result["load_afterwards"] = describe()["load"]
@@ -82,7 +82,7 @@ def contest(plan: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _failing(name: str, entrants: dict[str, Entrant], failures: dict[str, str]) -> Iterator[None]:
-    """One that cannot run is told of and takes no further part; the others go on."""
+    """Record an entrant that cannot run, and remove it; the others continue."""
     try:
         yield
     except CannotRun as error:
@@ -92,20 +92,20 @@ def _failing(name: str, entrants: dict[str, Entrant], failures: dict[str, str]) 
 
 
 def _checks(entrant: Entrant, plan: Plan, data: Path) -> list[dict[str, Any]]:
-    """What it delivered: of a small file an epoch, of the data the first batches."""
+    """Check the rows of an entrant: an epoch of a small file, and the first batches of the data."""
     small = random_bytes(plan.work, _CHECKED_BYTES)
     found = []
     for row_bytes in plan.row_bytes:
         for file, batch_bytes, limit in ((small, _CHECKED_BATCH_BYTES, None), (data, plan.batch_bytes, 2)):
-            told = entrant.check(file, row_bytes, batch_rows(batch_bytes, row_bytes), limit)
-            found.append({"entrant": entrant.name, "row_bytes": row_bytes, "batches": limit or "epoch", **told})
-    wrong = [told for told in found if not told["right"]]
+            check = entrant.check(file, row_bytes, batch_rows(batch_bytes, row_bytes), limit)
+            found.append({"entrant": entrant.name, "row_bytes": row_bytes, "batches": limit or "epoch", **check})
+    wrong = [check for check in found if not check["right"]]
     print(f"{entrant.name:<20} {f'WRONG ROWS: {wrong}' if wrong else 'delivers every row once'}", flush=True)
     return found
 
 
 def batch_rows(batch_bytes: int, row_bytes: int) -> int:
-    """Rows in a batch: as many as fit, and divide over the devices.
+    """Rows in a batch: as many as fit, a multiple of the devices.
 
     Example:
       >>> batch_rows(16 << 20, 3072)
@@ -115,7 +115,7 @@ def batch_rows(batch_bytes: int, row_bytes: int) -> int:
 
 
 def random_bytes(folder: Path, size: int) -> Path:
-    """A .npy of uint8[size], random so that nothing can be compressed or confused; kept for the next run."""
+    """A .npy of uint8[size], kept for the next run; random, so that rows differ and cannot be compressed."""
     path = folder / f"bytes-{size}.npy"
     if not path.exists():
         part = path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""Who takes part in the peers benchmark: a folder of benchmarks/peers each, run in a process of its own."""
+"""The entrants of the peers benchmark: each is a folder of benchmarks/peers, run in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT = "limit"
 GATHER = "gather"
 FEEDLINE = "feedline"
 PAIR = ("feedline_records", "grain_records_best")
-"""The two ways of the same records to batches; neighbours below, so that a round measures them together."""
+"""feedline and Grain over the same records; adjacent in ENTRANTS, so that a round measures one after the other."""
 
 ENTRANTS = (
     LIMIT,
@@ -36,18 +36,18 @@ _PREPARE_LIMIT_S, _CHECK_LIMIT_S, _MEASURE_LIMIT_S = 1800.0, 300.0, 180.0
 
 
 class Entrant:
-    """An entrant whose process is up. The contest owns and closes it.
+    """An entrant with its running process. The contest owns and closes it.
 
-    Each method raises `CannotRun` if the process ends or gives no answer; it is closed then.
+    Each method raises `CannotRun`, and closes the entrant, if the process ends or does not answer.
 
     Args:
       name: one of ENTRANTS.
-      environments: as `interpreter_for` takes it.
-      work: folder for its log and for the data in its own format.
-      threads: cores that it may use.
+      environments: the argument `folder` of `interpreter_for`.
+      work: folder for its log, and for the data in its own format.
+      threads: number of cores that it may use.
 
     Raises:
-      CannotRun: its environment cannot be made.
+      CannotRun: its environment cannot be created.
     """
 
     def __init__(self, name: str, environments: Path | None, work: Path, threads: int) -> None:
@@ -59,7 +59,7 @@ class Entrant:
         self.close = self._peer.close
 
     def check(self, data: Path, row_bytes: int, batch_rows: int, limit: int | None) -> dict[str, Any]:
-        """Have it convert the data if it needs to, then compare `limit` batches, None: a whole epoch."""
+        """Convert the data to its own format if needed, then compare `limit` batches; None: a whole epoch."""
         task = self._task(data, row_bytes, batch_rows)
         prepared = self._peer.ask({"do": "prepare", "task": task}, _PREPARE_LIMIT_S)
         found = self._peer.ask({"do": "check", "task": task, "limit": limit}, _CHECK_LIMIT_S)
@@ -75,18 +75,18 @@ class Entrant:
         seconds: float,
         settings: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """One round: rows, and the seconds in which they came. `settings` override the reader's own."""
+        """Measure one round: rows and seconds. `settings` override the reader's own."""
         request = {"do": "measure", "warm_up_s": warm_up_s, "seconds": seconds, "settings": settings or {}}
         task = self._task(data, row_bytes, batch_rows)
         found = self._peer.ask({**request, "task": task}, _MEASURE_LIMIT_S)
         return {**found, "rows_per_s": found["rows"] / found["seconds"]}
 
     def describe(self) -> dict[str, Any]:
-        """Its settings, those of its sweep, and the versions of what it has imported."""
+        """Its settings, those of its sweep, and the versions of the packages that it has imported."""
         return self._peer.ask({"do": "describe"}, _CHECK_LIMIT_S)
 
     def _task(self, data: Path, row_bytes: int, batch_rows: int) -> dict[str, Any]:
-        """What consume.py calls a Task."""
+        """The fields of consume.py's Task."""
         return {
             "file": str(data),
             "row_bytes": row_bytes,

@@ -1,4 +1,4 @@
-"""Where each entrant of the peers benchmark runs: an environment of its own, made with venv and pip."""
+"""Creates the environment of each entrant of the peers benchmark, with venv and pip."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 from pathlib import Path
 
 _INSTALL_LIMIT_S = 1800.0
-_TOLD_LINES = 4
+_ERROR_LINES = 4
 
 
 class CannotRun(RuntimeError):
-    """An entrant cannot be measured: it cannot be installed, failed, or gave no answer. Says why."""
+    """An entrant cannot be measured: it cannot be installed, failed, or did not answer."""
 
 
 def interpreter_for(requirements: Path, folder: Path | None) -> Path:
     """The Python that an entrant runs in.
 
     Args:
-      requirements: its requirements.txt, of lines `name==version`. If there is no such file the
-        entrant needs nothing that this interpreter has not.
-      folder: where environments are kept; equal requirements share one. All get this
-        interpreter's version of jax. None: none is made, this interpreter is used.
+      requirements: its requirements.txt, with lines `name==version`. Without this file the entrant runs in
+        this interpreter.
+      folder: where environments are kept; entrants with equal requirements share one. All get this
+        interpreter's version of jax. None: use this interpreter.
 
     Raises:
       CannotRun: pip failed; or `folder` is None and this interpreter lacks a requirement.
@@ -48,7 +48,7 @@ def _is_here(name: str, version: str) -> bool:
 
 
 def _made(wanted: list[str], folder: Path) -> Path:
-    """Make the environment unless a run before has completed it."""
+    """Create the environment, unless an earlier run completed it."""
     digest = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
     home = folder.absolute() / f"{wanted[0].partition('==')[0]}-{digest}"
     python, complete = home / "bin" / "python", home / "complete"
@@ -69,5 +69,5 @@ def _made(wanted: list[str], folder: Path) -> Path:
 
 
 def last_lines(text: str) -> str:
-    """The end of what a program printed, where its error stands, on one line."""
-    return " | ".join(line.strip() for line in text.strip().splitlines()[-_TOLD_LINES:])
+    """The last lines of a program's output, which contain its error, joined to one line."""
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-_ERROR_LINES:])

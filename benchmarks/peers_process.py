@@ -1,4 +1,4 @@
-"""One entrant's process: asked for one thing at a time, and stopped in between."""
+"""The process of one entrant: it takes one request at a time, and is stopped between requests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _LEAVING_S = 5.0
 class Peer:
     """A process that runs benchmarks/peers/consume.py with one reader.
 
-    Called by one thread; who made it closes it. Between two requests the whole process group is
-    stopped by SIGSTOP, so that no thread or worker of an idle peer takes time from the one that is
-    measured. It shares the session of this process: if this one is killed, the kernel wakes the
-    stopped group and hangs it up.
+    One thread uses it; its creator closes it. Between two requests SIGSTOP stops the whole process group,
+    so that no thread or worker of an idle peer takes time from the one that is measured. The group is in the
+    session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to it.
 
     Args:
       interpreter: the Python of its environment.
       consumer: consume.py.
       reader: the entrant's reader.py.
-      log: file that takes what it prints.
+      log: file for its output.
     """
 
     def __init__(self, interpreter: Path, consumer: Path, reader: Path, log: Path) -> None:
@@ -43,10 +42,10 @@ class Peer:
             )
 
     def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Its answer to a request, as consume.py documents them.
+        """Its answer to a request; consume.py documents both.
 
         Raises:
-          CannotRun: it ended, or did not answer in `limit_s` seconds. It is closed then.
+          CannotRun: the process ended, or did not answer within `limit_s` seconds. The peer is closed then.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -65,23 +64,23 @@ class Peer:
             ended = f"ended with code {self._process.returncode}" if ready else f"gave no answer in {limit_s:g} s"
             raise CannotRun(f"{request['do']}: it {ended}: {last_lines(self._log.read_text(errors='replace'))}")
         os.killpg(self._process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it stops a little later
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it does not stop at once
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
-        """End it and what it started. Idempotent."""
+        """End the process and its children. Idempotent."""
         if self._process.returncode is not None:
             return
         os.killpg(self._process.pid, signal.SIGCONT)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a request that it did not read
+                with contextlib.suppress(BrokenPipeError):  # the process did not read the last request
                     pipe.close()
         try:
             self._process.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        with contextlib.suppress(ProcessLookupError):  # as a rule it left no worker
+        with contextlib.suppress(ProcessLookupError):  # usually no worker is left
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the rounds of the peers benchmark add up to. Pure."""
+"""Medians and ratios of the peers benchmark, from the samples of its rounds. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
 from feedline.bench.ratios import paired
 
 _GLOBAL_JUMP = 0.5
-"""The mean distance of rows that follow each other is 1, in a third of all rows, if all are shuffled alike."""
+"""The least `jump` of a full shuffle: the mean distance of successive rows ÷ a third of all rows, about 1."""
 
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
 
     Returns:
       {"entrants": {name: {"median_rows_per_s", "of_limit", "of_gather", "feedline_over"}}, "pair": ...}, fastest
-      first. Ratios are `feedline.bench.ratios.Ratio` as dicts, None where nothing can be compared;
-      "pair" is feedline's record by record over Grain's.
+      first. Ratios are `feedline.bench.ratios.Ratio` as dicts, None if a rate is missing; "pair" is feedline,
+      record by record, ÷ Grain.
 
     Example:
       >>> samples = [
@@ -56,21 +56,21 @@ def _ratio(rates: Mapping[str, Mapping[int, float]], over: str, under: str) -> d
 
 
 def table(result: Mapping[str, Any], row_bytes: int) -> str:
-    """The standings for one size of rows, as text."""
+    """The standings for one row size, as text."""
     found = result["standings"][str(row_bytes)]
-    checks = [told for told in result["checks"] if told["row_bytes"] == row_bytes]
-    wrong = {told["entrant"] for told in checks if not told["right"]}
-    local = {told["entrant"] for told in checks if told["jump"] < _GLOBAL_JUMP}
+    checks = [check for check in result["checks"] if check["row_bytes"] == row_bytes]
+    wrong = {check["entrant"] for check in checks if not check["right"]}
+    local = {check["entrant"] for check in checks if check["jump"] < _GLOBAL_JUMP}
     lines = [
         f"\nrows of {row_bytes} B",
         f"{'':<20} {'M rows/s':>9} {'GB/s':>7}  {'÷ np.take':<20}  {'÷ fastest gather':<20}  feedline ÷ it",
     ]
-    for name, told in found["entrants"].items():
-        rate = told["median_rows_per_s"]
+    for name, entrant in found["entrants"].items():
+        rate = entrant["median_rows_per_s"]
         lines.append(
-            f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(told['of_limit']):<20}  "
-            f"{_shown(told['of_gather']):<20}  "
-            f"{_shown(told['feedline_over']):<22}"
+            f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(entrant['of_limit']):<20}  "
+            f"{_shown(entrant['of_gather']):<20}  "
+            f"{_shown(entrant['feedline_over']):<22}"
             f"{'  WRONG ROWS' if name in wrong else ''}{'  shuffles nearby rows only' if name in local else ''}"
         )
     lines += [f"{name:<20} not measured: {why}" for name, why in result["failures"].items()]

@@ -1,6 +1,6 @@
-"""Which settings are fastest for each entrant of the peers benchmark? Their readers say which to try.
+"""Which of the settings in its reader's SWEEP is fastest for each entrant of the peers benchmark?
 
-An entrant's settings are the right ones if no other of its SWEEP is faster at most sizes of rows.
+An entrant's own settings are refuted if another one of its SWEEP is faster at most row sizes.
 
     python benchmarks/peers_sweep.py --only spdl torch_batched --out sweep.json
 """
@@ -24,52 +24,52 @@ from feedline.bench.machine import describe
 
 @dataclasses.dataclass(frozen=True)
 class Sweep(Peers):
-    """Measure each entrant with every setting of its SWEEP, in turns; options as in the peers benchmark."""
+    """Measure each entrant with every setting of its SWEEP, alternately. Options as in the peers benchmark."""
 
     def run(self) -> int:
-        """Measure, print, save. 0, or 1 if a setting failed."""
+        """Measure, print and save. Returns the exit code: 1 if a setting failed."""
         self.check()
         plan = self.sized().plan()
         machine = describe()
         plan.work.mkdir(parents=True, exist_ok=True)
-        found = [told for name in plan.names for told in _swept(name, plan, machine["cores"])]
+        found = [case for name in plan.names for case in _swept(name, plan, machine["cores"])]
         text = json.dumps({"benchmark": "sweep", "machine": machine, "settings": found})
         if self.out is not None:
             self.out.write_text(text + "\n")
         if self.json:
             print(text)
-        return 1 if any("failure" in told for told in found) else 0
+        return 1 if any("failure" in case for case in found) else 0
 
 
 def _swept(name: str, plan: Plan, cores: int) -> list[dict[str, Any]]:
-    """Every setting of one entrant at every size of rows. One that fails is told of; the others go on."""
+    """Measure every setting of one entrant at every row size. A setting that fails is recorded, and left out."""
     try:
         entrant = Entrant(name, plan.environments, plan.work, min(16, cores))
     except CannotRun as error:
         print(f"{name}: {error}", flush=True)
         return [{"entrant": name, "failure": str(error)}]
     data = random_bytes(plan.work, plan.data_bytes)
-    told: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for row_bytes in plan.row_bytes:
         rows = batch_rows(plan.batch_bytes, row_bytes)
-        tries = [{"entrant": name, "row_bytes": row_bytes, "settings": s} for s in entrant.describe()["sweep"]]
+        cases = [{"entrant": name, "row_bytes": row_bytes, "settings": s} for s in entrant.describe()["sweep"]]
         entrant.check(data, row_bytes, rows, 1)
         for _ in range(plan.rounds):
-            for one in tries:
-                if "failure" in one:
+            for case in cases:
+                if "failure" in case:
                     continue
                 try:
-                    sample = entrant.measure(data, row_bytes, rows, plan.warm_up_s, plan.seconds, one["settings"])
-                    one.setdefault("rows_per_s", []).append(sample["rows_per_s"])
+                    sample = entrant.measure(data, row_bytes, rows, plan.warm_up_s, plan.seconds, case["settings"])
+                    case.setdefault("rows_per_s", []).append(sample["rows_per_s"])
                 except CannotRun as error:
-                    one["failure"] = str(error)
+                    case["failure"] = str(error)
                     entrant = Entrant(name, plan.environments, plan.work, min(16, cores))
-        for one in tries:
-            result = one.get("failure") or f"{statistics.median(one['rows_per_s']) / 1e6:.3f} M rows/s"
-            print(f"{name:<20} {row_bytes:>5} B  {result:<18} {one['settings']}", flush=True)
-        told += tries
+        for case in cases:
+            result = case.get("failure") or f"{statistics.median(case['rows_per_s']) / 1e6:.3f} M rows/s"
+            print(f"{name:<20} {row_bytes:>5} B  {result:<18} {case['settings']}", flush=True)
+        found += cases
     entrant.close()
-    return told
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws what `python benchmarks/gpu.py --out gpu.json` saved.
+"""Plots the result that `python benchmarks/gpu.py --out gpu.json` saved.
 
     python benchmarks/plot_gpu.py gpu.json gpu.png
 
@@ -19,7 +19,7 @@ COLOURS = {"pinned": "#9aa0a6", "staged": "#d1495b", "pageable": "#30638e", "reg
 
 
 def draw(result, path):
-    """A panel for each question; a section that measured nothing leaves its panel empty."""
+    """Draw a panel for each question. The panel of a section without results stays empty."""
     figure, panels = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
     results = {name: found["results"] for name, found in result["sections"].items()}
     _transfer(panels[0, 0], results["transfer"] + results["registered"], result["machine"]["devices"])
@@ -34,24 +34,24 @@ def draw(result, path):
             panel.legend(fontsize=7)
         else:
             panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
-    told = result["machine"]
-    judged = "" if told["platform"] == "gpu" else "; not a GPU: nothing can be judged by it"
+    machine = result["machine"]
+    judged = "" if machine["platform"] == "gpu" else "; not a GPU: nothing can be judged by it"
     figure.suptitle(
-        f"{told['devices']} × {told['device_kind']}, {told['processor']}, {told['cores']} cores, "
-        f"jax {told['jax']}{judged}",
+        f"{machine['devices']} × {machine['device_kind']}, {machine['processor']}, {machine['cores']} cores, "
+        f"jax {machine['jax']}{judged}",
         fontsize=10,
     )
     figure.savefig(path, dpi=130)
 
 
 def _transfer(panel, results, devices):
-    """One leaf, to all devices."""
+    """Transfers of one leaf to all devices."""
     shown = [each for each in results if each.get("devices") == devices and each["leaves"] == 1]
-    for way, colour in COLOURS.items():
-        found = sorted((e["mb"], e["bytes_per_s"][way]) for e in shown if way in e["bytes_per_s"])
+    for memory, colour in COLOURS.items():
+        found = sorted((e["mb"], e["bytes_per_s"][memory]) for e in shown if memory in e["bytes_per_s"])
         if found:
             sizes = [size for size, _ in found]
-            panel.plot(sizes, [of["median"] / 1e9 for _, of in found], "o-", color=colour, label=way)
+            panel.plot(sizes, [of["median"] / 1e9 for _, of in found], "o-", color=colour, label=memory)
             dots = [(size, sample / 1e9) for size, of in found for sample in of["samples"]]
             panel.plot(*zip(*dots, strict=True), ".", color=colour, markersize=3, alpha=0.5)
     panel.set_xscale("log", base=2)
@@ -90,8 +90,8 @@ def _depths(panel, threshold):
 
 def _feed(panel, results):
     names = list(results[0]["entrants"]) if results else []
-    for place, name in enumerate(names):
-        at = [k + (place - (len(names) - 1) / 2) * 0.8 / len(names) for k in range(len(results))]
+    for i, name in enumerate(names):
+        at = [k + (i - (len(names) - 1) / 2) * 0.8 / len(names) for k in range(len(results))]
         rates = [each["entrants"][name]["median"] * each["row_bytes"] / 1e9 for each in results]
         label, colour = (name, "#9aa0a6") if name in ("limit", "gather") else (f"{name} devices", None)
         panel.bar(at, rates, 0.8 / len(names), label=label, color=colour)

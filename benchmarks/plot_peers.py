@@ -1,4 +1,4 @@
-"""Draws what `python benchmarks/peers.py --out peers.json` saved, as a bar chart for each size of rows.
+"""Plots the result that `python benchmarks/peers.py --out peers.json` saved: a bar chart for each row size.
 
     python benchmarks/plot_peers.py peers.json peers.svg
 
@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 COLOURS = {"limit": "#9aa0a6", "gather": "#9aa0a6", "feedline": "#d1495b", "feedline_records": "#d1495b"}
 OTHERS = "#30638e"
 GLOBAL = 0.5
-"""Jumps of a shuffle over all rows are about 1."""
+"""The least `jump` of a full shuffle, whose jump is about 1."""
 LABELS = {
     "limit": "np.take alone",
     "gather": "fastest gather alone",
@@ -36,11 +36,11 @@ LABELS = {
     "mosaic_streaming": "MosaicML Streaming",
     "litdata": "LitData",
 }
-"""What a chart calls each entrant."""
+"""The label of each entrant in a chart."""
 
 
 def draw(result, path):
-    """A chart a size of rows, fastest on top: bars are medians, dots the rounds."""
+    """Draw a chart for each row size, fastest on top: bars are medians, dots are rounds."""
     sizes = list(result["standings"])
     bars = max(len(result["standings"][size]["entrants"]) for size in sizes)
     figure, charts = plt.subplots(
@@ -74,8 +74,8 @@ def _bars(chart, result, size):
         name: max(s["rows_per_s"] for s in result["samples"] if (s["entrant"], s["row_bytes"]) == (name, size))
         for name in names
     }
-    for place, (name, median) in enumerate(zip(names, medians, strict=True)):
-        chart.text(highest[name] * 1.15, place, _millions(median), va="center", fontsize=8)
+    for i, (name, median) in enumerate(zip(names, medians, strict=True)):
+        chart.text(highest[name] * 1.15, i, _millions(median), va="center", fontsize=8)
     chart.set_yticks(range(len(names)), labels, fontsize=9)
     chart.set_xscale("log")
     chart.set_xlim(min(medians) / 3, max(medians) * 4)

@@ -1,9 +1,9 @@
-"""What keeps a feed from the memory limit?
+"""Why does a feed not reach the memory limit?
 
-The same feed with a stage replaced by a stand-in that costs nothing: the order computed beforehand, placing left
-out, both; and the whole feed with more batches ahead. What a stand-in gains is what its stage costs, with all that
-it makes other threads wait for. Refuted as an explanation if a feed without both is still below 0.8 of the limit
-at 16 MB.
+This measures the same feed with a stage replaced by one that costs nothing: the order computed beforehand,
+placing left out, or both; and the whole feed with more batches ahead. The gain is the cost of the stage, including
+the waits of other threads that it causes. Refuted as an explanation if a feed without both is still below 0.8 of
+the limit at 16 MB.
 
     python benchmarks/stand_ins.py --out stand_ins.json
 """
@@ -36,7 +36,7 @@ from feedline.bench.rounds import Entrant, alternate, compared
 from feedline.placement.place import Placement
 from feedline.sources.arrays import ArraySource
 
-FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that a stand-in replaces, and settings
+FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that are left out, and settings
     "whole": ((), {}),
     "four ahead": ((), {"prefetch": 4, "reading": feedline.Reading(buffer=4)}),
     "order beforehand": (("order",), {}),
@@ -48,7 +48,7 @@ SIZES = [(256, 16), (3072, 16), (153_600, 16), (256, 4), (3072, 4), (153_600, 4)
 
 @contextlib.contextmanager
 def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
-    """While entered, these stages cost nothing."""
+    """Replace these stages by functions that cost nothing."""
     with contextlib.ExitStack() as stack:
         if "order" in stages:
 
@@ -67,7 +67,7 @@ def without(stages: tuple[str, ...], order: np.ndarray) -> Iterator[None]:
 def taking(
     feed: feedline.Feed, batch_size: int, stages: tuple[str, ...], order: np.ndarray, cpu: list[float]
 ) -> Any:
-    """Rows per second, with the stages left out; the cores that were busy go to `cpu`."""
+    """Rows per second, with the stages left out; the number of busy cores is appended to `cpu`."""
 
     def rate(seconds: float) -> float:
         with without(stages, order):
@@ -85,7 +85,7 @@ def taking(
 
 
 def measured(flat: np.ndarray, row_bytes: int, batch_mb: float, rounds: int, seconds: float) -> dict[str, Any]:
-    """The limit and the feeds, in turns."""
+    """Measure the limit and the feeds alternately."""
     rows = flat[: len(flat) // row_bytes * row_bytes].reshape(-1, row_bytes)
     batch_size = int(batch_mb * 1e6) // row_bytes // 8 * 8
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -119,11 +119,11 @@ def main() -> None:
     for row_bytes, batch_mb in SIZES:
         result = measured(flat, row_bytes, batch_mb, options.rounds, options.seconds)
         results.append(result)
-        told = (
+        shown = (
             f"{name} {result['entrants'][name]['of_limit']:.2f} ({result['entrants'][name]['cores_busy']:.2f})"
             for name in FEEDS
         )
-        print(f"{row_bytes:>7} B, {batch_mb:>2} MB:", ", ".join(told), flush=True)
+        print(f"{row_bytes:>7} B, {batch_mb:>2} MB:", ", ".join(shown), flush=True)
     if options.out:
         options.out.write_text(
             json.dumps({"benchmark": "stand-ins", "machine": machine, "results": results}) + "\n"

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline.version import __version__ as __version__
 
-_WHERE = {
+_MODULE_OF = {
     "Blocks": "options",
     "Feed": "feed",
     "FeedError": "errors",
@@ -63,9 +63,9 @@ _WHERE = {
     "prefetch_to_mesh": "drop_in",
     "save_lanes": "streams.lane_files",
 }
-_MODULES = ("cluster",)
+_SUBMODULES = ("cluster",)
 
-__all__ = [*_WHERE, *_MODULES]
+__all__ = [*_MODULE_OF, *_SUBMODULES]
 
 if TYPE_CHECKING:
     from feedline import cluster as cluster
@@ -90,9 +90,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(f"feedline.{_WHERE[name]}"), name)
-    elif name in _MODULES:
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"feedline.{_MODULE_OF[name]}"), name)
+    elif name in _SUBMODULES:
         value = importlib.import_module(f"feedline.{name}")
     else:
         raise AttributeError(f"module 'feedline' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`prefetch_to_mesh`: placement and prefetch for any iterator of process-local batches."""
+"""`prefetch_to_mesh`: places and prefetches the batches of any iterator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from feedline.loader.staging import Staging
-from feedline.options import MOST_AHEAD, Reading, checked_integer
+from feedline.options import MAX_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
@@ -33,22 +33,22 @@ _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_
 def prefetch_to_mesh(
     iterable: Iterable[Any], sharding: Any, prefetch: int = 2, *, copy: bool = True
 ) -> MeshIterator:
-    """An iterator of global arrays on the mesh, from any iterator of process-local batches.
+    """Place and prefetch the process-local batches of an iterator. Returns an iterator of global arrays.
 
     Args:
-      iterable: gives trees of NumPy arrays: of each global batch this process's rows, ascending (see
-        `feedline.local_rows`), and of other sharded axes likewise this process's part. With one
-        process: whole batches. It is called by one background thread.
+      iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
+        `feedline.local_rows`), and this process's part of other sharded axes. With one process: whole
+        batches. One background thread calls it.
       sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
         or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
-      prefetch: placed batches that wait, at the most; 0: synchronous.
+      prefetch: how many placed batches may wait; 0: synchronous.
       copy: True copies each batch before it is placed, since many iterators write the next batch into
-        the same memory, which JAX may still read (a GPU) or has adopted (the CPU backend). False
-        spares that copy; then no array may change after the iterator gave it.
+        the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
+        skips that copy; then no array may change after the iterator yielded it.
 
     Returns:
       An iterator with `close()`, and with `get_state()` if `iterable`'s iterator has one: its state
-      after the last batch that was *delivered*, whatever is prefetched.
+      after the last batch that was *delivered*, not after prefetched ones.
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
@@ -64,12 +64,12 @@ def prefetch_to_mesh(
     sharding = as_shardings(sharding)
     check_shardings(sharding)
     return MeshIterator(
-        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MOST_AHEAD), copy
+        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MAX_AHEAD), copy
     )
 
 
-class _Given(NamedTuple):
-    """A batch as the user's iterator gave it (or a copy), and the iterator's state after it."""
+class _HostBatch(NamedTuple):
+    """A batch of the user's iterator, or its copy, and the iterator's state after it."""
 
     spec: RowSpec
     leaves: list[Any]
@@ -77,7 +77,7 @@ class _Given(NamedTuple):
 
 
 class MeshIterator(ProcessBound):
-    """What `prefetch_to_mesh` returns. For one thread at a time; `close` from any."""
+    """The iterator that `prefetch_to_mesh` returns. For one thread at a time; any thread may call `close`."""
 
     _name = "the iterator of prefetch_to_mesh"
     _instead = "call prefetch_to_mesh again, with an iterator of its own"
@@ -85,42 +85,44 @@ class MeshIterator(ProcessBound):
     def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
         super().__init__()
         settings = JaxSettings.of_this_thread()
-        idle = prefetch + 3  # placing, waiting, two in use
-        source = self._source = _Source(iterable, copy, settings, idle)
-        place = _Place(sharding, settings)
-        self._run: Prefetcher[_Given, tuple[Any, Any]] | Synchronous[_Given, tuple[Any, Any]]
+        idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
+        source = self._source = _CheckedBatches(iterable, copy, settings, idle)
+        place = _BatchPlacement(sharding, settings)
+        self._prefetcher: Prefetcher[_HostBatch, tuple[Any, Any]] | Synchronous[_HostBatch, tuple[Any, Any]]
         watch = Watch(Reading())
-        self._run = Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+        self._prefetcher = (
+            Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+        )
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
         self._started = False
-        self._over = False
+        self._exhausted = False
         self._closed = False
-        weakref.finalize(self, self._run.close).atexit = False
+        weakref.finalize(self, self._prefetcher.close).atexit = False
 
     def __iter__(self) -> MeshIterator:
         return self
 
     def __next__(self) -> Any:
-        """The next batch. StopIteration at the end; what the iterator raised, after the batches before it."""
-        if self._over:
+        """The next batch. StopIteration at the end; an error of the iterator, after the batches before it."""
+        if self._exhausted:
             raise StopIteration
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
         if not self._started:
             self._started = True
-            close_at_exit(self._run)
-            self._run.start()
+            close_at_exit(self._prefetcher)
+            self._prefetcher.start()
         try:
-            batch, self._state = self._run.take()
+            batch, self._state = self._prefetcher.take()
         except Closed:
             raise ValueError(_CLOSED) from None
         except BaseException as error:
-            # after an interrupt, which loses what was placed, a StopIteration would pass for the end
-            self._over = isinstance(error, Exception)
+            # an interrupt loses placed batches, so a StopIteration after it would wrongly mean the end
+            self._exhausted = isinstance(error, Exception)
             self._closed = True
-            self._run.close()
+            self._prefetcher.close()
             raise
         return batch
 
@@ -134,16 +136,16 @@ class MeshIterator(ProcessBound):
         """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent.
 
         Args:
-          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator a warning
-            says so, and it ends with the process at the latest.
+          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator, a warning
+            is logged, and the thread ends when the process exits.
         """
         if self._is_forked():
-            return  # all that could be closed is the parent's
+            return  # the thread and the iterator belong to the parent process
         self._closed = True
-        self._run.close()
+        self._prefetcher.close()
         if not self._started:
-            self._source.close()  # no thread will
-        elif stuck := self._run.join(timeout_s):
+            self._source.close()  # no thread was started that would close it
+        elif stuck := self._prefetcher.join(timeout_s):
             _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
 
     def __enter__(self) -> MeshIterator:
@@ -153,23 +155,23 @@ class MeshIterator(ProcessBound):
         self.close()
 
 
-class _Source:
-    """The user's iterator, its batches copied and checked, as the placement thread wants it."""
+class _CheckedBatches:
+    """Reads the user's iterator: validates each batch, and copies it if needed. Called by the placement thread."""
 
     def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
         self.iterator: Any = iter(iterable)
         self._copy = copy
         self._settings = settings
         self._idle = idle
-        self._form: RowSpec | None = None
+        self._spec: RowSpec | None = None
         self._staging = Staging([], idle)
         self._closed = False
 
-    def __next__(self) -> _Given:
+    def __next__(self) -> _HostBatch:
         with self._settings.applied():
             return self._next()
 
-    def _next(self) -> _Given:
+    def _next(self) -> _HostBatch:
         batch = next(self.iterator)
         arrays = jax.tree_util.tree_map_with_path(
             lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
@@ -180,9 +182,9 @@ class _Source:
                 raise ValueError(
                     f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
                 )
-        leaves = self._own(jax.tree.leaves(arrays), spec)
+        leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
         state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
-        return _Given(spec, leaves, state)
+        return _HostBatch(spec, leaves, state)
 
     def close(self) -> None:
         self._staging.close()
@@ -191,11 +193,11 @@ class _Source:
             self._closed = True
             close()
 
-    def _own(self, given: list[Array], spec: RowSpec) -> list[Array]:
-        """The leaves in placed dtypes: copies, but where the user said that they never change."""
+    def _in_placed_dtypes(self, given: list[Array], spec: RowSpec) -> list[Array]:
+        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same."""
         copied = [self._copy or leaf.dtype != leaf.placed_dtype for leaf in spec.leaves]
-        if spec != self._form:  # slabs of another form are of no use
-            self._form = spec
+        if spec != self._spec:  # slabs of other shapes cannot be used again
+            self._spec = spec
             self._staging.close()
             shapes = [
                 (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
@@ -210,18 +212,18 @@ class _Source:
         return leaves
 
 
-class _Place:
-    """Places batches; plans anew only when their form changes."""
+class _BatchPlacement:
+    """Places batches; makes a new plan only when shapes or dtypes change."""
 
     def __init__(self, sharding: Any, settings: JaxSettings) -> None:
         self._sharding = sharding
         self._settings = settings
-        self._form: RowSpec | None = None
+        self._spec: RowSpec | None = None
         self._placement: Placement | None = None
 
-    def __call__(self, given: _Given) -> tuple[Any, Any]:
-        if self._placement is None or given.spec != self._form:
-            self._form = given.spec
+    def __call__(self, given: _HostBatch) -> tuple[Any, Any]:
+        if self._placement is None or given.spec != self._spec:
+            self._spec = given.spec
             with self._settings.applied():
                 self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
         return self._placement.place(given.leaves), given.state

@@ -1,7 +1,7 @@
-"""The error family: what goes wrong in the world, not in the caller's arguments.
+"""`FeedError` and its subclasses: failures that are not caused by a wrong argument.
 
 A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedline raises is a
-`FeedError`. Each message says the rule, what was found, and a change that works.
+`FeedError`. Each message states the rule, what was found, and a change that works.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-_WHERE = ("stage", "process", "row", "epoch", "position", "file")
+_LOCATION = ("stage", "process", "row", "epoch", "position", "file")
 
 
 class FeedError(RuntimeError):
@@ -18,8 +18,8 @@ class FeedError(RuntimeError):
     Attributes, each None where it does not apply:
       stage: "read", "transform", "place", "agree", "abort", "launch", "train" or "checkpoint".
       process: index of the JAX process that failed.
-      row: row index in the source; of a stream, the item's place in it.
-      epoch, position: where that row stands in the run.
+      row: row index in the source; of a stream, the number of the item.
+      epoch, position: of that row.
       file: the file that was read, or the folder of the checkpoints.
     """
 
@@ -41,21 +41,21 @@ class FeedError(RuntimeError):
         self.epoch = epoch
         self.position = position
         self.file = file
-        super().__init__(self._told())
+        super().__init__(self._full_message())
 
     @property
     def where(self) -> dict[str, Any]:
-        """The attributes that apply, by name."""
-        return {name: value for name in _WHERE if (value := getattr(self, name)) is not None}
+        """The attributes that are not None, by name."""
+        return {name: value for name in _LOCATION if (value := getattr(self, name)) is not None}
 
     def locate(self, row: int, epoch: int, position: int) -> None:
-        """Say which row it is about, and where that stands in the run: in the message, too."""
+        """Set the row, its epoch and its position, and add them to the message."""
         self.row, self.epoch, self.position = row, epoch, position
-        self.args = (self._told(),)
+        self.args = (self._full_message(),)
 
-    def _told(self) -> str:
-        told = ", ".join(f"{name} {value}" for name, value in self.where.items())
-        return f"{self.message} [{told}]" if told else self.message
+    def _full_message(self) -> str:
+        location = ", ".join(f"{name} {value}" for name, value in self.where.items())
+        return f"{self.message} [{location}]" if location else self.message
 
 
 class RowError(FeedError):
@@ -71,17 +71,17 @@ class StallError(FeedError):
 
 
 class ProcessError(FeedError):
-    """Another process failed, is lost, or does something else than this one."""
+    """Another process failed, was lost, or was started with other settings than this one."""
 
 
-def for_others(error: BaseException) -> dict[str, Any]:
-    """What another process is told of an error: the arguments of one that says the same there, as JSON values.
+def as_arguments(error: BaseException) -> dict[str, Any]:
+    """The arguments of a `FeedError` that repeats an error in another process, as JSON values.
 
     Example:
-      >>> print(ProcessError(**{"process": 1, **for_others(RowError("unreadable", stage="read", row=7))}))
+      >>> print(ProcessError(**{"process": 1, **as_arguments(RowError("unreadable", stage="read", row=7))}))
       RowError: unreadable [stage read, process 1, row 7]
     """
-    said, where = (error.message, error.where) if isinstance(error, FeedError) else (str(error), {})
+    message, where = (error.message, error.where) if isinstance(error, FeedError) else (str(error), {})
     kind = type(error).__name__
-    plain = {name: int(at) if isinstance(at, numbers.Integral) else str(at) for name, at in where.items()}
-    return {"message": f"{kind}: {said}" if said else kind, **plain}
+    plain = {name: int(x) if isinstance(x, numbers.Integral) else str(x) for name, x in where.items()}
+    return {"message": f"{kind}: {message}" if message else kind, **plain}

@@ -29,7 +29,7 @@ from feedline.prefetch.handover import Closed
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
 from feedline.runtime.single_thread import SingleThread
-from feedline.statistics import Counted, Statistics
+from feedline.statistics import Counters, Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -126,7 +126,7 @@ class Feed(Shown, ProcessBound):
         self._pipeline: Pipeline | None = None  # reads ahead of the last batch delivered
         # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
         self._pipelines: list[Pipeline] = []
-        self._counted = Counted()
+        self._counted = Counters()
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:

@@ -1,4 +1,4 @@
-"""The frozen option classes, checked when they are made."""
+"""The option classes of a feed: frozen dataclasses that are validated on construction."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Literal, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
 _SEED_BITS = 64
-MOST_AHEAD = 1 << 16
-"""Batches that are read ahead, or wait placed: more would only meet the end of memory."""
-MOST_THREADS = 1 << 12
-"""Reading threads, or worker processes."""
-MOST = (1 << 31) - 1
-"""Rows in a batch, and epochs of a pass."""
-_LONGEST_S = 1e9  # 30 years: what a wait of the operating system can be given, with room
+MAX_AHEAD = 1 << 16
+"""The limit of `Reading.buffer` and `prefetch`, in batches: more would only exhaust memory."""
+MAX_THREADS = 1 << 12
+"""The limit of reading threads and of worker processes."""
+MAX_COUNT = (1 << 31) - 1
+"""The limit of the rows in a batch, and of the epochs of a pass."""
+_MAX_SECONDS = 1e9  # 30 years: well below the longest wait that the operating system accepts
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """A shuffle that reads rows near each other at about the same time, for storage where random reads cost.
+    """A shuffle that reads neighbouring rows at about the same time, for storage where random reads are slow.
 
-    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside every window of so many blocks. So
-    a batch comes from `window` blocks: where neighbours are alike, as in files sorted by label, that is far less
-    random than a shuffle of all rows, and the files should be shuffled once when they are written.
+    Each epoch, blocks of adjacent rows are shuffled, and then the rows inside each window of `window` blocks. So
+    the rows of a batch come from `window` blocks. If neighbouring rows are alike, as in files sorted by label,
+    that is far less random than a shuffle of all rows; shuffle such files once when you write them.
 
-    The page cache reads nothing twice if it holds a window: rows · window · (bytes of a row).
+    No row is read from storage twice if the page cache holds one window: rows · window · (bytes of a row).
 
     Attributes:
-      rows: adjacent rows in a block; the last block may have fewer. As many as storage reads in one piece: the
+      rows: adjacent rows in a block; the last block may have fewer. Choose what storage reads in one piece: the
         rows of a row group or a chunk; in a plain file, as many as the kernel reads ahead (often 128 KiB, but
         8 MiB on some machines: `cat /sys/block/*/queue/read_ahead_kb`).
-      window: blocks in a window, as many as memory allows. 1 shuffles the blocks, and the rows of each.
+      window: blocks in a window; choose as many as memory allows. 1 shuffles the blocks, and the rows in each.
 
     Example:
       >>> Order(seed=7, shuffle=Blocks(rows=256, window=64))
@@ -53,9 +53,9 @@ class Order:
     """Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
 
     Attributes:
-      seed: 0 ≤ seed < 2^64. Every epoch of every seed has an order of its own.
-      shuffle: True draws a keyed permutation of all rows; `Blocks` one that keeps rows near their neighbours,
-        for storage where random reads cost; False keeps the source's order.
+      seed: 0 ≤ seed < 2^64. Each seed and epoch gives another order.
+      shuffle: True permutes all rows; `Blocks` keeps rows near their neighbours, for storage where random reads
+        are slow; False keeps the source's order.
 
     Example:
       >>> Order(seed=7)
@@ -78,31 +78,31 @@ class Reading:
     """How rows are read on the host.
 
     Attributes:
-      threads: that read rows with random access, and place what they read; 0 is the same as 1. None: the cores
-        this process may use, divided by the processes that share them, at least 2 and at most 16. The items of a
-        stream, and batches that workers read, are placed by one thread.
+      threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
+        the cores that this process may use, divided by the processes that share them, at least 2 and at most 16.
+        Batches of streams, and batches that workers read, are placed by one thread.
       workers: Grain worker processes, for Python transforms that hold the GIL. 0: none. Each
-        needs seconds to start; sources then travel as paths. Batches come through /dev/shm, which must have room
-        for workers · (2 · max(1, buffer // workers) + 3) process-local batches at the most (Docker gives it 64 MB
-        unless told otherwise by --shm-size).
-      buffer: host batches that are read ahead, at the most.
+        takes seconds to start, and opens the source's files again. Batches pass through /dev/shm, which needs room
+        for up to workers · (2 · max(1, buffer // workers) + 3) process-local batches (Docker's default is 64 MB;
+        --shm-size changes it).
+      buffer: how many host batches may be read ahead.
         Host bytes = (buffer + 1) × process-local batch.
-      bad_rows: what becomes of a row that cannot be read, that has another form than the first, or that holds a
-        number which does not fit JAX's dtype. "raise": a `RowError` names it, its file and its place in the run.
-        "substitute": another row takes its place, drawn from the seed, the epoch and the position alone; in a
-        stream it is the first item. "mask": the same, and the boolean leaf `valid` is False there; the batch must
-        be a dict without that key, and has it for every remainder. Other rows never move.
-      bad_rows_budget: how many may be replaced before `next` raises a `RowError`: an integer counts them, a
-        fraction is their share of the rows delivered, rounded up. Both count what this process supplied since
-        the feed was built.
-      quarantine: a file to which each row that was replaced is appended when its batch is delivered, as a line of
-        JSON; None: none is written.
-      stall_warning_s: warn, with every thread's stack, once the consumer has waited this long
-        while no stage advanced, or once the feed has been under construction for so long.
+      bad_rows: what to do with a bad row: one that cannot be read, whose shapes or dtypes differ from the first
+        row's, or that holds a number which does not fit JAX's dtype. "raise": raise a `RowError` with the row, its
+        file, epoch and position. "substitute": replace it by another row, a function of seed, epoch and
+        position; in a stream by the first item. "mask": the same, and the boolean leaf `valid` is False for that
+        row; the batch must be a dict without that key, and has it for every remainder. Other rows never move.
+      bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
+        a fraction is a share of the delivered rows, rounded up. Both count the rows that this process supplied
+        since the feed was built.
+      quarantine: a file to which each replaced row is appended as a line of JSON when its batch is delivered;
+        None: no file is written.
+      stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
+        advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
-        it is the one that hangs. Both at most 1e9, which is never.
-      check_replicas_every: with several processes, compare checksums between those that own the same
-        rows, of every so many batches; 0: never. They are computed before the batch is placed, at about 1 GB/s.
+        it is the one that hangs. Both are at most 1e9 seconds, which means never.
+      check_replicas_every: with several processes, every this many batches compare checksums between processes
+        that own the same rows; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
     """
 
     threads: int | None = None
@@ -117,11 +117,11 @@ class Reading:
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MOST_THREADS)
+            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MAX_THREADS)
             object.__setattr__(self, "threads", threads)
-        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MOST_THREADS)
+        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MAX_THREADS)
         object.__setattr__(self, "workers", workers)
-        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MOST_AHEAD)
+        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MAX_AHEAD)
         object.__setattr__(self, "buffer", buffer)
         if self.bad_rows not in get_args(BadRows):
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
@@ -132,7 +132,9 @@ class Reading:
                     'Reading.quarantine lists rows that were replaced, and bad_rows="raise" replaces none; leave '
                     'it out, or use bad_rows="substitute" or "mask"'
                 )
-            object.__setattr__(self, "quarantine", os.path.abspath(self.quarantine))  # programs change directory
+            object.__setattr__(
+                self, "quarantine", os.path.abspath(self.quarantine)
+            )  # the program may change its current directory
         every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
         object.__setattr__(self, "check_replicas_every", every)
         for name in ("stall_warning_s", "stall_error_s"):
@@ -140,7 +142,7 @@ class Reading:
 
 
 def checked_integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
-    """An exact integer (NumPy's count, bools and floats do not) within bounds."""
+    """Validate an integer (NumPy's included; no bools or floats) within bounds, and return it as an int."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -171,6 +173,6 @@ def _checked_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     seconds = float(value)
-    if not 0 < seconds <= _LONGEST_S:
-        raise ValueError(f"{name} must be above 0 and at most {_LONGEST_S:g} seconds, got {seconds:g}")
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise ValueError(f"{name} must be above 0 and at most {_MAX_SECONDS:g} seconds, got {seconds:g}")
     return seconds

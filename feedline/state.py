@@ -1,10 +1,10 @@
-"""What a checkpoint holds, and the checks when it comes back. Pure.
+"""The state of a feed: makes it for a checkpoint, and validates it when it is restored. Pure.
 
-A state is JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``, and for a stream
-``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, for every lane the
-process that saves it. It names the place after the last batch *delivered*, and but for ``"lanes"`` it is
-the same on every process. The fingerprint says what the rows are; topology, batch size, epochs and
-remainder are not in it, so those may change between a save and a restore.
+A state holds JSON values: ``{"version", "step", "epoch", "position", "fingerprint"}``. A stream's state also has
+``"lanes"``, Grain's state of each lane that this process reads, and ``"writers"``, the process that saves each
+lane. Epoch and position are those after the last batch *delivered*. All fields but ``"lanes"`` are the same on
+every process. The fingerprint identifies the rows; topology, batch size, epochs and remainder are not in it,
+so those may change between a save and a restore.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from feedline.order.schedule import Cursor
 
 VERSION = 1
 FIELDS = ("rows", "spec", "data", "order", "format")
-"""The fields of a fingerprint: how many rows, their dtypes and shapes, a digest of what is in them,
-the order they are drawn in, and how the source is read (columns, records, a stream)."""
+"""The fields of a fingerprint: the number of rows, their dtypes and shapes, a digest of their contents,
+their order, and how the source is read (columns, records, a stream)."""
 
 
 def make(
@@ -30,7 +30,7 @@ def make(
     lanes: Mapping[str, Any] | None,
     writers: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The state after `step` delivered batches, the next row coming from `cursor`. It shares nothing."""
+    """The state after `step` delivered batches; `cursor` is at the next row. Shares no object with the feed."""
     state = {
         "version": VERSION,
         "step": step,
@@ -42,16 +42,17 @@ def make(
 
 
 def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) -> tuple[int, Cursor]:
-    """Step and cursor of a state that fits this feed.
+    """Validate a state for this feed. Returns its step and cursor.
 
     Args:
-      state: as `make` made it, perhaps after a round trip through JSON.
-      fingerprint: of the feed that is to go on.
+      state: as `make` returned it, perhaps after a round trip through JSON.
+      fingerprint: of the feed that restores the state.
       allow: fields of the fingerprint that may differ.
 
     Raises:
       TypeError: it is not a dict.
-      ValueError: it is no state, one of other data (the message names the field), or one beyond the data.
+      ValueError: it is not a state, it was saved over other data (the message names the field), or its position
+        is beyond the data.
     """
     if isinstance(allow, str) or not set(allow) <= set(FIELDS):
         raise ValueError(f"allow must be a collection of fields out of {FIELDS}, got {allow!r}")
@@ -78,31 +79,31 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
 
 
 def check_position(position: int, rows: int | None, name: str = "position") -> None:
-    """Refuse a place beyond the data. The end of an epoch, position `rows`, is one that a feed can be at.
+    """Refuse a position beyond the data. Position `rows`, the end of an epoch, is valid.
 
     Args:
-      rows: of an epoch; None: a stream, whose length only reading tells.
+      rows: in an epoch; None: a stream, whose length is not known.
 
     Raises:
-      ValueError: it names the largest position.
+      ValueError: the position is too large; the message names the largest one.
     """
     if rows is not None and position > rows:
         raise ValueError(
             f"{name} counts the rows of one epoch that came before, and an epoch has {rows}; got {position}. The "
-            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any place up to there"
+            f"largest is {rows}, the end of the epoch; feed.seek(epoch, position) goes to any position up to there"
         )
 
 
 def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -> dict[str, Any] | None:
-    """Grain's states of a stream's lanes, None at the start of an epoch, where no lane has begun.
+    """Validate Grain's states of a stream's lanes, and return them; None at the start of an epoch.
 
     Args:
-      state: of a stream, and one that `check` took.
-      count: of all lanes.
+      state: of a stream, accepted by `check`.
+      count: the number of all lanes.
       needed: the lanes that this process reads.
 
     Raises:
-      ValueError: the state contradicts itself, or lacks a lane.
+      ValueError: the state is inconsistent, or lacks a lane.
     """
     lanes, position = state.get("lanes"), state["position"]
     if position and not lanes:
@@ -122,7 +123,7 @@ def check_lanes(state: Mapping[str, Any], count: int, needed: Collection[str]) -
 
 
 def _contradiction(lanes: Any, position: int, count: int) -> str | None:
-    """What is wrong with the states of lanes at a position, in words; None if nothing is."""
+    """Why the states of lanes are inconsistent with the position, as a sentence; None if they are consistent."""
     if not isinstance(lanes, Mapping):
         return f"a state's 'lanes' must be a dict with a state for each lane, got {repr(lanes)[:100]}"
     names = {str(lane) for lane in range(count)}

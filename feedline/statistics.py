@@ -1,4 +1,4 @@
-"""What a feed has done so far, as an immutable snapshot."""
+"""`Statistics`: an immutable snapshot of a feed's counts and times."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class Statistics:
 
     Attributes:
       batches: global batches delivered.
-      rows: rows in them that are real, over all processes; padding is not counted.
+      rows: rows in these batches, over all processes, without padding.
       dropped_rows: rows that the remainder left out, over all processes.
-      bad_rows: rows that were bad, and replaced, of those that this process supplies. They count as rows.
+      bad_rows: rows of this process that were bad and were replaced. They are counted in `rows`, too.
       read_s, transform_s: seconds of this process's reading threads; with several threads they add
         up to more than the time that passed.
-      place_s: seconds of the threads that handed batches to JAX. Transfers go on afterwards.
+      place_s: seconds that threads spent in the JAX calls that place batches. Transfers continue afterwards.
       wait_s: seconds the training loop waited in `next`.
-      ready: placed batches that wait to be taken, now.
-      threads: Grain threads that read; 0: the placement thread does.
+      ready: placed batches that wait to be delivered now.
+      threads: threads that read; 0: the placement thread reads.
       workers: Grain worker processes.
-      slabs: host buffers mapped so far, one a leaf and batch, which are used again; in a steady run it
-        stops growing.
+      slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
+        soon stops growing.
     """
 
     batches: int = 0
@@ -40,7 +40,7 @@ class Statistics:
     slabs: int = 0
 
     def __str__(self) -> str:
-        """For people: counts, mean times of a batch, and what is in use.
+        """Counts, mean times of a batch, and the threads, workers and slabs in use, as text.
 
         Example:
           >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, threads=2, slabs=6))
@@ -49,7 +49,7 @@ class Statistics:
           now: 0 batches ready, 2 threads, 0 workers, 6 slabs
         """
         times = {"waited": self.wait_s, "read": self.read_s, "transform": self.transform_s, "place": self.place_s}
-        each = ", ".join(f"{name} {_time(seconds / max(1, self.batches))}" for name, seconds in times.items())
+        each = ", ".join(f"{name} {_with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
         return (
             f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad\n"
             f"per batch: {each}\n"
@@ -57,16 +57,16 @@ class Statistics:
         )
 
 
-def _time(seconds: float) -> str:
-    """With a unit that suits it."""
+def _with_unit(seconds: float) -> str:
+    """Example: 500 µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return "0 s"
 
 
-class Counted(NamedTuple):
-    """The part of `Statistics` that each batch adds to. A tuple: the training thread makes one for every batch."""
+class Counters(NamedTuple):
+    """The fields of `Statistics` that each batch adds to. A tuple, because it is created for every batch."""
 
     batches: int = 0
     rows: int = 0
@@ -86,9 +86,9 @@ class Counted(NamedTuple):
         transform_s: float,
         place_s: float,
         wait_s: float,
-    ) -> Counted:
-        """With one more batch."""
-        return Counted(
+    ) -> Counters:
+        """These counters after one more batch."""
+        return Counters(
             self[0] + 1,
             self[1] + rows,
             self[2] + dropped_rows,

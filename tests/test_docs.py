@@ -1,5 +1,6 @@
-"""The Python of the README and of docs/ runs as it stands, block after block, and their links lead somewhere."""
+"""The Python of the README and of docs/ runs, block after block; links, paths and modules on all pages exist."""
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -13,11 +14,11 @@ import feedline
 from feedline.order.epoch import rows_at
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _given():
-    """What the pages leave to the reader: a step, an evaluation, an iterator; and the README's own names."""
+    """The names that the pages use without defining them: a step, an evaluation, an iterator, a sharding."""
 
     def logits(state, batch):
         return (batch["image"].reshape(len(batch["image"]), -1) / 255.0) @ state
@@ -50,17 +51,17 @@ def _given():
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A current folder with the two files that all pages read: 200 rows, so 3 whole batches of 64 an epoch."""
+    """The current folder holds the two files that all pages read: 200 rows, so 3 whole batches of 64 an epoch."""
     monkeypatch.chdir(tmp_path)
     np.save("image.npy", np.random.default_rng(0).integers(0, 256, (200, 4, 4)).astype(np.uint8))
     np.save("label.npy", np.arange(200, dtype=np.int32) % 10)
 
 
 def run(page, **more):
-    """The names that are there once all Python of a page has run."""
+    """Run all Python of a page. Returns the names that it defines."""
     names = _given() | more
     for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
-        exec(compile(block, f"<{page}>", "exec"), names)  # of a real file Grain would look up the lines
+        exec(compile(block, f"<{page}>", "exec"), names)  # with the name of a real file, Grain would look up lines
     return names
 
 
@@ -103,8 +104,8 @@ def test_streams(files):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    """Files exist, and a page that is named with a heading has it."""
+def test_links_have_targets(page):
+    """The linked files and headings exist."""
     for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text()):
         path, _, heading = target.partition("#")
         file = (page.parent / path).resolve() if path else page
@@ -113,7 +114,17 @@ def test_links_lead_somewhere(page):
             assert heading in _anchors(file), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_and_modules_exist(page):
+    """Paths may be relative to the repository, to feedline/, or to the page."""
+    text = page.read_text()
+    for path in re.findall(r"(?<![\w./-])(?:[\w.]+/)+\w+\.(?:py|c)\b|(?<=`)(?:\w+/)+(?=`)", text):
+        assert any((folder / path).exists() for folder in (ROOT, ROOT / "feedline", page.parent)), path
+    for name in re.findall(r"\bfeedline(?:\.\w+)+(?!\w|[-/])", text):
+        pkgutil.resolve_name(name)
+
+
 def _anchors(page):
-    """What GitHub makes of the headings of a page."""
+    """The anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

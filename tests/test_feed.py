@@ -668,7 +668,7 @@ class FeedMachine(RuleBasedStateMachine):
             self.feed.close()
 
 
-TestAnythingAUserMayDo = pytest.mark.filterwarnings("ignore:this loop")(FeedMachine.TestCase)
+TestAnythingAUserMayDo = pytest.mark.slow(pytest.mark.filterwarnings("ignore:this loop")(FeedMachine.TestCase))
 TestAnythingAUserMayDo.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
 
 

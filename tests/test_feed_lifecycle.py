@@ -195,6 +195,7 @@ def interrupted_at(line, function):
         sys.settrace(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
@@ -222,6 +223,7 @@ def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     assert {"__enter__", "__exit__", "take"} <= set(interrupted)
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_of_the_first_next_leaves_nothing_held():
     """There the memory is mapped; a lock that stayed held would hang the next batch."""
     for line in range(1, 2000):
@@ -234,6 +236,7 @@ def test_an_interrupt_at_any_line_of_the_first_next_leaves_nothing_held():
     assert 100 < line < 1999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_interrupt_at_any_line_of_the_end_skips_nothing(prefetch):
     for line in range(1, 1000):
@@ -250,6 +253,7 @@ def test_an_interrupt_at_any_line_of_the_end_skips_nothing(prefetch):
     assert line > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", ["seek", "set_state"])
 def test_an_interrupt_at_any_line_of_a_move_leaves_it_done_or_undone(move):
     for line in range(1, 1000):
@@ -495,7 +499,7 @@ def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_look
 
 
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
-    """Counted, not timed: the calls of Python and C functions in one `next`."""
+    """Counters, not timed: the calls of Python and C functions in one `next`."""
 
     def calls(leaves, batch_size):
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}

@@ -177,6 +177,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     n=st.integers(24, 90),

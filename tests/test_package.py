@@ -17,7 +17,7 @@ import pytest
 
 import feedline
 from feedline import cluster
-from feedline.errors import for_others
+from feedline.errors import as_arguments
 
 ROOT = Path(feedline.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "feedline."))
@@ -172,11 +172,11 @@ def test_the_family_of_errors(name):
 def test_what_other_processes_are_told_of_an_error_is_plain():
     error = feedline.RowError("no", stage="read", row=np.int64(5), file=Path("x.npy"))
     error.locate(np.int64(5), np.int32(1), np.int64(7))
-    told = json.loads(json.dumps(for_others(error)))
+    told = json.loads(json.dumps(as_arguments(error)))
     again = feedline.ProcessError(**{**told, "process": 3})
     assert str(again) == "RowError: no [stage read, process 3, row 5, epoch 1, position 7, file x.npy]"
     assert (again.row, again.epoch, again.position, again.file) == (5, 1, 7, "x.npy")
-    assert for_others(KeyboardInterrupt()) == {"message": "KeyboardInterrupt"}
+    assert as_arguments(KeyboardInterrupt()) == {"message": "KeyboardInterrupt"}
 
 
 # --- imports ---
@@ -419,7 +419,7 @@ def test_what_is_loaded_when():
         "agreement.agree",
         "agreement.coordination",
         "agreement.differences",
-        "agreement.gather",
+        "agreement.all_gather",
         "agreement.monitor",
         "agreement.stop",
     ]

@@ -223,6 +223,7 @@ def reordered(value, random):
     return [reordered(item, random) for item in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 @given(value=json_values, random=st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
 def test_a_digest_does_not_depend_on_the_order_of_keys_nor_on_a_round_trip(value, random):
@@ -231,6 +232,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys_nor_on_a_round_trip(value
     assert len(digest(value)) == 32
 
 
+@pytest.mark.slow
 @given(values=st.lists(json_values, min_size=2, max_size=2, unique_by=json.dumps))
 @settings(max_examples=200, deadline=None)
 def test_different_values_have_different_digests(values):

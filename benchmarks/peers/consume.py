@@ -1,4 +1,4 @@
-"""The consumer that all peers share: measures one peer's reader and checks its rows, as lines of JSON ask.
+"""The consumer of all peers: measures one peer's reader, or checks its rows, at each request.
 
 `python consume.py READER.py` runs in the peer's own environment. The reader is a file with
 
@@ -8,8 +8,8 @@
     AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
     SWEEP: list[dict]                                   # optional: settings that peers_sweep.py compares
 
-Each line on standard input is one request, each line on standard output its answer; whatever the
-peer itself prints goes to standard error. An error ends the process.
+Each line on standard input is one request in JSON, each line on standard output its answer. The peer's own
+output goes to standard error. An error ends the process.
 """
 
 import os
@@ -33,15 +33,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What to read, and where to put it.
+    """The rows to read, and the sharding of their batches.
 
     Attributes:
       file: .npy with uint8[bytes], the same for every peer.
       row_bytes: bytes in a row; rows follow each other without gaps.
-      batch_rows: rows in a batch. Only whole batches of the file count.
+      batch_rows: rows in a batch. A last partial batch of the file is left out.
       threads: cores of this machine, at most 16.
-      folder: where `prepare` puts the peer's own format.
-      epochs: passes over the rows, None: endless.
+      folder: where `prepare` writes the data in the peer's own format.
+      epochs: how often the rows are read; None: endless.
     """
 
     file: str
@@ -57,17 +57,17 @@ class Task:
         return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
     def load(self, mapped=False):
-        """uint8[rows, row_bytes], in memory of this process; or the file mapped into it."""
+        """uint8[rows, row_bytes] in this process's memory, or mapped from the file."""
         flat = np.load(self.file, mmap_mode="r" if mapped else None)
         rows = len(flat) // (self.row_bytes * self.batch_rows) * self.batch_rows
         return flat[: rows * self.row_bytes].reshape(rows, self.row_bytes)
 
     def records(self):
-        """The rows as a sequence that can be sent to other processes."""
+        """The rows as a sequence that can be pickled."""
         return Records(self)
 
     def orders(self, seed=0):
-        """A permutation of all rows for each epoch, as NumPy makes it."""
+        """A random permutation of all rows for each epoch."""
         rows, generator, epoch = len(self.load(mapped=True)), np.random.default_rng(seed), 0
         while self.epochs is None or epoch < self.epochs:
             yield generator.permutation(rows)
@@ -75,7 +75,7 @@ class Task:
 
 
 class Records:
-    """The rows one by one, from the mapped file: worker processes open it again instead of copying an array."""
+    """The rows of the mapped file as a sequence. When unpickled it opens the file again, so no array is copied."""
 
     def __init__(self, task):
         self.task, self.rows = task, task.load(mapped=True)
@@ -91,7 +91,7 @@ class Records:
 
 
 def measure(reader, task, settings, warm_up_s, seconds):
-    """Rows and seconds of one round, after a warm-up that also empties what was read ahead."""
+    """Rows and seconds of one round, after a warm-up that also uses up batches read ahead."""
     at_once = getattr(reader, "AT_ONCE", 1)
     batches = reader.batches(task, **settings)
     first = next(batches)
@@ -108,21 +108,24 @@ def measure(reader, task, settings, warm_up_s, seconds):
 
 
 def draw(batches, seconds, at_least):
-    """Take batches until both are reached: how many, in how many seconds. Two are alive at the most."""
+    """Take at least `at_least` batches, for at least `seconds` seconds. Returns their number and the time.
+
+    At most two batches are alive.
+    """
     count, started = 0, time.perf_counter()
     while count < at_least or time.perf_counter() - started < seconds:
-        held = jax.block_until_ready(next(batches))  # the one before is let go only now
+        batch = jax.block_until_ready(next(batches))  # the previous batch is released now
         count += 1
-    del held
+    del batch
     return count, time.perf_counter() - started
 
 
 def check(reader, task, settings, limit):
     """Compare the first `limit` batches (None: a whole epoch) with the rows themselves.
 
-    A row is found by its first eight bytes, which are random, then compared whole. `jump` tells how
-    well rows are shuffled: the mean distance in the file of rows that follow each other, divided by
-    that of a uniform shuffle (a third of all rows).
+    A row is found by its first eight bytes, which are random, and compared as a whole. `jump` measures the
+    shuffle: the mean distance in the file of successive rows, divided by that of a uniform shuffle (a third of
+    all rows).
     """
     rows = task.load()
     heads = np.ascontiguousarray(rows[:, :8]).view(np.uint64).ravel()
@@ -132,8 +135,8 @@ def check(reader, task, settings, limit):
     batches = reader.batches(dataclasses.replace(task, epochs=1), **settings)
     for batch in batches:
         got = np.asarray(batch)
-        place = np.searchsorted(sorted_heads, np.ascontiguousarray(got[:, :8]).view(np.uint64).ravel())
-        index = by_head[np.minimum(place, len(rows) - 1)]
+        found = np.searchsorted(sorted_heads, np.ascontiguousarray(got[:, :8]).view(np.uint64).ravel())
+        index = by_head[np.minimum(found, len(rows) - 1)]
         wrong += int((rows[index] != got).any(axis=1).sum())
         indices.append(index)
         if len(indices) == limit:
@@ -171,7 +174,7 @@ def versions():
 
 
 def answer(reader, request):
-    """Do what one request asks."""
+    """The answer to one request."""
     settings = reader.SETTINGS | request.get("settings", {})
     if request["do"] == "describe":
         return {"settings": settings, "sweep": getattr(reader, "SWEEP", [{}]), "versions": versions()}
@@ -187,10 +190,10 @@ def answer(reader, request):
 
 
 def main(path):
-    """Load the reader, then answer until standard input ends."""
+    """Load the reader, and answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.path.append(str(Path(path).parent))  # worker processes get it too, and find the reader there
+    sys.path.append(str(Path(path).parent))  # worker processes inherit it, so that they can import the reader
     reader = importlib.import_module("reader")
     for line in sys.stdin:
         print(json.dumps(answer(reader, json.loads(line))), file=answers, flush=True)

@@ -1,11 +1,11 @@
-"""What the processes of one run tell each other, from the first agreement to a common stop.
+"""Communication between the processes of a run, over jax's coordination service.
 
 A map::
 
     coordination keys, counters and barriers           knows jax's private names
-    agree        all build the same feed, or none
-      differences  which process differs in what       pure
-    gather       what each process reports of a place in a run, for all of them
+    agree        checks that all processes build the same feed
+      differences  the process and the field that differ     pure
+    all_gather   collects a value from each process, and gives all values to all of them
     replicas     processes that read the same rows compare checksums
     monitor      the failure of one process ends the others
     stop         a signal to one process ends the loop of all, at the same step

@@ -1,4 +1,4 @@
-"""In which field the processes differ, and which of them does. Pure."""
+"""Finds the process and the field in which the feeds of several processes differ. Pure."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ _SLICED = (
     "give every process the whole data, the same: feedline finds the rows of each process itself, so a dataset "
     "must not be sliced per process (dataset[process::processes], ShardByJaxProcess), and random maps need a seed"
 )
-_CHANGES = {
+_FIXES = {
     "version": "install the same packages everywhere",
     "rows": _SLICED,
     "spec": "give every process files of the same form",
     "data": _SLICED,
     "sharding": "build the mesh from the same devices in the same order everywhere, as jax.make_mesh does",
 }
-_CHANGE = "give every process the same value; the feeds must also be built in the same order everywhere"
-_LONGEST = 100
+_FIX = "give every process the same value; the feeds must also be built in the same order everywhere"
+_MAX_CHARACTERS = 100
 _ABSENT = "absent"
 
 
-class Difference(NamedTuple):
-    """One process that differs, and the sentence that says in what."""
+class Mismatch(NamedTuple):
+    """A process that differs, and a message with the field, the values and a fix."""
 
     process: int
-    told: str
+    message: str
 
 
-def difference(descriptions: Mapping[int, Mapping[str, Any]]) -> Difference | None:
-    """The first field, in their order, that is not the same in every process; None if all are.
+def find_mismatch(descriptions: Mapping[int, Mapping[str, Any]]) -> Mismatch | None:
+    """The first field, in the order of the fields, that is not the same in every process; None if all are.
 
-    What most processes say is taken as right; where as many say one thing as another, what the lowest
-    process says.
+    The value of most processes is taken as right; in a tie, the value of the process with the lowest index.
 
     Args:
-      descriptions: of each process, by its index: JSON values by field. Dicts among them are compared entry
-        by entry.
+      descriptions: for each process index, JSON values by field. Dicts are compared entry by entry.
 
     Example:
-      >>> print(difference({0: {"batch_size": 8}, 1: {"batch_size": 8}, 2: {"batch_size": 16}}).told)
+      >>> print(find_mismatch({0: {"batch_size": 8}, 1: {"batch_size": 8}, 2: {"batch_size": 16}}).message)
       process 2 has batch_size 16, processes 0 and 1 have 8; give every process the same value; the feeds must \
 also be built in the same order everywhere
     """
@@ -50,16 +48,16 @@ also be built in the same order everywhere
     if not differing:
         return None
     field = differing[0]
-    (usual, them), (other, those) = _groups(flat, field)[:2]
-    told = f"{_named(those)} {field} {_short(other)}, {_named(them)} {_short(usual)}"
+    (usual, majority), (other, minority) = _groups(flat, field)[:2]
+    message = f"{_with_verb(minority)} {field} {_short(other)}, {_with_verb(majority)} {_short(usual)}"
     if len(differing) > 1:
         more = ", ".join(differing[1:4]) + (", …" if len(differing) > 4 else "")
-        told += f" (and {more} {'differs' if len(differing) == 2 else 'differ'})"
-    return Difference(those[0], f"{told}; {_CHANGES.get(field.partition('.')[0], _CHANGE)}")
+        message += f" (and {more} {'differs' if len(differing) == 2 else 'differ'})"
+    return Mismatch(minority[0], f"{message}; {_FIXES.get(field.partition('.')[0], _FIX)}")
 
 
 def _flat(description: Mapping[str, Any]) -> dict[str, str]:
-    """Every field as JSON, dicts taken apart: {"order.seed": "0"}."""
+    """Every field as JSON, with dicts flattened: {"order.seed": "0"}."""
     entries = {}
     for field, value in description.items():
         if isinstance(value, Mapping):
@@ -70,24 +68,24 @@ def _flat(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _groups(flat: Mapping[int, Mapping[str, str]], field: str) -> list[tuple[str, list[int]]]:
-    """The values of a field and the processes that have each, the most common first, then the lowest process's."""
+    """Each value of a field with its processes, the most common value first, then that of the lowest process."""
     groups: dict[str, list[int]] = {}
     for process, entries in flat.items():
         groups.setdefault(entries.get(field, _ABSENT), []).append(process)
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def named(processes: list[int]) -> str:
-    """ "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
+def process_names(processes: list[int]) -> str:
+    """The processes in words: "process 3", "processes 0 and 1", "processes 0, 1, 2 and 5 more"; "" for none."""
     if len(processes) < 2:
         return f"process {processes[0]}" if processes else ""
     shown, rest = (processes[:-1], str(processes[-1])) if len(processes) <= 4 else (processes[:3], None)
     return f"processes {', '.join(map(str, shown))} and {rest or f'{len(processes) - 3} more'}"
 
 
-def _named(processes: list[int]) -> str:
-    return f"{named(processes)} {'has' if len(processes) == 1 else 'have'}"
+def _with_verb(processes: list[int]) -> str:
+    return f"{process_names(processes)} {'has' if len(processes) == 1 else 'have'}"
 
 
 def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"
+    return value if len(value) <= _MAX_CHARACTERS else f"{value[:_MAX_CHARACTERS]}…"

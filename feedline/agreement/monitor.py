@@ -1,4 +1,4 @@
-"""The failure of one process ends the others, with its message, whatever they wait in."""
+"""Ends all processes, with the error message of the process that failed, whatever they are waiting for."""
 
 from __future__ import annotations
 
@@ -17,57 +17,55 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.coordination import Coordination, coordination
-from feedline.errors import FeedError, ProcessError, for_others
+from feedline.errors import FeedError, ProcessError, as_arguments
 
 _KEY = "feedline/abort"
-"""Its value: who failed and why; or `_OVER`, once all have ended well. The first one stays."""
+"""Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
 _OVER = ""
-_FOR_EVER_S = 1e9
-_LAST_WORDS_S = 1.0
-_LEAVING_S = 2.0
-_END_TOGETHER_S = 300.0
-"""How long an end waits for that of the others: as long as jax's own shutdown barrier."""
+_FOREVER_S = 1e9
+_OUTPUT_S = 1.0  # how long the end of this process waits for its last output
+_PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
+_SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
 
 
-class _Closable(Protocol):
+class _SupportsClose(Protocol):
     def close(self) -> None: ...
 
 
 _monitor: Monitor | None = None
-_runs: set[weakref.ref[_Closable]] = set()
-"""What is woken by being closed once another process failed. Any thread adds, and a plain set's copy is atomic."""
+_closed_on_abort: set[weakref.ref[_SupportsClose]] = set()
+"""Closed once another process failed, which wakes their waits. Any thread adds; the copy of a set is atomic."""
 
 
 def abort(reason: str | BaseException) -> None:
-    """Tell the other processes that this one has failed: they end with this message.
+    """Report to the other processes that this one has failed: they end with this message.
 
-    An uncaught exception does so by itself. Call it before `sys.exit(1)`, which nobody can see: to jax and to
-    feedline that is an end like any other, for which the others are waited for.
-
-    Without a monitor (see `initialize`) only those hear it that wait for others in feedline. Where nobody joined
-    other processes it does nothing. The first failure is the one that is told.
+    An uncaught exception is reported without this call. Call it before `sys.exit(1)`, which jax and feedline
+    cannot distinguish from success: the process would wait for the others at its end. Only the first failure is
+    reported. Without a monitor (see `initialize`) the others notice it only when they wait inside feedline. In a
+    process that did not join others, the call does nothing.
 
     Args:
-      reason: in a sentence, or the exception.
+      reason: a sentence, or the exception.
     """
     if _monitor is not None:
         _monitor.failed = True
     service = coordination()
     if service is not None:
-        told = for_others(reason) if isinstance(reason, BaseException) else {"message": reason}
-        process = told.get("process", service.process)  # what failed may be another one, of which this one heard
-        told["message"] = f"process {process} failed: {' '.join(told['message'].split())}"
+        arguments = as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason}
+        process = arguments.get("process", service.process)  # the exception may report that another process failed
+        arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            service.set(_KEY, json.dumps([process, told]))
+            service.set(_KEY, json.dumps([process, arguments]))
 
 
 def failure() -> ProcessError | None:
-    """The failure of which the monitor knows."""
+    """The failure that the monitor has received, if any."""
     return _monitor.failure if _monitor is not None else None
 
 
-def failure_meanwhile() -> ProcessError | None:
-    """For those who wait for others, and look now and then: without a monitor, process 0 is asked."""
+def poll_failure() -> ProcessError | None:
+    """The failure of another process, if any; without a monitor, asks the coordination service."""
     if _monitor is not None and (_monitor.watches or _monitor.failure is not None):
         return _monitor.failure
     with contextlib.suppress(FeedError):
@@ -77,16 +75,16 @@ def failure_meanwhile() -> ProcessError | None:
     return None
 
 
-def _error_of(process: int, told: Mapping[str, Any]) -> ProcessError:
-    """What waits in feedline raises once `process` has failed."""
-    return ProcessError(**{"stage": "abort", "process": process, **told})
+def _error_of(process: int, arguments: Mapping[str, Any]) -> ProcessError:
+    """The error that waits inside feedline raise once `process` has failed."""
+    return ProcessError(**{"stage": "abort", "process": process, **arguments})
 
 
-def close_on_abort(run: _Closable) -> None:
-    """Have `run` closed when another process fails: it then raises `failure()` in place of "closed"."""
-    _runs.add(weakref.ref(run, _runs.discard))
+def close_on_abort(waiting: _SupportsClose) -> None:
+    """Close `waiting` when another process fails; its owner then raises `failure()`."""
+    _closed_on_abort.add(weakref.ref(waiting, _closed_on_abort.discard))
     if failure() is not None:
-        run.close()
+        waiting.close()
 
 
 def watch(abort_after_s: float) -> None:
@@ -99,7 +97,7 @@ def watch(abort_after_s: float) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process after a failure, without what a normal exit would wait for."""
+    """End this process after a failure, without a normal exit's waits."""
     abort(f"it ended with exit code {code}")
     if _monitor is not None and _monitor.watches:
         _monitor.leave(code)
@@ -107,86 +105,84 @@ def leave(code: int) -> NoReturn:
 
 
 class Monitor:
-    """Waits for the failure of any process, and sees to it that this one ends.
+    """Waits for the failure of any process, and then ends this one.
 
-    Its thread blocks on one key. When a process fails, it says so, closes what waits in feedline (whose
-    caller gets the failure as an exception), and ends this process `abort_after_s` later: a thread inside a
-    collective cannot be interrupted. At exit it waits until all have ended or one has failed, in place of
-    jax's shutdown barrier, which would tell nobody anything.
+    Its thread blocks on one key. When a process fails, the thread prints the failure, closes what waits inside
+    feedline (the caller gets the failure as an exception), and ends this process `abort_after_s` later, because a
+    thread inside a collective cannot be interrupted. At exit the process waits until all have succeeded or one has
+    failed; this replaces jax's shutdown barrier, which does not report failures.
 
-    Who calls: `watch` makes and starts it; the interpreter calls its two hooks; it ends with the process or
-    with `jax.distributed.shutdown()`.
+    `watch` makes and starts the monitor; the interpreter calls its two hooks. It ends with the process or with
+    `jax.distributed.shutdown()`.
     """
 
     def __init__(self, service: Coordination, abort_after_s: float) -> None:
         self.failure: ProcessError | None = None
         self._service = service
         self._abort_after_s = abort_after_s
-        self._ended = threading.Event()  # this process has come to its end, and well
-        self.failed = False  # this process has, and ends for it
-        self._code = 1  # with which it ends then
-        self._pid = os.getpid()  # a fork inherits the hooks and not the thread
-        self._show = sys.excepthook
+        self._succeeded = threading.Event()  # this process has reached its end without a failure
+        self.failed = False  # this process has failed, and ends because of that
+        self._code = 1  # the exit code after a failure
+        self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
+        self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
 
     @property
     def watches(self) -> bool:
-        """Whether it still waits for a failure, or deals with one."""
+        """Whether the thread still runs in this process."""
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def start(self) -> None:
         """Start the thread and set the hooks."""
         self._thread.start()
         sys.excepthook = self._uncaught
-        # Registered at the start, it runs after what the user registers, and before jax's own.
+        # Registered now, it runs after the hooks that the user registers later, and before jax's own.
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
         """End this process, which has failed."""
         self._code = code
-        self._end(code, self._abort_after_s + _LEAVING_S)
+        self._end(code, self._abort_after_s + _PROCESS_0_S)
 
     def _run(self) -> None:
         try:
-            told = self._service.get(_KEY, _FOR_EVER_S)
+            value = self._service.get(_KEY, _FOREVER_S)
         except FeedError:  # jax has shut down
             return
-        if told == _OVER:
+        if value == _OVER:
             return
-        process, failed = json.loads(told)
-        self._acknowledge()
-        self.failure = _error_of(process, failed)
-        for reference in _runs.copy():
-            run = reference()
-            if run is not None:
-                run.close()
-            del run
-        if process != self._service.process:
-            _say(f"{FeedError(**failed)}\nfeedline: process {self._service.process} ends, too")
-        self._ended.wait(self._abort_after_s)
-        silent = self._silent()
-        if silent:
-            _say(f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first")
-        self._end(0 if self._ended.is_set() else self._code, _LEAVING_S)
-
-    def _acknowledge(self) -> None:
-        with contextlib.suppress(FeedError):
+        process, arguments = json.loads(value)
+        with contextlib.suppress(FeedError):  # acknowledges the failure
             self._service.set(f"{_KEY}/heard/{self._service.process}", "")
+        self.failure = _error_of(process, arguments)
+        for reference in _closed_on_abort.copy():
+            waiting = reference()
+            if waiting is not None:
+                waiting.close()
+            del waiting
+        if process != self._service.process:
+            _print(f"{FeedError(**arguments)}\nfeedline: process {self._service.process} ends, too")
+        self._succeeded.wait(self._abort_after_s)
+        if silent := self._silent_processes():
+            _print(
+                f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first"
+            )
+        self._end(0 if self._succeeded.is_set() else self._code, _PROCESS_0_S)
 
-    def _silent(self) -> list[int]:
-        """The processes whose monitor has not heard of the failure."""
+    def _silent_processes(self) -> list[int]:
+        """The processes whose monitor has not acknowledged the failure."""
         with contextlib.suppress(FeedError):
             heard = {int(key.rpartition("/")[2]) for key in self._service.dir(f"{_KEY}/heard")}
             return [process for process in range(self._service.processes) if process not in heard]
         return []
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """The hook for an exception that nobody caught."""
+        """The `sys.excepthook`: reports the exception to the other processes."""
         try:
-            self._show(kind, error, trace)
+            self._previous_hook(kind, error, trace)
         finally:
-            goes_on = hasattr(sys, "ps1") or sys.flags.interactive  # at a prompt an exception ends nothing
-            if os.getpid() == self._pid and not goes_on:
+            at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # there the process goes on
+            if os.getpid() == self._pid and not at_prompt:
                 abort(error)
 
     def _at_exit(self) -> None:
@@ -194,34 +190,34 @@ class Monitor:
             return
         if self.failed:
             self.leave(1)
-        self._ended.set()
+        self._succeeded.set()
         try:
             with contextlib.suppress(FeedError):
                 if self._service.increment("feedline/ended") == self._service.processes:
                     self._service.set(_KEY, _OVER)
-            self._thread.join(_END_TOGETHER_S)
+            self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():
-                abort(f"process {self._service.process} ended {_END_TOGETHER_S:g} s before the others")
+                abort(f"process {self._service.process} ended {_SUCCESS_S:g} s before the others")
                 self._thread.join()
         except KeyboardInterrupt:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
 
-    def _end(self, code: int, patience_s: float) -> NoReturn:
-        """Process 0, without which nobody is told anything, goes last, but waits no longer than `patience_s`."""
+    def _end(self, code: int, timeout_s: float) -> NoReturn:
+        """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._service.process:
                 self._service.set(f"{_KEY}/left/{self._service.process}", "")
             else:
-                deadline = time.monotonic() + patience_s
+                deadline = time.monotonic() + timeout_s
                 for process in range(1, self._service.processes):
                     self._service.get(f"{_KEY}/left/{process}", deadline - time.monotonic())
         _end(code)
 
 
 def _end(code: int) -> NoReturn:
-    """Past all that a normal exit does and could wait for, but what was written is written."""
-    _briefly(_flush)
-    for child in multiprocessing.active_children():  # Grain's workers outlive their parent
+    """End this process by `os._exit`, which skips everything that a normal exit may wait for, but flush output."""
+    _call_briefly(_flush)
+    for child in multiprocessing.active_children():  # Grain's workers would outlive their parent
         child.kill()
     os._exit(code)
 
@@ -233,21 +229,21 @@ def _flush() -> None:
             stream.flush()
 
 
-def _say(line: str) -> None:
-    def say() -> None:
+def _print(line: str) -> None:
+    def write() -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"feedline: {line}\n")
             sys.stderr.flush()
 
-    _briefly(say)
+    _call_briefly(write)
 
 
-def _briefly(function: Callable[[], None]) -> None:
-    """Call it, but do not wait for it for long: the main thread may hold the lock that it needs."""
+def _call_briefly(function: Callable[[], None]) -> None:
+    """Call a function, and wait for it only briefly: the main thread may hold a lock that the function needs."""
     thread = threading.Thread(target=function, name="feedline-last-words", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter exits, and from Python 3.12 on starts no more threads then
+    except RuntimeError:  # from Python 3.12 on, an interpreter that exits starts no threads
         function()
     else:
-        thread.join(_LAST_WORDS_S)
+        thread.join(_OUTPUT_S)

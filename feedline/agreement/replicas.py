@@ -1,4 +1,4 @@
-"""Processes that own the same rows compare checksums of what they read of them, while they train."""
+"""Processes that read the same rows compare checksums of them during training."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from feedline.order.schedule import Cursor
 from feedline.placement.plan import LeafPlan, replicas
 
 _BLOCKS = 32
-"""How many checksums a leaf gets, so that the rows that differ can be named."""
+"""Checksums of each leaf of a batch: an error names the block of rows that differs."""
 _KEPT = 8
-"""Checks whose checksums can still be looked up: by so many may one process be ahead of another."""
+"""Checks whose checksums stay in the service: one process may be ahead of another by so many checks."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A leaf, what this process supplies of it, and the others that supply the same part."""
+class _CheckedLeaf:
+    """A leaf, the part of it that this process supplies, and the other processes that supply the same part."""
 
     name: str
     plan: LeafPlan
@@ -34,18 +34,19 @@ class _Leaf:
 
 
 class ReplicaCheck:
-    """Publishes checksums of every `every`-th batch, and compares them with those that lie there already.
+    """Publishes checksums of every `every`-th batch, and compares them with those of the other processes.
 
-    Nobody waits: of two processes the later one finds what the earlier one published, and fails. Its monitor
-    ends the other. Called by all threads that place, at once.
+    No process waits for another: of two processes that differ, the later one finds the checksums of the earlier
+    one and raises. The monitor then ends the other. May be called by several threads at once.
 
     Args:
-      key: of the feed, the same in every process.
-      every: batches from one check to the next.
-      batch_size, epoch_rows: to count batches by their cursor (None: a stream, counted in each epoch), for
-        the processes must check the same ones, also after one has begun a run anew.
+      key: a path for keys of this feed, the same in every process.
+      every: a check takes place every so many batches.
+      batch_size: rows of a global batch.
+      epoch_rows: rows of an epoch; None for a stream. With the batch size it gives the number of a batch from its
+        cursor, so that all processes check the same batches, also after one of them started its pipeline again.
       spec: of the global batch, with shardings.
-      plans: what this process supplies of each leaf.
+      plans: for each leaf, the part that this process supplies.
     """
 
     def __init__(
@@ -65,39 +66,39 @@ class ReplicaCheck:
         self._epoch_rows = epoch_rows or 0
         self._published: collections.deque[str] = collections.deque()
         self._leaves = [
-            _Leaf(f"batch{jax.tree_util.keystr(path)}", plan, _others(service.process, leaf))
+            _CheckedLeaf(f"batch{jax.tree_util.keystr(path)}", plan, _others(service.process, leaf))
             for (path, leaf), plan in zip(jax.tree_util.tree_leaves_with_path(spec), plans, strict=True)
         ]
 
     def __call__(self, leaves: Sequence[npt.NDArray[Any]], after: Cursor) -> None:
-        """Check a process-local batch, if it is one of those that are checked.
+        """Check a process-local batch, if its number is a multiple of `every`.
 
         Args:
-          after: the cursor after it.
+          after: the cursor after the batch.
 
         Raises:
-          ProcessError: another process has other bytes in rows of which this one is a replica.
+          ProcessError: another process, which supplies the same rows, has other bytes.
         """
         number = (after.epoch * self._epoch_rows + after.position) // self._batch_size
         shared = [i for i, leaf in enumerate(self._leaves) if leaf.others]
         if number % self._every or not shared:
             return
-        mine = {str(i): checksums(leaves[i]) for i in shared}
+        own = {str(i): checksums(leaves[i]) for i in shared}
         batch = f"{self._key}/{after.epoch}.{after.position}"
-        self._publish(f"{batch}/{self._service.process}", json.dumps(mine))
+        self._publish(f"{batch}/{self._service.process}", json.dumps(own))
         for key, value in self._service.dir(batch).items():
-            self._compare(int(key.rpartition("/")[2]), mine, json.loads(value), after)
+            self._compare(int(key.rpartition("/")[2]), own, json.loads(value), after)
 
     def _publish(self, key: str, value: str) -> None:
-        """And let go of what is too old for anybody to look it up."""
-        self._service.delete(key)  # of an earlier visit, before a seek
+        """Set the key, and delete the oldest key of this process once there are more than `_KEPT`."""
+        self._service.delete(key)  # it is set already if the feed went back by seek
         self._service.set(key, value)
         self._published.append(key)
         if len(self._published) > _KEPT:
             self._service.delete(self._published.popleft())
 
-    def _compare(self, other: int, mine: dict[str, Any], theirs: dict[str, Any], after: Cursor) -> None:
-        for number, sums in mine.items():
+    def _compare(self, other: int, own: dict[str, Any], theirs: dict[str, Any], after: Cursor) -> None:
+        for number, sums in own.items():
             leaf = self._leaves[int(number)]
             if other not in leaf.others or theirs.get(number) == sums:
                 continue
@@ -114,7 +115,7 @@ class ReplicaCheck:
 
 
 def checksums(leaf: npt.NDArray[Any]) -> list[int]:
-    """A CRC-32 of each of up to 32 equal blocks of its rows.
+    """A CRC-32 for each of up to 32 blocks of equally many rows.
 
     Example:
       >>> first, second = checksums(np.zeros((2, 3))), checksums(np.array([[0.0] * 3, [0, 0, 1]]))

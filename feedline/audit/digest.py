@@ -1,4 +1,4 @@
-"""A digest for each row of an array, which adds up over parts of its columns. Pure."""
+"""A digest for each row of an array; the digests of parts of a row add up to that of the row. Pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Digests = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 """(start, stop) along each axis after the first."""
 
-_WORDS_AT_ONCE = 1 << 20  # 8 MiB while they are multiplied
+_WORDS_AT_ONCE = 1 << 20  # the multiplication needs 8 MiB for so many
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
     """Σ word·key mod 2^64 over the words of each row, the multilinear hash of Carter and Wegman (1979).
 
-    A word is an element's bits, or 32 of them; its key is 64 pseudo-random bits that belong to its leaf and
-    column. A substituted value changes a word; a shift or a swap within a row puts words under other keys; and
-    since only digests at the same place are compared, so does a swap of rows. Two words differ by less than
-    2^32, so at most 2^31 of the 2^64 keys hide a difference: two given rows pass for the same with a chance
-    of at most 2^-33. The keys are fixed: this finds mistakes, and is no protection against malice.
+    A word is the bits of an element, or 32 of them. Its key is 64 pseudo-random bits that depend on its leaf and
+    column. A wrong value changes a word. A shift or a swap within a row multiplies words by other keys. A swap of
+    two rows is found because digests are compared position by position. Two words differ by less than
+    2^32, so at most 2^31 of the 2^64 keys hide a difference: two given rows that differ have the same digest with
+    a probability of at most 2^-33. The keys are fixed, so this finds mistakes but does not protect against malice.
 
     Args:
-      values: [k, …], those columns of k rows.
+      values: [k, …], the columns `columns` of k rows.
       leaf: number of the leaf.
-      shape: of a whole row.
-      columns: which columns they are. The digests of parts of a row add up to that of the row.
+      shape: shape of a whole row.
+      columns: the range of `values` along each axis of a row.
 
     Returns:
       uint64[k].
@@ -53,7 +53,7 @@ def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], col
 
 @functools.lru_cache(maxsize=256)
 def _keys(leaf: int, shape: tuple[int, ...], columns: Ranges, words: int) -> Digests:
-    """The key of each word in these columns: splitmix64 (Steele, Lea and Flood 2014) of its number."""
+    """The key of each word in these columns: splitmix64 (Steele, Lea and Flood 2014) of the word's number."""
     numbers: Digests = np.arange(math.prod(shape) * words, dtype=np.uint64).reshape(*shape, words)
     chosen = numbers[tuple(slice(*column) for column in columns)]
     return _mixed(chosen.reshape(-1) + np.uint64((leaf + 1) << 40))

@@ -1,4 +1,4 @@
-"""The feed that is audited, built with the options of a layout."""
+"""Builds the user's feed with the options of a layout."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from feedline.audit.target import MakeFeed
 from feedline.feed import Feed
 
 
-def built(
+def build_feed(
     make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int | None = None
 ) -> tuple[Feed, dict[str, Any]]:
-    """The feed with the options of a layout, and all arguments that it was built with.
+    """The feed with the options of a layout, and all arguments with which it was built.
 
     Raises:
-      TypeError: `make_feed` gave no feed.
+      TypeError: `make_feed` did not build and return a feed.
     """
     with _built_with(layout, batch_size) as arguments:
         feed = make_feed(mesh)
@@ -32,23 +32,24 @@ def built(
     return feed, arguments[id(feed)]
 
 
-def endless(feed: Feed) -> Iterator[Any]:
+def endless_batches(feed: Feed) -> Iterator[Any]:
     """The batches of all passes."""
-    barren = 0
-    while barren < 2:  # one that was restored at the end of a pass begins with an empty one
-        barren += 1
+    empty_passes = 0
+    while empty_passes < 2:  # a feed that was restored at the end of a pass begins with an empty pass
+        empty_passes += 1
         for batch in feed:
-            barren = 0
+            empty_passes = 0
             yield batch
-    raise ValueError("a pass of the feed must hold at least one batch, and this one's holds none")
+    raise ValueError(
+        "a pass of the feed must hold at least one batch, and this feed's hold none; use a smaller batch size"
+    )
 
 
 @contextlib.contextmanager
 def _built_with(layout: Layout, batch_size: int | None) -> Iterator[dict[int, dict[str, Any]]]:
-    """While entered, a Feed is built with other options than it is given; {id(feed): its arguments}.
+    """Wraps the constructor of `Feed` so that it uses the layout's options; yields {id(feed): its arguments}.
 
-    It wraps the constructor, so that `make_feed` can be the very function that trains, without parameters
-    for the audit.
+    So `make_feed` can be the function that the training calls, without parameters for the audit.
     """
     usual = Feed.__init__
     signature = inspect.signature(usual)
@@ -61,7 +62,7 @@ def _built_with(layout: Layout, batch_size: int | None) -> Iterator[dict[int, di
         given["batch_size"] = (batch_size or given["batch_size"]) * layout.times
         if layout.workers is not None:
             given["reading"] = dataclasses.replace(given["reading"], workers=layout.workers)
-        if layout.threads is not None:  # a place in the buffer for one batch: all threads share it
+        if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
             given["reading"] = dataclasses.replace(given["reading"], threads=layout.threads, buffer=1)
         usual(*bound.args, **bound.kwargs)
         seen[id(self)] = {name: value for name, value in given.items() if name != "self"}

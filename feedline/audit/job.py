@@ -1,4 +1,4 @@
-"""What the one who starts processes tells them, and how they answer."""
+"""The files and lines by which the audit and the processes that it starts communicate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 Fault = Literal["swap", "local-order", "late-state"]
 
 DONE = "feedline audit: done"
-"""A process says it with 0 once it has joined the others, and with k after layout k of the launch, from 1."""
+"""A process prints this with 0 once it has joined the others, and with k after layout k of its launch, from 1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The same for all launches. See the options of `feedline audit`."""
+    """What all launches have in common. See the options of `feedline audit`."""
 
     target: str
     batches: int
@@ -23,15 +23,15 @@ class Job:
 
     @property
     def half(self) -> int:
-        """Batches before a stop."""
+        """The number of batches of a layout that stops half way."""
         return (self.batches + 1) // 2
 
 
 def job_file(folder: Path, launch: int) -> Path:
-    """Where a launch finds the job and its layouts."""
+    """The file from which a launch reads the job and its layouts."""
     return folder / f"{launch}.job"
 
 
 def result_file(folder: Path, launch: int, layout: int, process: int) -> Path:
-    """Where a process writes what it held in a layout."""
+    """The file to which a process writes what it observed in a layout."""
     return folder / f"{launch}.{layout}.{process}.result"

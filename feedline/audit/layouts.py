@@ -1,4 +1,4 @@
-"""On how many processes and meshes a feed is run, with which options, and what resumes what. Pure."""
+"""The layouts that an audit tries: numbers of processes, meshes, options, and resumes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 AXES = ("data", "model")
-ALONE = "one device"
+ONE_DEVICE = "one device"
 _FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too
 
 Arrangement = Literal["in order", "permuted", "across"]
@@ -19,20 +19,22 @@ Arrangement = Literal["in order", "permuted", "across"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One run of the feed.
+    """One way to run the feed: processes, mesh, options, and which saved state it resumes.
 
     Attributes:
-      name: for the report.
-      processes, devices: how many; all devices of all processes.
-      mesh: size of the axes data and model. It may leave out devices of a single process.
-      arrangement: of devices in the mesh. "permuted": later processes first, and no two adjacent rows of the
-        mesh on devices of one process. "across": the model axis pairs devices of different processes.
-      threads, workers: None: as the feed has them. With `threads` each batch is read in so many parts.
-      times: the batch size is so many times the feed's.
-      saves: the file that state is saved to after each batch, lanes to folders beside it; the layout then ends
-        half way.
-      killed: it ends by SIGKILL.
-      resumes: the file whose state it goes on from.
+      name: shown in the report.
+      processes: the number of processes.
+      devices: the number of devices of all processes together.
+      mesh: sizes of the axes data and model. On a single process the mesh may leave out devices.
+      arrangement: the order of the devices in the mesh. "permuted": later processes first, and no two adjacent
+        rows of the mesh on devices of one process. "across": the model axis pairs devices of different processes.
+      threads, workers: options of the feed; None leaves them unchanged. `threads` is also the number of parts in
+        which each batch is read.
+      times: multiplies the feed's batch size.
+      saves: the file to which the state is saved after each batch (lanes: folders beside it); the layout then
+        stops half way. Empty: saves nothing.
+      killed: whether the processes end by SIGKILL.
+      resumes: the file from which the state is restored. Empty: starts at the first batch.
     """
 
     name: str
@@ -48,13 +50,13 @@ class Layout:
     resumes: str = ""
 
     @property
-    def alone(self) -> bool:
-        """Whether this is the layout that all others are compared with."""
-        return self.name == ALONE
+    def is_reference(self) -> bool:
+        """Whether all other layouts are compared with this one."""
+        return self.name == ONE_DEVICE
 
     @property
     def title(self) -> str:
-        """Its name among the layouts of all launches."""
+        """The name with the number of processes: unique among the layouts of all launches."""
         return f"{self.name!r} on {self.processes} process{'es' if self.processes > 1 else ''}"
 
     def arranged(self, devices: Sequence[Any]) -> Any:
@@ -72,7 +74,7 @@ class Layout:
 
 
 def devices_for(counts: Sequence[int]) -> int:
-    """How many devices, over all processes, every layout runs on."""
+    """The number of devices, over all processes, of every layout."""
     devices = math.lcm(*counts)
     while devices < _FEWEST_DEVICES or devices % 2:
         devices *= 2
@@ -82,15 +84,15 @@ def devices_for(counts: Sequence[int]) -> int:
 def launches(counts: Sequence[int]) -> list[list[Layout]]:
     """The layouts of each launch of processes, in the order in which they run.
 
-    One device of one process comes first: all others are compared with it. Each launch goes on from what the one
-    before it saved. A single process is launched twice, or nothing would resume.
+    The layout on one device comes first; all others are compared with it. Each launch resumes what the launch
+    before it saved. If `counts` has one number only, it is launched twice, so that there is something to resume.
 
     Example:
       >>> [layout.name for layout in launches([1])[1]]
       ['resumed after a stop', 'resumed after kill -9', 'resumed, batch size × 2']
     """
     devices = devices_for(counts)
-    one = Layout(ALONE, 1, devices, (1, 1))
+    one = Layout(ONE_DEVICE, 1, devices, (1, 1))
     found = [[one, *_options(one), *_meshes(1, devices), *_ends(1, devices)]]
     for before, processes in itertools.pairwise(counts):
         found.append(
@@ -101,7 +103,7 @@ def launches(counts: Sequence[int]) -> list[list[Layout]]:
     twice = _resumed(counts[-2:][0], counts[-1], devices)[0]
     found[-1].insert(2, dataclasses.replace(twice, name="resumed, batch size × 2", times=2))
     if counts[-1] != counts[0]:
-        found[-1] = [layout for layout in found[-1] if not layout.saves]  # nothing comes after it
+        found[-1] = [layout for layout in found[-1] if not layout.saves]  # no later launch resumes them
     return found
 
 

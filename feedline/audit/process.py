@@ -1,4 +1,4 @@
-"""What each process of a launch does: runs every layout, and writes down what it held."""
+"""The main function of each process of a launch: runs every layout and writes what it observed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import jax
 from jax.sharding import Mesh
 
 from feedline import cluster
-from feedline.audit.census import census
-from feedline.audit.feeds import built, endless
-from feedline.audit.held import Failed, Held, Refused, Settings, State, pieces_of
+from feedline.audit.coverage import measure_coverage
+from feedline.audit.faults import with_fault
+from feedline.audit.feeds import build_feed, endless_batches
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import AXES, Layout
-from feedline.audit.plant import planted
-from feedline.audit.target import maker
+from feedline.audit.observed import Crashed, Observed, Refused, Settings, State, shard_digests
+from feedline.audit.target import load_make_feed
 from feedline.feed import Feed
 from feedline.streams.lane_files import load_lanes, save_lanes
 
@@ -32,38 +32,38 @@ _CLOSE_S = 5.0
 
 
 def main(folder: str, launch: int) -> None:
-    """Run each layout of a launch, write its `result_file`, say so, and wait to be killed."""
-    here = Path(folder)
-    job, layouts = pickle.loads(job_file(here, launch).read_bytes())
+    """Run each layout of a launch, write its `result_file`, print `DONE`, and wait to be killed."""
+    files = Path(folder)
+    job, layouts = pickle.loads(job_file(files, launch).read_bytes())
     cluster.initialize()
     print(f"\n{DONE} 0", flush=True)
     for number, layout in enumerate(layouts, 1):
-        with contextlib.ExitStack() as until_told:
-            result: Held | Refused | Failed
+        with contextlib.ExitStack() as open_feeds:
+            result: Observed | Refused | Crashed
             try:
-                result = _run(here, job, layout, until_told)
-            except Exception as error:  # noqa: BLE001  whatever it is, the audit tells it
+                result = _run(files, job, layout, open_feeds)
+            except Exception as error:  # noqa: BLE001  the audit reports every kind of error
                 traceback.print_exc()
                 line = traceback.format_exception_only(error)[0].strip()
-                # a source that cannot travel to workers is no fault: it was the audit that asked for them
-                result = Refused(line) if layout.workers and "pickle" in line else Failed(line)
-            _replace(result_file(here, launch, number, jax.process_index()), pickle.dumps(result))
-            print(f"\n{DONE} {number}", flush=True)  # on a line of its own: the user's code may have begun one
+                # a source that cannot be pickled is no fault: the audit asked for workers, not the user
+                result = Refused(line) if layout.workers and "pickle" in line else Crashed(line)
+            _replace(result_file(files, launch, number, jax.process_index()), pickle.dumps(result))
+            print(f"\n{DONE} {number}", flush=True)  # the user's code may have printed half a line
             if layout.killed:
                 signal.pause()  # with the feed open and reading ahead
     signal.pause()
 
 
-def _run(folder: Path, job: Job, layout: Layout, until_told: contextlib.ExitStack) -> Held | Refused:
+def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStack) -> Observed | Refused:
     began = time.perf_counter()
-    make_feed = maker(job.target, layout.devices)
+    make_feed = load_make_feed(job.target, layout.devices)
     try:
-        feed, arguments = built(make_feed, Mesh(layout.arranged(jax.devices()), AXES), layout, job.batch_size)
+        feed, arguments = build_feed(make_feed, Mesh(layout.arranged(jax.devices()), AXES), layout, job.batch_size)
     except ValueError as error:
-        if layout.workers or layout.times > 1:  # the audit's wish, not the user's
+        if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
             return Refused(str(error))
         raise
-    until_told.callback(feed.close, _CLOSE_S)
+    open_feeds.callback(feed.close, _CLOSE_S)
     first = feed.get_state()
     settings = Settings(
         rows=first["fingerprint"]["rows"],
@@ -77,36 +77,37 @@ def _run(folder: Path, job: Job, layout: Layout, until_told: contextlib.ExitStac
         saved = _loaded(folder / layout.resumes)
         feed.set_state(saved["state"])
     count = job.half if layout.saves else (job.batches - saved["taken"]) // layout.times
-    whole = lambda mesh: endless(built(make_feed, mesh, layout, job.batch_size)[0])  # noqa: E731
-    batches = planted(job.plant, layout, endless(feed), whole)
-    batches_held, states = _delivered(feed, itertools.islice(batches, count), _saver(folder, layout))
+    batches_on = lambda mesh: endless_batches(build_feed(make_feed, mesh, layout, job.batch_size)[0])  # noqa: E731
+    batches = with_fault(job.plant, layout, endless_batches(feed), batches_on)
+    digests, states = _delivered(feed, itertools.islice(batches, count), _saver(folder, layout))
     leaves = jax.tree_util.tree_leaves_with_path(feed.spec)
-    held = Held(
+    observed = Observed(
         settings=settings,
         names=[f"batch{jax.tree_util.keystr(path)}" for path, _ in leaves],
-        forms=[(leaf.shape[1:], leaf.dtype) for _, leaf in leaves],
-        batches=batches_held,
+        row_specs=[(leaf.shape[1:], leaf.dtype) for _, leaf in leaves],
+        batches=digests,
         states=states,
-        taken=saved["taken"],
+        first_batch=saved["taken"],
         seconds=time.perf_counter() - began,
     )
-    if layout.alone:
-        return dataclasses.replace(held, census=census(feed, arguments["source"], held, first))
-    return held
+    if layout.is_reference:
+        return dataclasses.replace(observed, coverage=measure_coverage(feed, arguments["source"], observed, first))
+    return observed
 
 
 def _delivered(feed: Feed, batches: Iterator[Any], save: Callable[[State], None]) -> tuple[list[Any], list[State]]:
-    held, states = [], []
+    """The digests of all shards on this process, [batch][leaf][device], and the state after each batch."""
+    digests, states = [], []
     for batch in batches:
-        held.append([pieces_of(array, i) for i, array in enumerate(jax.tree.leaves(batch))])
+        digests.append([shard_digests(array, i) for i, array in enumerate(jax.tree.leaves(batch))])
         state = feed.get_state()
         states.append({name: state[name] for name in ("step", "epoch", "position")})
-        save({"taken": len(held), "state": state})
-    return held, states
+        save({"taken": len(digests), "state": state})
+    return digests, states
 
 
 def _saver(folder: Path, layout: Layout) -> Callable[[State], None]:
-    """Writes a state as a training does: on one process, whole or not at all; lanes on all, one file each."""
+    """A function that saves a state as training does: process 0 writes it atomically; every process its lanes."""
     path = folder / layout.saves
 
     def save(saved: State) -> None:
@@ -121,7 +122,7 @@ def _saver(folder: Path, layout: Layout) -> Callable[[State], None]:
 
 
 def _loaded(path: Path) -> State:
-    """What was saved last. All lanes are there: a launch ends, or is killed, only once every process is done."""
+    """What was saved last. All lanes are complete, because a launch ends only when every process is done."""
     saved: State = json.loads(path.read_text())
     if "lanes" in saved["state"]:
         saved["state"] = load_lanes(_lanes(path, saved))
@@ -129,7 +130,7 @@ def _loaded(path: Path) -> State:
 
 
 def _lanes(path: Path, saved: State) -> Path:
-    """The folder of the lanes of one step."""
+    """The folder with the lanes of one step."""
     return path.with_name(f"{path.name}.{saved['taken']}")
 
 

@@ -1,4 +1,4 @@
-"""The verdicts of an audit as a table for a person, and as an object for a program."""
+"""Shows the verdicts of an audit as a table, and returns them as JSON values."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from feedline.audit.held import Census
+from feedline.audit.observed import Coverage
 from feedline.audit.verdict import Reference, Verdict
 
 
 def as_object(verdicts: Sequence[Verdict], reference: Reference, seconds: float) -> dict[str, Any]:
     """What --json prints: JSON values."""
     difference = first_difference(verdicts)
-    alone = reference.held
-    census = alone.census if isinstance(alone.census, Census) else None
+    one_device = reference.observed
+    coverage = one_device.coverage if isinstance(one_device.coverage, Coverage) else None
     return {
         "ok": difference is None,
         "difference": difference,
-        **alone.settings._asdict(),
+        **one_device.settings._asdict(),
         "layouts": [_layout(verdict) for verdict in verdicts],
         "batches_compared": sum(verdict.batches for verdict in verdicts),
         "rows_compared": sum(verdict.rows for verdict in verdicts),
         "different_rows": reference.different_rows,
-        "epochs_counted": census.epochs if census else 0,
-        "left_out_of_each_epoch": census.left_out if census else None,
-        "rows_compared_with_source": census.compared if census else 0,
+        "epochs_counted": coverage.epochs if coverage else 0,
+        "left_out_of_each_epoch": coverage.left_out if coverage else None,
+        "rows_compared_with_source": coverage.compared if coverage else 0,
         "not_covered": list(_not_covered(verdicts, reference)),
         "seconds": round(seconds, 1),
     }
 
 
 def first_difference(verdicts: Sequence[Verdict]) -> dict[str, Any] | None:
-    """The first layout that is not as it must be, with batch, row and leaf as far as there are; None: all are."""
+    """The first layout that differs, with the batch, row and leaf that are known; None if no layout differs."""
     differ = [(verdict.layout.title, verdict.difference) for verdict in verdicts if verdict.difference is not None]
     if not differ:
         return None
     layout, found = differ[0]
-    place = {name: found.where.get(name) for name in ("batch", "row", "leaf")}
-    return {"layout": layout, **place, "found": str(found)}
+    where = {name: found.where.get(name) for name in ("batch", "row", "leaf")}
+    return {"layout": layout, **where, "found": str(found)}
 
 
 def show(verdicts: Sequence[Verdict], reference: Reference, seconds: float, console: Console) -> None:
-    """The table, what it proves, and what not."""
+    """Print the table, what it shows, and what it does not show."""
     console.print(_table(verdicts))
     for line in (
         *_proof(verdicts, reference),
@@ -56,15 +56,15 @@ def show(verdicts: Sequence[Verdict], reference: Reference, seconds: float, cons
     if difference is None:
         console.print(f"[green]ok[/green] in {seconds:.0f} s", highlight=False)
         return
-    place = [f"{name} {difference[name]}" for name in ("batch", "row", "leaf") if difference[name] is not None]
-    told = ": ".join(part for part in (", ".join([difference["layout"], *place]), difference["found"]) if part)
+    where = [f"{name} {difference[name]}" for name in ("batch", "row", "leaf") if difference[name] is not None]
+    first = ": ".join(part for part in (", ".join([difference["layout"], *where]), difference["found"]) if part)
     differ = sum(verdict.difference is not None for verdict in verdicts)
-    told = f"{differ} of {len(verdicts)} layouts differ. The first: {told}"
-    console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+    line = f"{differ} of {len(verdicts)} layouts differ. The first: {first}"
+    console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(verdicts: Sequence[Verdict]) -> Table:
-    """Digests are of the rows compared, in the order of the run: layouts that hold the same ones show the same."""
+    """A line for each layout. Layouts that delivered the same rows have the same digest."""
     table = Table("layout", "processes", "mesh", "batch", "rows", "digest", "", box=SIMPLE, padding=(0, 1, 0, 0))
     for verdict in verdicts:
         layout = verdict.layout
@@ -80,18 +80,24 @@ def _table(verdicts: Sequence[Verdict]) -> Table:
 
 def _proof(verdicts: Sequence[Verdict], reference: Reference) -> Iterator[str]:
     """What was compared and counted."""
-    run = [verdict for verdict in verdicts if not verdict.refused]
+    ran = [verdict for verdict in verdicts if not verdict.refused]
     yield (
-        f"{sum(verdict.rows for verdict in run):,} rows in {sum(verdict.batches for verdict in run):,} batches of "
-        f"{len(run)} layouts compared on all devices that hold them; {reference.different_rows:,} different ones."
+        f"{sum(verdict.rows for verdict in ran):,} rows in {sum(verdict.batches for verdict in ran):,} batches of "
+        f"{len(ran)} layouts compared on all devices that hold them; {reference.different_rows:,} different ones."
     )
-    census, settings = reference.held.census, reference.held.settings
-    if isinstance(census, Census) and census.epochs:
-        left = f"; batches of {settings.batch_size} leave out {census.left_out} of each" if census.left_out else ""
-        epochs = f"{census.epochs} epoch{'s' if census.epochs > 1 else ''}"
+    coverage, settings = reference.observed.coverage, reference.observed.settings
+    if not isinstance(coverage, Coverage):
+        return
+    if coverage.epochs:
+        left = (
+            f"; batches of {settings.batch_size} leave out {coverage.left_out} of each"
+            if coverage.left_out
+            else ""
+        )
+        epochs = f"{coverage.epochs} epoch{'s' if coverage.epochs > 1 else ''}"
         yield f"{epochs} of {settings.rows:,} rows: by their indices each row comes once{left}."
-    if isinstance(census, Census) and census.compared:
-        yield f"{census.compared:,} rows delivered on one device are what the source holds at their index."
+    if coverage.compared:
+        yield f"{coverage.compared:,} rows delivered on one device are what the source holds at their index."
 
 
 def _not_covered(verdicts: Sequence[Verdict], reference: Reference) -> Iterator[str]:
@@ -99,15 +105,15 @@ def _not_covered(verdicts: Sequence[Verdict], reference: Reference) -> Iterator[
     for verdict in verdicts:
         if verdict.refused:
             yield f"{verdict.layout.title}: {verdict.refused}"
-    alone = reference.held
-    settings, batches = alone.settings, len(alone.batches)
+    one_device = reference.observed
+    settings, batches = one_device.settings, len(one_device.batches)
     if settings.rows is not None and batches * settings.batch_size < settings.rows:
         yield (
             f"what an epoch's rows after the first {batches * settings.batch_size:,} hold, and its end (only row "
             "indices were counted there; --batches compares more)"
         )
-    if isinstance(alone.census, Census) and alone.census.not_shown:
-        yield alone.census.not_shown
+    if isinstance(one_device.coverage, Coverage) and one_device.coverage.not_shown:
+        yield one_device.coverage.not_shown
     if settings.transformed:
         yield "whether the transform is right: rows were compared with each other and not with the source"
     yield "other devices than this machine's CPU, and other machines"

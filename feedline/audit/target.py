@@ -1,4 +1,4 @@
-"""What a command is pointed at: a function of the user's that makes a feed, or rows of which one is made."""
+"""Turns the command line's target, a function of the user's or a path, into a function that makes a feed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EPOCH_BATCHES = 8
 _BATCH_ELEMENTS = 1 << 20
 
 
-def maker(target: str, devices: int) -> MakeFeed:
-    """The function that `module:function` names, or one that makes a feed of all leaves of a path or glob.
+def load_make_feed(target: str, devices: int) -> MakeFeed:
+    """The function that `module:function` names, or a function that makes a feed of all leaves of a path or glob.
 
     Raises:
       ImportError, AttributeError: there is no such function.
-      ValueError: the file has too few rows.
+      ValueError: there are too few rows.
     """
     if re.fullmatch(r"[\w.]+:\w+", target) and not os.path.exists(target):
         module, _, function = target.partition(":")
@@ -37,7 +37,7 @@ def maker(target: str, devices: int) -> MakeFeed:
 
 
 def _size_of_batch(path: str, devices: int) -> int:
-    """Rows of a batch that all devices share evenly: some batches to an epoch, and a million numbers at most."""
+    """A multiple of `devices`: about an eighth of the rows, and at most about a million numbers in a batch."""
     source = open_source(path)
     rows, leaves = len(source), jax.tree.leaves(source.spec)
     source.close()

@@ -1,4 +1,4 @@
-"""One layout against the run on one device. Pure."""
+"""Compares what was observed in one layout with what one device observed. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.audit.digest import Digests
-from feedline.audit.held import Difference, Held, Refused, whole
 from feedline.audit.layouts import Layout
-from feedline.audit.places import Place, places, starts
+from feedline.audit.observed import Difference, Observed, Refused, global_digests
+from feedline.audit.positions import EpochPosition, batch_starts, row_positions
 
 _HINT = "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one layout.
+    """The result of the comparison of one layout.
 
     Attributes:
-      refused: why it could not be run with this feed.
-      batches, rows: that were compared.
-      digest: of those rows, in the order of the run.
-      on_one_device: of the same places of the run on one device. Equal, unless there is a difference.
-      difference: the first.
+      refused: why this feed cannot run in the layout; empty if it can.
+      batches, rows: how many were compared.
+      digest: of the rows compared, in the order in which they were delivered.
+      on_one_device: the digest of the same rows on one device; it is equal unless there is a difference.
+      difference: the first difference; None if there is none.
     """
 
     layout: Layout
@@ -43,33 +43,37 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The run on one device: its rows, and where they stand in it."""
+    """The layout on one device, with which all others are compared."""
 
-    held: Held
+    observed: Observed
     digests: Digests
     """uint64[batches, batch_size, leaves]."""
 
     @classmethod
-    def of(cls, processes: Sequence[Held | Refused]) -> Reference:
-        """From what the one process of the first layout held. Nothing in that layout can be refused."""
-        (held,) = processes
-        assert isinstance(held, Held)
-        return cls(held, whole([held]))
+    def of(cls, processes: Sequence[Observed | Refused]) -> Reference:
+        """From what the only process of the first layout observed; that layout is never refused."""
+        (observed,) = processes
+        assert isinstance(observed, Observed)
+        return cls(observed, global_digests([observed]))
 
     @property
     def different_rows(self) -> int:
-        """How many of its rows can be told apart. Others might be swapped without anyone noticing, or caring."""
+        """How many different rows there are. A swap of two equal rows cannot be found."""
         return len(np.unique(self.digests.reshape(-1, self.digests.shape[2]), axis=0))
 
-    def start_of(self, batch: int) -> Place:
+    def start_of(self, batch: int) -> EpochPosition:
         """(epoch, position) of a batch's first row."""
-        return next(place for k, place in enumerate(starts(self.held.settings)) if k == batch)
+        return next(start for k, start in enumerate(batch_starts(self.observed.settings)) if k == batch)
 
     def find(
         self, epoch: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.bool_], Digests]:
-        """Which of these places it reached, bool[k]; and the digests of the rows there, uint64[those, leaves]."""
-        own_epoch, own_position = places(self.held.settings, (0, 0), len(self.digests))
+        """Look up the rows at k epochs and positions.
+
+        Returns:
+          bool[k], whether one device delivered the row; and the digests of those rows, uint64[delivered, leaves].
+        """
+        own_epoch, own_position = row_positions(self.observed.settings, (0, 0), len(self.digests))
         stride = 1 + max(int(own_position.max()), int(position.max()))
         own = (own_epoch * stride + own_position).ravel()
         asked = epoch * stride + position
@@ -78,63 +82,65 @@ class Reference:
         known = own[at] == asked
         return known, self.digests.reshape(len(own), -1)[at[known]]
 
-    def tell(self, row: Digests) -> str:
-        """Where else it holds a row with these digests, or why it may hold none."""
+    def hint(self, row: Digests) -> str:
+        """For the message about a wrong row: where one device delivered it, or what a transform must do."""
         found = np.argwhere((self.digests == row).all(axis=2))
         if len(found):
             return f"; one device holds that row at batch {found[0][0]}, row {found[0][1]}"
-        return _HINT if self.held.settings.transformed else ""
+        return _HINT if self.observed.settings.transformed else ""
 
 
-def judged(layout: Layout, processes: Sequence[Held | Refused], reference: Reference) -> Verdict:
-    """The verdict on what the processes of one layout held."""
+def judge(layout: Layout, processes: Sequence[Observed | Refused], reference: Reference) -> Verdict:
+    """The verdict on what the processes of one layout observed."""
     one = processes[0]
     if isinstance(one, Refused):
-        return Verdict(layout, refused=one.why)
-    held = [process for process in processes if isinstance(process, Held)]
+        return Verdict(layout, refused=one.reason)
+    observed = [process for process in processes if isinstance(process, Observed)]
     verdict = Verdict(layout, batch_size=one.settings.batch_size, batches=len(one.batches), seconds=one.seconds)
-    if isinstance(one.census, Difference):
-        return dataclasses.replace(verdict, difference=one.census)
+    if isinstance(one.coverage, Difference):
+        return dataclasses.replace(verdict, difference=one.coverage)
     try:
-        _check_form(layout, one, reference.held)
-        return _compared(verdict, one, whole(held), reference)
+        _check_comparable(layout, one, reference.observed)
+        return _compared(verdict, one, global_digests(observed), reference)
     except Difference as difference:
         return dataclasses.replace(verdict, difference=difference)
 
 
-def _check_form(layout: Layout, held: Held, alone: Held) -> None:
-    """Whether rows can be compared one by one at all."""
-    expected = alone.settings._replace(batch_size=alone.settings.batch_size * layout.times)
-    if held.settings != expected:
-        names = [name for name in expected._fields if getattr(held.settings, name) != getattr(expected, name)]
-        told = ", ".join(f"{name} {getattr(held.settings, name)}" for name in names)
-        meant = ", ".join(f"{name} {getattr(expected, name)}" for name in names)
+def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
+    """Check that options and leaves are the same, so that rows can be compared one by one."""
+    expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
+    if observed.settings != expected:
+        names = [name for name in expected._fields if getattr(observed.settings, name) != getattr(expected, name)]
+        here = ", ".join(f"{name} {getattr(observed.settings, name)}" for name in names)
+        there = ", ".join(f"{name} {getattr(expected, name)}" for name in names)
         raise Difference(
-            f"the feed has {told}, on one device {meant}; make_feed must not take it from the mesh or its process"
+            f"the feed has {here}, on one device {there}; make_feed must not take it from the mesh or the process"
         )
-    if (held.names, held.forms) != (alone.names, alone.forms):
-        raise Difference(f"the batch has the leaves {held.names}, on one device {alone.names}, or other shapes")
+    if (observed.names, observed.row_specs) != (one_device.names, one_device.row_specs):
+        raise Difference(
+            f"the batch has the leaves {observed.names}, on one device {one_device.names}, or other shapes"
+        )
 
 
-def _compared(verdict: Verdict, held: Held, digests: Digests, reference: Reference) -> Verdict:
-    first = reference.start_of(held.taken)
-    epoch, position = (part.ravel() for part in places(held.settings, first, len(digests)))
+def _compared(verdict: Verdict, observed: Observed, digests: Digests, reference: Reference) -> Verdict:
+    first = reference.start_of(observed.first_batch)
+    epoch, position = (part.ravel() for part in row_positions(observed.settings, first, len(digests)))
     known, expected = reference.find(epoch, position)
     if not known.any():
         return dataclasses.replace(verdict, refused="it met no row that one device met; --batches compares more")
     found = digests.reshape(len(epoch), -1)[known]
-    difference = _of_states(held, reference.held)
+    difference = _state_difference(observed, reference.observed)
     wrong = np.argwhere(found != expected)
     if len(wrong):
         row, leaf = wrong[0]
         at = int(np.flatnonzero(known)[row])
-        batch, in_batch = divmod(at, held.settings.batch_size)
+        batch, in_batch = divmod(at, observed.settings.batch_size)
         difference = Difference(
             f"at epoch {epoch[at]}, position {position[at]} is another row than on one device"
-            f"{reference.tell(found[row])}",
-            batch=held.taken + batch if verdict.layout.times == 1 else batch,
+            f"{reference.hint(found[row])}",
+            batch=observed.first_batch + batch if verdict.layout.times == 1 else batch,
             row=in_batch,
-            leaf=held.names[leaf],
+            leaf=observed.names[leaf],
         )
     return dataclasses.replace(
         verdict,
@@ -145,13 +151,13 @@ def _compared(verdict: Verdict, held: Held, digests: Digests, reference: Referen
     )
 
 
-def _of_states(held: Held, alone: Held) -> Difference | None:
-    """Where the feed tells another state than on one device."""
-    if held.settings != alone.settings:
+def _state_difference(observed: Observed, one_device: Observed) -> Difference | None:
+    """The first batch after which the feed's state is not the state on one device."""
+    if observed.settings != one_device.settings:
         return None
-    for batch, state in enumerate(held.states, held.taken):
-        if state != alone.states[batch]:
-            return Difference(f"its state is {state}, on one device {alone.states[batch]}", batch=batch)
+    for batch, state in enumerate(observed.states, observed.first_batch):
+        if state != one_device.states[batch]:
+            return Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
     return None
 
 

@@ -1,1 +1,1 @@
-"""What `feedline bench` measures on a user's machine: one question a file."""
+"""The measurements of `feedline bench`: each file answers one question."""

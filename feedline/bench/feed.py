@@ -1,4 +1,4 @@
-"""How fast does a feed deliver rows to the mesh, beside copying the same rows and nothing else?
+"""How fast does a feed deliver rows to the mesh, compared with only copying the same rows?
 
 Copying is measured twice: by `np.take`, and by the fastest gather known. The claim, 0.85 of `np.take` with 16 MB
 batches from memory, is refuted by a lower median on a quiet machine.
@@ -23,7 +23,7 @@ from feedline.bench.rounds import Entrant, alternate, compared
 from feedline.feed import Feed
 
 _WARM_UP = 8
-"""Batches taken first, so that what lay ready before does not count."""
+"""Batches taken before a measurement, so that batches that were already prefetched are not measured."""
 
 
 def matrix(
@@ -33,20 +33,20 @@ def matrix(
     batch_bytes: Sequence[int],
     rounds: int,
     seconds: float,
-    told: Callable[[dict[str, Any]], None],
+    report: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
     """Feeds of shuffled uint8 rows from memory and from a mapped, cached file, to one device and to all.
 
     Args:
-      folder: where the file goes; it is removed.
-      data_bytes: of the source: far more than the caches.
+      folder: where the file is written; it is removed at the end.
+      data_bytes: size of the source: much larger than the processor's caches.
       row_bytes, batch_bytes: every pair is measured.
-      rounds, seconds: of each feed and of both limits, in turns.
-      told: called with each result as it is known.
+      rounds, seconds: of each feed and of both limits, measured alternately.
+      report: called with each result.
 
     Returns:
       for each pair {"row_bytes", "batch_bytes", "batch_size", "devices", "threads",
-      "entrants": {name: as `compared` tells, in rows/s, with "of_gather" and "of_gather_interval" besides}}.
+      "entrants": {name: the result of `compared`, in rows/s, with "of_gather" and "of_gather_interval" added}}.
       The entrant "limit" is `np.take`, and "gather" the fastest gather known.
     """
     found = []
@@ -57,7 +57,7 @@ def matrix(
             mapped = np.load(path, mmap_mode="r")[: rows.size].reshape(rows.shape)
             for wanted in batch_bytes:
                 result = _measured(rows, mapped, wanted, rounds, seconds)
-                told(result)
+                report(result)
                 found.append(result)
     return found
 
@@ -82,9 +82,9 @@ def _measured(
         alternate(entrants, 1, seconds / 4)  # everything is compiled, mapped and cached
         rates = alternate(entrants, rounds, seconds)
     found, beside_gather = compared(rates, "limit"), compared(rates, "gather")
-    for name, told in found.items():
-        told["of_gather"] = beside_gather[name]["of_limit"]
-        told["of_gather_interval"] = beside_gather[name]["of_limit_interval"]
+    for name, entrant in found.items():
+        entrant["of_gather"] = beside_gather[name]["of_limit"]
+        entrant["of_gather_interval"] = beside_gather[name]["of_limit_interval"]
     return {
         "row_bytes": size,
         "batch_bytes": batch_bytes,
@@ -110,16 +110,16 @@ def _taking(feed: Feed, batch_size: int) -> Entrant:
     return rate
 
 
-def own(feed: Feed, seconds: float) -> dict[str, Any]:
-    """How fast a user's feed delivers, and where its time goes.
+def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
+    """Measures how fast a user's feed delivers, and the time of each stage.
 
     Args:
-      feed: an endless one, or with more batches than are taken.
-      seconds: how long, after a warm-up.
+      feed: endless, or with more batches than are taken.
+      seconds: duration, after a warm-up.
 
     Returns:
       {"rows_per_s", "gb_per_s", "batches_per_s", "read_s", "transform_s", "place_s", "wait_s": seconds a batch,
-      "threads", "workers", "batch_size"}; the seconds of reading and transforming are those of one thread.
+      "threads", "workers", "batch_size"}; reading and transforming are summed over threads.
     """
     leaves = jax.tree.leaves(feed.spec)
     batch_size = leaves[0].shape[0]
@@ -145,7 +145,7 @@ def own(feed: Feed, seconds: float) -> dict[str, Any]:
 
 
 def filler(size: int) -> npt.NDArray[np.uint8]:
-    """uint8[size], each page with bytes of its own."""
+    """Random uint8[size]; the same 16 MiB repeat."""
     part = np.random.default_rng(0).integers(256, size=1 << 24, dtype=np.uint8)
     flat = np.empty(size, np.uint8)
     for start in range(0, size, len(part)):

@@ -1,4 +1,4 @@
-"""How fast this machine gathers shuffled rows with everything else left out: by NumPy, and by feedline."""
+"""The memory limit: how fast this machine gathers shuffled rows and does nothing else, with NumPy and with C."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import numpy.typing as npt
 from feedline.native.gather import Segments
 from feedline.native.library import library
 
-Gather = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
-"""Copies row indices[i] to out[i], for each i."""
+CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
+"""(indices, out) → copies row indices[i] to out[i], for each i."""
 
 _BUFFERS = 6
-"""As many batches as a feed has on their way. Two would stay in the cache, and measure that."""
+"""As many batches as a feed has in memory. Two would stay in the cache, so that the cache would be measured."""
 
 
-def numpy_gather(rows: npt.NDArray[Any]) -> Gather:
-    """The gather of whoever writes it in NumPy: `np.take`."""
-    # mode="clip" spares the temporary that "raise" makes beside `out`
+def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
+    """The fastest gather in NumPy: `np.take`."""
+    # mode="clip" avoids the temporary array that "raise" makes
     return lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip")
 
 
-def fastest_gather(rows: npt.NDArray[Any]) -> Gather:
-    """The fastest gather known: feedline's own in C, as a feed calls it. `np.take` where there is no C library."""
+def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
+    """The fastest gather known: feedline's own in C, as a feed calls it. Without the C library: `np.take`."""
     compiled = library()
     if compiled is None:
         return numpy_gather(rows)
@@ -40,12 +40,12 @@ def fastest_gather(rows: npt.NDArray[Any]) -> Gather:
 class MemoryLimit:
     """Threads that copy rows into a ring of buffers, in an order that was computed before.
 
-    Nothing is placed, nothing handed over, nothing waits. A feed on the same rows does this and the rest.
+    They place no batch, and do not wait for each other. A feed of the same rows has to do more than this.
 
     Args:
       rows: the source, [n, …].
       batch_size: rows of a batch, at most n.
-      threads: as many as the feed reads with.
+      threads: the number that the feed reads with.
       gather: `numpy_gather` or `fastest_gather`, which is called with `rows`.
 
     Example:
@@ -59,7 +59,7 @@ class MemoryLimit:
         rows: npt.NDArray[Any],
         batch_size: int,
         threads: int,
-        gather: Callable[[npt.NDArray[Any]], Gather] = numpy_gather,
+        gather: Callable[[npt.NDArray[Any]], CopyRows] = numpy_gather,
     ) -> None:
         self._gather = gather(rows)
         self._threads = threads
@@ -72,7 +72,7 @@ class MemoryLimit:
             for _ in range(_BUFFERS)
         ]
         for buffer in self._ring:
-            buffer[...] = 0  # its pages exist before it is measured
+            buffer[...] = 0  # allocates its pages before the measurement
 
     def rate(self, seconds: float) -> float:
         """Rows per second, over all threads."""

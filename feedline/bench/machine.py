@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describes the machine and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedline.native.library import implementation
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, what gathers columns, and how busy the machine is just now.
+    """Processor, cores, memory, system, versions, the implementation that gathers columns, and the current load.
 
     Example:
       >>> sorted(describe())
@@ -34,9 +34,9 @@ def describe() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    told = Path("/proc/cpuinfo")
-    if told.exists():
-        for line in told.read_text().splitlines():
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

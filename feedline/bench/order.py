@@ -1,9 +1,9 @@
-"""What does it cost a row to know its place in the shuffle?
+"""What does the shuffled order cost for each row?
 
 feedline claims at most 12 ns of a core for a row at 16,384 positions a call and 8 ns at 65,536, for any number of
 rows. Refuted if the median CPU time of one thread is above that for one of ROWS, with `Order(shuffle=True)`.
-Nothing is claimed for the blocked order, nor for two threads: they are shown because a loader has several, and
-each NumPy call hands the interpreter's lock over. On a busy machine only the CPU time of one thread says much.
+The blocked order and two threads are measured without a claim: a loader has several threads, and each NumPy call
+releases the interpreter's lock. On a busy machine only the CPU time of one thread is meaningful.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ROWS = {"10^6": 10**6, "2^20+1": 2**20 + 1, "10^9": 10**9, "2^40+1": 2**40 + 1, 
 CLAIMED_NS = {8192: None, 16_384: 12.0, 65_536: 8.0}
 SHUFFLES: dict[str, bool | Blocks] = {
     "full": True,
-    "blocked": Blocks(rows=341, window=64),  # blocks of 1 MiB, were the rows of 3 KiB
+    "blocked": Blocks(rows=341, window=64),  # blocks of 1 MiB if rows have 3 KiB
 }
 _POSITIONS = 1 << 20
-"""A sample: so many positions, in as many calls as it takes."""
+"""Positions in a sample, over several calls."""
 
 
 def costs(repeats: int) -> list[dict[str, Any]]:
     """Nanoseconds a row for every order, number of rows, positions a call, and one and two threads.
 
-    Samples are taken in rounds, so that a busy moment of the machine does not fall on one of them alone.
+    Samples are taken in rounds, so that a busy moment of the machine affects all cases alike.
 
     Returns:
-      for each {"shuffle", "rows", "batch", "threads", "median_cpu_ns", "median_wall_ns", "cpu_ns": samples,
+      for each case {"shuffle", "rows", "batch", "threads", "median_cpu_ns", "median_wall_ns", "cpu_ns": samples,
       "wall_ns": samples, "claimed_ns": None where nothing is claimed}.
     """
     found: list[dict[str, Any]] = [
@@ -60,16 +60,16 @@ def costs(repeats: int) -> list[dict[str, Any]]:
 
 
 def _sample(order: Order, n: int, batch: int, threads: int) -> tuple[float, float]:
-    """(CPU, wall) time in ns for each row of all threads; each looks up batches of its own of epoch 1."""
+    """(CPU, wall) time in ns a row, over all threads; each thread looks up other positions of epoch 1."""
     calls, start = _POSITIONS // batch, threading.Barrier(threads)
     clocks: list[tuple[float, float, float]] = []
 
     def look_up(thread: int) -> None:
         firsts = (np.arange(calls) * threads + thread) * batch % (n - batch)
-        places = [np.arange(first, first + batch) for first in firsts]
+        batches = [np.arange(first, first + batch) for first in firsts]
         start.wait()
         begun, busy = time.perf_counter(), time.thread_time()
-        for positions in places:
+        for positions in batches:
             rows_at(order, n, 1, positions)
         clocks.append((begun, time.perf_counter(), time.thread_time() - busy))
 
@@ -84,7 +84,7 @@ def _sample(order: Order, n: int, batch: int, threads: int) -> tuple[float, floa
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """The medians, and whether they refute what is claimed."""
+    """The medians as text, and whether they refute the claim."""
     lines = [
         "ns a row: of a core, and on the clock",
         f"{'shuffle':8} {'threads':>7} {'rows':>7}" + "".join(f"{batch:>15,}" for batch in CLAIMED_NS),
@@ -99,8 +99,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
                 ]
                 cells = "".join(f"{each['median_cpu_ns']:8.1f}{each['median_wall_ns']:7.1f}" for each in here)
                 lines.append(f"{shuffle:8} {threads:7} {rows:>7}{cells}")
-    against = [each for each in found if each["claimed_ns"] and each["median_cpu_ns"] > each["claimed_ns"]]
-    told = [
-        f"{each['median_cpu_ns']:.1f} ns at {each['rows']} rows, {each['batch']:,} positions" for each in against
+    refuting = [each for each in found if each["claimed_ns"] and each["median_cpu_ns"] > each["claimed_ns"]]
+    shown = [
+        f"{each['median_cpu_ns']:.1f} ns at {each['rows']} rows, {each['batch']:,} positions" for each in refuting
     ]
-    return "\n".join([*lines, f"refuted: {'; '.join(told)}" if told else "not refuted"])
+    return "\n".join([*lines, f"refuted: {'; '.join(shown)}" if shown else "not refuted"])

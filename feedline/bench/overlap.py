@@ -1,7 +1,8 @@
-"""How much longer is a step than the slower one of loading and computing?
+"""How much longer is a step than the slower of loading and computing?
 
-A load that waits (a disk, a network) and a computation on the devices, equally long. Overlapped perfectly, a step
-takes as long as one of them; one after the other, as long as both. Refuted by a median above 1.05 at prefetch 2.
+A load that waits, as for a disk or a network, and a computation on the devices take equally long. With perfect
+overlap a step takes as long as one of them; without overlap, as long as both. Refuted by a median above 1.05 at
+prefetch 2.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from feedline.feed import Feed
 from feedline.options import Reading
 
 _PREFETCHES = (0, 1, 2, 3)
-_DRAINED = 6
-"""Steps that are not counted: what was read ahead before the first would hide a slow load."""
+_UNCOUNTED = 6
+"""First steps that are not counted, because their batches were read ahead before the measurement."""
 
 
-class _Slow:
-    """A `RowSource` whose every read takes `load_s` seconds, and no processor."""
+class _SlowSource:
+    """A `RowSource` of which each read waits `load_s` seconds and uses no CPU."""
 
     def __init__(self, load_s: float) -> None:
         self.spec = jax.ShapeDtypeStruct((64,), np.float32)
@@ -58,10 +59,10 @@ def overlap(step_s: float, steps: int) -> dict[str, Any]:
     compute_s = statistics.median(_timed(lambda: compute(batch)) for _ in range(9))
     depths = []
     for prefetch in _PREFETCHES:
-        # one thread: the next load begins when the last is done
+        # one thread: loads do not overlap each other
         reading = Reading(threads=1, buffer=1)
-        with Feed(_Slow(step_s), len(jax.devices()), sharding, reading=reading, prefetch=prefetch) as feed:
-            samples = [_timed(lambda: compute(next(feed))) for _ in range(steps + _DRAINED)][_DRAINED:]
+        with Feed(_SlowSource(step_s), len(jax.devices()), sharding, reading=reading, prefetch=prefetch) as feed:
+            samples = [_timed(lambda: compute(next(feed))) for _ in range(steps + _UNCOUNTED)][_UNCOUNTED:]
         median = statistics.median(samples)
         depths.append(
             {
@@ -78,16 +79,16 @@ def _computation(batch: jax.Array, step_s: float) -> Callable[[jax.Array], jax.A
     """A jitted function that keeps the devices busy for about `step_s` seconds."""
 
     @jax.jit
-    def turns(x: jax.Array, count: jax.Array) -> jax.Array:
+    def computed(x: jax.Array, count: jax.Array) -> jax.Array:
         done: jax.Array = jax.lax.fori_loop(0, count, lambda _, y: jnp.sin(y), x)
         return done
 
-    turns(batch, jnp.int32(1)).block_until_ready()
+    computed(batch, jnp.int32(1)).block_until_ready()
     count = 1000
-    while (took := _timed(lambda: turns(batch, jnp.int32(count)))) < step_s / 2:  # noqa: B023
+    while (took := _timed(lambda: computed(batch, jnp.int32(count)))) < step_s / 2:  # noqa: B023
         count *= 2
     count = jnp.int32(count * step_s / took)
-    return functools.partial(turns, count=count)
+    return functools.partial(computed, count=count)
 
 
 def _timed(call: Callable[[], jax.Array]) -> float:

@@ -1,4 +1,4 @@
-"""What does it cost to place a batch that lies ready in a slab, and to take one that is placed?
+"""What does it cost to place a batch that is in a slab, and to take a placed one?
 
 Refuted by: taking a ready batch of one leaf costs the training thread more than 30 µs.
 """
@@ -21,15 +21,15 @@ from feedline.placement.place import Placement
 
 _LEAVES = (1, 10, 100)
 _READY = 8
-"""Placed batches that wait when the first is taken."""
+"""Placed batches that wait when a sample begins."""
 
 
 def placing(batch_bytes: int, repeats: int) -> list[dict[str, Any]]:
-    """Seconds to place a batch of so many bytes, in one leaf and in many, on one device and on all.
+    """Seconds to place a batch of `batch_bytes` bytes, in one leaf and in many, on one device and on all.
 
     Returns:
-      for each {"leaves", "devices", "aligned", "place_s": the median until the arrays are there, "samples"}.
-      Misaligned memory, which the CPU backend has to copy, is measured beside aligned.
+      for each case {"leaves", "devices", "aligned", "place_s": the median until the arrays are ready, "samples"}.
+      Misaligned memory, which the CPU backend must copy, is measured too.
     """
     devices = jax.devices()
     found = []
@@ -71,7 +71,7 @@ def _placed(
 
 
 def taking(repeats: int) -> dict[str, Any]:
-    """Seconds that `next` takes on the training thread while batches lie ready: one leaf, all devices.
+    """Seconds that `next` takes on the training thread if batches are ready: one leaf, all devices.
 
     Returns:
       {"devices", "take_s": the median, "samples"}.
@@ -92,6 +92,6 @@ def taking(repeats: int) -> dict[str, Any]:
     return {"devices": len(devices), "take_s": statistics.median(samples), "samples": samples}
 
 
-def _wait_until(true: Callable[[], bool]) -> None:
-    while not true():
+def _wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
         time.sleep(1e-3)

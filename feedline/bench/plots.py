@@ -1,4 +1,4 @@
-"""Pictures of what `feedline bench` saved. Apart from the measuring, so that a result can be drawn again."""
+"""Plots saved results of `feedline bench`. Separate from measuring, so that a result can be plotted again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIMITS = ("limit", "gather")
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw one benchmark's result, as it was saved, into a .png or .svg file.
+    """Plot the saved result of one benchmark as a .png or .svg file.
 
     Raises:
       ModuleNotFoundError: matplotlib is missing; the message says how to install it.
@@ -25,8 +25,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     _DRAW[result["benchmark"]](axes, result["results"])
     machine = result["machine"]
-    told = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
-    axes.set_title(told, loc="right", size=7)
+    subtitle = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
+    axes.set_title(subtitle, loc="right", size=7)
     axes.set_title(axes.get_title(), loc="left")
     axes.set_title("")
     figure.savefig(path, dpi=160)
@@ -34,7 +34,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> None:
-    """Each kind of feed, and the fastest gather, as a share of `np.take`; a user's feed by its stages' time."""
+    """Each kind of feed, and the fastest gather, as a share of `np.take`. Or the stages of a user's feed."""
     if isinstance(results, dict):
         stages = ("read_s", "transform_s", "place_s", "wait_s")
         axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
@@ -43,11 +43,13 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
     names = [name for name in results[0]["entrants"] if name not in _LIMITS]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
-        told = [result["entrants"][name] for result in results]
-        shares = [each["of_limit"] for each in told]
-        beyond = [[abs(each["of_limit_interval"][side] - each["of_limit"]) for each in told] for side in (0, 1)]
-        places = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
-        axes.bar(places, shares, width, yerr=beyond, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
+        entrants = [result["entrants"][name] for result in results]
+        shares = [each["of_limit"] for each in entrants]
+        errors = [
+            [abs(each["of_limit_interval"][side] - each["of_limit"]) for each in entrants] for side in (0, 1)
+        ]
+        at = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
+        axes.bar(at, shares, width, yerr=errors, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
     axes.axhline(1, color="black", linewidth=0.8, label="np.take alone")
     gathers = [result["entrants"]["gather"]["of_limit"] for result in results]
     lefts, rights = zip(*((k - 0.45, k + 0.45) for k in range(len(results))), strict=True)
@@ -67,10 +69,13 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
 def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
     for shuffle in ("full", "blocked"):
         for batch in sorted({each["batch"] for each in results}):
-            told = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
+            cases = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
             style = "-" if shuffle == "full" else "--"
             axes.plot(
-                [x["rows"] for x in told], [x["median_cpu_ns"] for x in told], style, label=f"{shuffle}, {batch:,}"
+                [x["rows"] for x in cases],
+                [x["median_cpu_ns"] for x in cases],
+                style,
+                label=f"{shuffle}, {batch:,}",
             )
     axes.set(
         xlabel="rows in the source", ylabel="ns of a core for a row", title="Cost of the order", ylim=(0, None)
@@ -79,13 +84,13 @@ def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
 
 
 def _draw_place(axes: Any, results: dict[str, Any]) -> None:
-    told = results["placing"]
-    names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in told[::2]]
+    cases = results["placing"]
+    names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in cases[::2]]
     for i, memory in enumerate(("aligned", "misaligned")):
-        axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in told[i::2]], 0.4)
+        axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in cases[i::2]], 0.4)
         axes.patches[-1].set_label(memory)
     axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="microseconds to place a batch", title="Placing a batch that lies ready")
+    axes.set(xscale="log", xlabel="microseconds to place a batch", title="Placing a batch from host memory")
     axes.legend(["aligned", "misaligned: copied by the CPU backend"])
 
 

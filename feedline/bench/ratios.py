@@ -1,4 +1,4 @@
-"""Ratios of rates that were measured in the same rounds, with their uncertainty. Pure."""
+"""Ratios of rates that were measured in the same rounds, with confidence intervals. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _RESAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How many times as fast one is as another.
+    """How many times as fast one entrant is as another.
 
     Attributes:
       ratio: geometric mean over rounds.
-      low, high: 95 % bootstrap interval of it, over rounds.
-      rounds: in how many rounds both were measured.
+      low, high: its 95 % bootstrap interval, over rounds.
+      rounds: the number of rounds in which both were measured.
     """
 
     ratio: float
@@ -27,7 +27,7 @@ class Ratio:
 
 
 def paired(over: Mapping[int, float], under: Mapping[int, float]) -> Ratio | None:
-    """The ratio of two rates, round by round, so that a slow minute of the machine hits both.
+    """The ratio of two rates, round by round, so that a slow minute of the machine affects both.
 
     The interval is the percentile bootstrap of the mean logarithm (Efron and Tibshirani 1993,
     chapter 13); with few rounds it is somewhat too narrow.

@@ -1,6 +1,7 @@
-"""What does it cost to restore a state, at the start of a run and far into it?
+"""What does it cost to restore a state, at position 0 and at large positions?
 
-Our own time: reading rows is the source's. Refuted by more than 10 ms, or by a cost that grows with the position.
+This is feedline's own time, since the source computes its rows. Refuted by more than 10 ms, or by a cost that
+grows with the position.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _POSITIONS = (0, 10**6, 10**12)
 _BATCH = 1024
 
 
-class _Vast:
-    """A `RowSource` of 10^15 rows that lie nowhere: row i is i mod 2^31."""
+class _VastSource:
+    """A `RowSource` of 10^15 computed rows: row i is i mod 2^31."""
 
     def __init__(self) -> None:
         self.spec = jax.ShapeDtypeStruct((), np.int32)
@@ -39,15 +40,15 @@ class _Vast:
 
 
 def resume(repeats: int) -> list[dict[str, Any]]:
-    """Restore a feed of 10^15 rows at several positions, and take the first batch from there.
+    """Restore a feed of 10^15 rows at several positions, and take the first batch after each.
 
     Returns:
-      for each {"position", "restore_s": of `set_state`, "first_batch_s": until that batch is on the mesh,
-      medians, "samples": pairs of them}.
+      for each position {"position", "restore_s": the median time of `set_state`, "first_batch_s": the median time
+      until the first batch is on the mesh, "samples": pairs of both}.
     """
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     found = []
-    with Feed(_Vast(), _BATCH, sharding) as feed:
+    with Feed(_VastSource(), _BATCH, sharding) as feed:
         state = feed.get_state()
         for position in _POSITIONS:
             samples = []

@@ -1,4 +1,4 @@
-"""Entrants measured in turns, so that a slow minute of the machine hits all of them; and what comes of it."""
+"""Measures entrants alternately, so that a slow minute of the machine affects all of them, and compares them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from feedline.bench.ratios import paired
 
 Entrant = Callable[[float], float]
-"""Works for so many seconds and gives back the rate that it reached."""
+"""(seconds) → works for so many seconds and returns the rate that it reached."""
 Rates = dict[str, dict[int, float]]
 
 
 def alternate(entrants: Mapping[str, Entrant], rounds: int, seconds: float) -> Rates:
-    """{name: {round: rate}}. Each is measured once in each round, there and back, so that drift cancels.
+    """{name: {round: rate}}. Each is measured once a round. Rounds alternate their order, so that drift cancels.
 
     Example:
       >>> alternate({"a": lambda seconds: 2.0, "b": lambda seconds: 4.0}, rounds=2, seconds=0.1)
       {'a': {0: 2.0, 1: 2.0}, 'b': {0: 4.0, 1: 4.0}}
     """
     rates: Rates = {name: {} for name in entrants}
-    for turn in range(rounds):
-        for name in list(entrants)[:: -1 if turn % 2 else 1]:
-            rates[name][turn] = entrants[name](seconds)
+    for k in range(rounds):
+        for name in list(entrants)[:: -1 if k % 2 else 1]:
+            rates[name][k] = entrants[name](seconds)
     return rates
 
 
@@ -38,7 +38,7 @@ def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "median": statistics.median(of.values()),
-            "of_limit": statistics.median(of[turn] / rates[limit][turn] for turn in of),
+            "of_limit": statistics.median(of[k] / rates[limit][k] for k in of),
             "of_limit_interval": _interval(of, rates[limit]),
             "samples": list(of.values()),
         }

@@ -1,4 +1,4 @@
-"""`feedline audit`: its options."""
+"""The `feedline audit` command and its options."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Audit:
 
     It runs the feed on one CPU device, and then on several processes with several devices each, on meshes of
     several shapes, with other threads, workers and batch sizes, stopped and killed half way and resumed on other
-    processes. Each process digests every row that it really holds; the rows must be those of one device, bit by
-    bit. Exit code 1 names the first layout, batch, row and leaf that differ.
+    processes. Each process computes a digest of every row on its devices; the rows must equal those of one device,
+    bit by bit. Exit code 1: the first layout, batch, row and leaf that differ are printed.
 
     Attributes:
       target: a path or glob of rows, of which a feed of all leaves is made; or module:make_feed, found from the
         current folder: make_feed(mesh) builds a new feedline.Feed over a mesh with the axes data and model.
-      processes: how many, each count in turn; 1 is always among them.
-      batches: that are compared, at the most, from the start of the feed.
+      processes: the numbers of processes to run on, with commas between; 1 is always added.
+      batches: how many are compared at most, from the start of the feed.
       batch_size: rows in the global batch. None: the feed's own; for a path, about an eighth of its rows. Must be
         a multiple of the devices: the least common multiple of --processes, and at least 4.
       limit_s: how long one layout may take, in seconds.
       json: print one line of JSON on standard output, in place of the table.
-      plant: a fault to put in, to see that it is found: two rows of a batch swapped, rows chosen by process index
-        in place of the sharding, or a state that counts a batch not yet delivered.
+      plant: a fault to insert, to see that the audit finds it: two rows of a batch swapped, rows chosen by process
+        index in place of the sharding, or a state that counts a batch not yet delivered.
     """
 
     target: tyro.conf.Positional[str]
@@ -49,7 +49,7 @@ class Audit:
     plant: Literal["swap", "local-order", "late-state"] | None = None
 
     def run(self) -> int:
-        """Run all layouts, compare and print. The exit code.
+        """Run all layouts, compare them and print the result. Returns the exit code.
 
         Raises:
           ValueError: an option is wrong.
@@ -80,22 +80,22 @@ class Audit:
 
         from feedline.audit.job import Job
         from feedline.audit.layouts import launches
-        from feedline.audit.runs import results
-        from feedline.audit.verdict import Reference, judged
+        from feedline.audit.results import results
+        from feedline.audit.verdict import Reference, judge
 
         job = Job(self.target, self.batches, self.batch_size, self.plant)
         found = results(job, launches(counts), os.environ, self.limit_s)
         with Console(stderr=True).status("starting 1 process") as status, contextlib.closing(found):
-            layout, alone = next(found)
-            reference = Reference.of(alone)
-            verdicts = [judged(layout, alone, reference)]
-            for layout, held in found:
-                verdicts.append(judged(layout, held, reference))
+            layout, one_device = next(found)
+            reference = Reference.of(one_device)
+            verdicts = [judge(layout, one_device, reference)]
+            for layout, observed in found:
+                verdicts.append(judge(layout, observed, reference))
                 status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
         return verdicts, reference
 
     def check(self) -> list[int]:
-        """The counts of processes, ascending. `ValueError` where the options do not fit."""
+        """The numbers of processes, ascending. Raises `ValueError` if an option is wrong."""
         checked_integer("--batches", self.batches, at_least=4)
         if self.batch_size is not None:
             checked_integer("--batch-size", self.batch_size, at_least=1)
@@ -106,5 +106,5 @@ class Audit:
             raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
         found = sorted({1, *map(int, counts)})
         if self.plant == "local-order" and found == [1]:
-            raise ValueError("--plant local-order shows itself on several processes; add --processes 1,2")
+            raise ValueError("--plant local-order needs several processes to have an effect; add --processes 1,2")
         return found

@@ -1,4 +1,4 @@
-"""`feedline bench`: its subcommands and their options."""
+"""The `feedline bench` command: its subcommands and their options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LIMITS = {"limit": "np.take alone", "gather": "gather alone"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Measurement:
-    """What all benchmarks share: where they run, and where the result goes.
+class _Benchmark:
+    """The options that all benchmarks share: the devices, and where the result goes.
 
     Attributes:
       cpu_devices: run on this many CPU devices. 0: on the accelerators that JAX finds.
@@ -33,13 +33,13 @@ class _Measurement:
     plot: Path | None = None
 
     def run(self) -> int:
-        """Measure, print, save. 0."""
+        """Measure, print and save. Returns the exit code 0."""
         if self.cpu_devices:
             use_cpu_devices(self.cpu_devices)
         from feedline.bench.machine import describe
 
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        name = type(self).__name__.lower()
+        name = type(self).__name__.removesuffix("Benchmark").lower()
         machine = describe()
         _print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}")
         result = {"benchmark": name, "machine": machine, "options": options, "results": self.measured()}
@@ -55,25 +55,25 @@ class _Measurement:
         return 0
 
     def measured(self) -> Any:
-        """Measure, and print what was found. JSON values."""
+        """Measure and print. Returns the results as JSON values."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class Feed(_Measurement):
+class FeedBenchmark(_Benchmark):
     """How fast a feed delivers: your own, or shuffled rows of several sizes beside copying them alone.
 
     Attributes:
       target: a path or glob of rows, of which a feed of all leaves is made, or module:make_feed, found from the
         current folder, where make_feed(mesh) builds a feedline.Feed over a mesh with the axes data and model.
-        None: generated rows, from memory and from a mapped file, to one device and to all, in turns with copying
-        alone: by np.take, and by the fastest gather known, which is feedline's own in C.
+        None: generated rows, from memory and from a mapped file, to one device and to all, measured alternately
+        with copying alone: by np.take, and by the fastest gather known, which is feedline's own in C.
       row_bytes: sizes of generated rows.
       batch_mb: sizes of batches of generated rows, in 10^6 bytes.
       gib: size of the generated data, in memory and once more in a file.
-      rounds: how often each is measured.
-      seconds: how long, each time.
-      folder: where the file goes. None: the system's folder for temporary files.
+      rounds: how often each feed is measured.
+      seconds: how long each measurement takes.
+      folder: where the generated file is written. None: the system's folder for temporary files.
     """
 
     target: tyro.conf.Positional[str | None] = None
@@ -85,11 +85,11 @@ class Feed(_Measurement):
     folder: Path | None = None
 
     def measured(self) -> Any:
-        """As `feedline.bench.feed` tells."""
+        """The results of `feedline.bench.feed`."""
         from feedline.bench import feed
 
         if self.target is not None:
-            return self._own(self.target)
+            return self._measured_user_feed(self.target)
         _print("   row B batch MB  from → devices    M rows/s    GB/s  ÷ np.take          ÷ fastest gather")
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             return feed.matrix(
@@ -102,17 +102,17 @@ class Feed(_Measurement):
                 _print_feeds,
             )
 
-    def _own(self, target: str) -> Any:
+    def _measured_user_feed(self, target: str) -> Any:
         import jax
         import numpy as np
 
-        from feedline.audit.target import maker
-        from feedline.bench.feed import own
+        from feedline.audit.target import load_make_feed
+        from feedline.bench.feed import measure_feed
 
         devices = jax.devices()
         mesh = jax.sharding.Mesh(np.array(devices)[:, None], ("data", "model"))
-        with maker(target, len(devices))(mesh) as feed:
-            found = own(feed, self.seconds * self.rounds)
+        with load_make_feed(target, len(devices))(mesh) as feed:
+            found = measure_feed(feed, self.seconds * self.rounds)
         _print(f"{found['rows_per_s']:,.0f} rows/s, {found['gb_per_s']:.3f} GB/s to {len(devices)} devices")
         stages = ("read_s", "transform_s", "place_s", "wait_s")
         for stage in stages:
@@ -121,8 +121,8 @@ class Feed(_Measurement):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order(_Measurement):
-    """What it costs a row to know its place in the shuffle, for 10^6 to 10^15 rows.
+class OrderBenchmark(_Benchmark):
+    """What the shuffled order costs for each row, for 10^6 to 10^15 rows.
 
     Attributes:
       repeats: how often each is measured.
@@ -131,7 +131,7 @@ class Order(_Measurement):
     repeats: int = 9
 
     def measured(self) -> Any:
-        """As `feedline.bench.order` tells."""
+        """The results of `feedline.bench.order`."""
         from feedline.bench import order
 
         found = order.costs(self.repeats)
@@ -140,8 +140,8 @@ class Order(_Measurement):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place(_Measurement):
-    """What it costs to place a batch that lies ready, and to take one that is placed.
+class PlaceBenchmark(_Benchmark):
+    """What it costs to place a batch that is in host memory, and to take one that is placed.
 
     Attributes:
       batch_mb: size of the batch, in 10^6 bytes.
@@ -152,7 +152,7 @@ class Place(_Measurement):
     repeats: int = 200
 
     def measured(self) -> Any:
-        """As `feedline.bench.place` tells."""
+        """The results of `feedline.bench.place`."""
         from feedline.bench import place
 
         taking, placing = place.taking(self.repeats), place.placing(int(self.batch_mb * _MB), self.repeats)
@@ -167,7 +167,7 @@ class Place(_Measurement):
 
 
 @dataclasses.dataclass(frozen=True)
-class Overlap(_Measurement):
+class OverlapBenchmark(_Benchmark):
     """How much longer a step is than the slower one of loading and computing, at several depths of prefetch.
 
     Attributes:
@@ -179,7 +179,7 @@ class Overlap(_Measurement):
     steps: int = 100
 
     def measured(self) -> Any:
-        """As `feedline.bench.overlap` tells."""
+        """The results of `feedline.bench.overlap`."""
         from feedline.bench.overlap import overlap
 
         found = overlap(self.step_ms / 1e3, self.steps)
@@ -192,7 +192,7 @@ class Overlap(_Measurement):
 
 
 @dataclasses.dataclass(frozen=True)
-class Resume(_Measurement):
+class ResumeBenchmark(_Benchmark):
     """What it costs to restore a state, at the start of 10^15 rows and far into them.
 
     Attributes:
@@ -202,7 +202,7 @@ class Resume(_Measurement):
     repeats: int = 50
 
     def measured(self) -> Any:
-        """As `feedline.bench.resume` tells."""
+        """The results of `feedline.bench.resume`."""
         from feedline.bench.resume import resume
 
         found = resume(self.repeats)
@@ -222,23 +222,23 @@ class Bench:
     """
 
     what: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[Feed, tyro.conf.subcommand("feed")]
-        | Annotated[Order, tyro.conf.subcommand("order")]
-        | Annotated[Place, tyro.conf.subcommand("place")]
-        | Annotated[Overlap, tyro.conf.subcommand("overlap")]
-        | Annotated[Resume, tyro.conf.subcommand("resume")]
+        Annotated[FeedBenchmark, tyro.conf.subcommand("feed")]
+        | Annotated[OrderBenchmark, tyro.conf.subcommand("order")]
+        | Annotated[PlaceBenchmark, tyro.conf.subcommand("place")]
+        | Annotated[OverlapBenchmark, tyro.conf.subcommand("overlap")]
+        | Annotated[ResumeBenchmark, tyro.conf.subcommand("resume")]
     ]
 
     def run(self) -> int:
-        """The chosen benchmark's exit code."""
+        """Run the chosen benchmark. Returns its exit code."""
         return self.what.run()
 
 
 def _print_feeds(result: dict[str, Any]) -> None:
     size, batch = result["row_bytes"], result["batch_bytes"] / _MB
-    for name, told in result["entrants"].items():
-        where, rate = f"{size:>8} {batch:>8g}  {_LIMITS.get(name, name):<16}", told["median"]
-        of_take, of_gather = (_share(told[of], *told[f"{of}_interval"]) for of in ("of_limit", "of_gather"))
+    for name, entrant in result["entrants"].items():
+        where, rate = f"{size:>8} {batch:>8g}  {_LIMITS.get(name, name):<16}", entrant["median"]
+        of_take, of_gather = (_share(entrant[of], *entrant[f"{of}_interval"]) for of in ("of_limit", "of_gather"))
         _print(f"{where} {rate / 1e6:>9.3f} {rate * size / 1e9:>7.2f}  {of_take:<17}  {of_gather}")
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that is neither lost nor fatal."""
+"""Ctrl-C handling: no interrupt is lost, and none breaks an import."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-_AGAIN_S = 0.01
+_RAISE_AFTER_S = 0.01
 
 
 @contextlib.contextmanager
 def interrupts_get_through() -> Iterator[None]:
-    """While this is entered, an interrupt that Python would print and forget is raised again.
+    """Raise an interrupt again where Python would print it and go on.
 
-    Python raises KeyboardInterrupt wherever the main thread stands. In a finalizer, or in the callback
-    that JAX has run at every garbage collection, it can go nowhere: it ends in `sys.unraisablehook`, and
-    the program goes on. Raising it from that hook would end there too, so an alarm brings it back when
-    the callback is over. Takes SIGALRM; for the main thread of a program, not for a library.
+    Python raises KeyboardInterrupt wherever the main thread is. An exception in a finalizer, or in the callback
+    that JAX registers for garbage collections, cannot propagate: Python passes it to `sys.unraisablehook`, and
+    the program continues. An exception raised in that hook would be dropped too, so the hook sets an alarm that
+    raises the interrupt after the callback. Uses SIGALRM; for the main thread of a program, not for a library.
 
     Example:
       >>> with interrupts_get_through():
       ...     pass
     """
 
-    def again(unraisable: UnraisableHookArgs) -> None:
+    def raise_later(unraisable: UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            signal.setitimer(signal.ITIMER_REAL, _RAISE_AFTER_S)
         else:
             usual_hook(unraisable)
 
     usual_hook = sys.unraisablehook
     usual_handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    sys.unraisablehook = again
+    sys.unraisablehook = raise_later
     try:
         yield
     finally:
@@ -47,10 +47,10 @@ def interrupts_get_through() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """While this is entered, an interrupt of this thread waits; then it is raised.
+    """Delay interrupts of this thread until the context is left.
 
-    For imports: one that hits the initialisation of a C++ library turns into an ImportError there, or
-    crashes the process.
+    For imports: an interrupt during the initialisation of a C++ library becomes an ImportError, or crashes the
+    process.
 
     Example:
       >>> with interrupts_wait():
@@ -63,10 +63,10 @@ def interrupts_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-class Ended(KeyboardInterrupt):
-    """A signal ended the program, in good order.
+class EndedBySignal(KeyboardInterrupt):
+    """Raised when a signal has ended the program without a failure.
 
-    Its message is empty on all processes but the one that is to print it.
+    The message is empty on all processes except the one that prints it.
 
     Attributes:
       number: the signal's.

@@ -1,4 +1,4 @@
-"""`feedline launch`: one command as several JAX processes on this machine."""
+"""The `feedline launch` command: starts a command as several JAX processes on this machine."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Launch:
 
         feedline launch --processes 4 --cpu -- python train.py --steps 100
 
-    Each line of output comes after the index of its process. The first process that fails ends the
-    others; the exit code is its own, 128 + s if signal s killed it. Ctrl-C and SIGTERM are passed on, the second
-    one kills at once. No process outlives the launcher.
+    Each line of output begins with the index of its process. If a process fails, the others are ended, and the
+    launcher exits with its code, or with 128 + s if signal s killed it. Ctrl-C and SIGTERM are forwarded; the
+    second one kills at once. No process outlives the launcher.
     """
 
     processes: int
-    """How many."""
+    """Number of processes."""
     cpu: bool = False
     """Run on the CPU."""
     devices_per_process: int | None = None
-    """On the CPU, how many devices each is split into; else how many GPUs each gets, an equal share
-    by default."""
+    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without: GPUs of each process; by
+    default an equal share."""
     grace_s: float = 5.0
-    """Seconds that the others get to end by themselves after the first failure."""
+    """Seconds that the other processes may take to exit after the first failure, before they are killed."""
     stop_s: float = 60.0
-    """Seconds that the processes get to save and end after Ctrl-C or SIGTERM, before they are killed."""
+    """Seconds that the processes may take to save and exit after Ctrl-C or SIGTERM, before they are killed."""
     command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- COMMAND ...")] = ()
     """The command, after --."""
 
     def run(self) -> int:
-        """Returns the exit code. Raises `ValueError` where the options do not fit."""
+        """Returns the exit code. Raises `ValueError` if an option is wrong."""
         from feedline.cluster.launch import launch
 
         return launch(

@@ -1,4 +1,4 @@
-"""`feedline train`: the command."""
+"""The `feedline train` command."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 @dataclasses.dataclass(frozen=True)
 class Train(TrainOptions):
-    """Train an MLP that classifies rows, and test it on rows it has not seen.
+    """Train an MLP that classifies rows, and test it on rows that it was not trained on.
 
     Without options it learns 1,437 handwritten digits on all devices, in a few seconds. The same
     command runs on several processes: under `feedline launch`, srun or mpirun.
     """
 
     def run(self) -> int:
-        """Train, test, and print. The exit code."""
+        """Train, test and print. Returns the exit code."""
         self.check()
         if self.cpu_devices is not None:
             use_cpu_devices(self.cpu_devices)
         with interrupts_wait():
             from feedline import cluster
-            from feedline.agreement.stop import take_sigterm_back
-            from feedline.cli.training import train_and_test
+            from feedline.agreement.stop import restore_sigterm
+            from feedline.cli.train_and_test import train_and_test
 
         cluster.initialize()
-        take_sigterm_back()  # until there are steps to stop between
+        restore_sigterm()  # until the training loop begins, SIGTERM ends the process
         return train_and_test(self)
 
 
 def use_cpu_devices(count: int) -> None:
-    """Have JAX, which must not be imported yet, run on `count` CPU devices.
+    """Make JAX run on `count` CPU devices. JAX must not be imported yet.
 
     Raises:
-      ValueError: JAX is imported, so it is too late.
+      ValueError: JAX is already imported.
     """
     if "jax" in sys.modules:
         raise ValueError(

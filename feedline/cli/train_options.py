@@ -1,4 +1,4 @@
-"""The options of `feedline train`: plain values, which the parser, the training loop and the result share."""
+"""The options of `feedline train`, as plain values."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class TrainOptions:
       mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
         one program each. All three take the same batches and reach the same losses.
       data: what to learn: digits, synthetic (see --rows), or a path. The path is a .npz file with the
-        arrays image [n, ...] (any numbers; bytes are divided by 255, all else is taken as it is) and
+        arrays image [n, ...] (any numbers; uint8 is divided by 255, other dtypes are not scaled) and
         label int [n] (0, 1, 2, ...), or a directory with image.npy and label.npy.
-      test_data: path of rows to test on, of the same form. None: rows 0, 5, 10, ... of --data are held
+      test_data: path of rows to test on, in the same format. None: rows 0, 5, 10, ... of --data are held
         out, and not trained on.
-      rows: training rows of --data synthetic; a fifth as many more are tested on.
+      rows: training rows of --data synthetic; one fifth of that number is generated for the test.
       features: bytes in one row of --data synthetic.
       classes: classes of --data synthetic.
       batch_size: rows in the global batch, over all devices of all processes.
-      steps: batches to train on, over as many epochs as it takes. Not together with --epochs.
+      steps: batches to train on, over as many epochs as needed. Not together with --epochs.
       epochs: passes over the training rows. None: 40, unless --steps is given.
       layers: hidden layers.
       width: units in each hidden layer.
-      learning_rate: of the Adam optimizer.
-      seed: of the first weights and of the order of rows, below 2^32.
-      checkpoint_dir: save checkpoints in this directory, and go on from the newest one that is there, on any
+      learning_rate: learning rate of the Adam optimizer.
+      seed: seed of the initial weights and of the order of rows, below 2^32.
+      checkpoint_dir: save checkpoints in this directory, and continue from the newest one in it, with any
         mode and number of devices and processes. The newest 3 are kept.
       save_every: steps from one checkpoint to the next; the last step is saved too. None: 100.
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
-      threads: threads that read rows. None: as many as this process has cores, at least 2 and at most 16.
-      prefetch: batches that wait on the devices, at the most. 0: read only when asked, for debugging.
+      threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
+      prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
 
@@ -69,14 +69,14 @@ class TrainOptions:
 
     @property
     def passes(self) -> int | None:
-        """Epochs to train, None if steps are counted instead."""
+        """Epochs to train; None if the steps are given instead."""
         return None if self.steps is not None else self.epochs or _DEFAULT_EPOCHS
 
     def check(self) -> None:
-        """Whether the options fit together. Not on construction: the parser would wrap the message in a box.
+        """Check that the options fit together. Not on construction: the parser would put the message in a box.
 
         Raises:
-          ValueError: they do not.
+          ValueError: an option is wrong, or two contradict each other.
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -1,24 +1,24 @@
-"""Many processes: what started them, how they find each other, how one machine starts several.
+"""Joins the processes of a run, whatever started them, and launches several processes on one machine.
 
 A map::
 
-    join         initialize: this process joins the others
-    detect       what started this process             pure, of the environment's variables
-      variables    FEEDLINE_* and JAX_* set by hand, and the index of a Kubernetes job
-      open_mpi     mpirun
-      slurm        srun
-      found        what each of them finds
-    rendezvous   all processes come before jax starts, or an error names the absent
-    cores        this process's share of the host's cores
-    launch       one command as several processes on this machine
-      spread       what tells the processes apart      pure, of the environment's variables
-      run          from the first start to the last end
-      group        no process outlives the launcher
-      lines        their output, line by line
-      signals      signals as something to wait for
+    join           initialize: this process joins the others
+    detect         what started this process                       pure, of the environment variables
+      variables      FEEDLINE_* and JAX_* set by hand, and the index of a Kubernetes job
+      open_mpi       mpirun
+      slurm          srun
+      process_info   index, number of processes, coordinator and devices of this process
+    rendezvous     waits for all processes before jax starts, or names those that are missing
+    cores          this process's share of the host's cores
+    launch         runs one command as several processes on this machine
+      environments   the environment variables of each process     pure
+      supervisor     waits for output, signals and ends of the processes
+      process_group  no process outlives the launcher
+      lines          prefixes each line of output with its process
+      signals        delivers signals through a socket
 
-What processes tell each other once they have joined stands in `feedline.agreement`.
-Importing it imports no jax.
+`feedline.agreement` is what processes use to communicate once they have joined.
+Importing this package imports no jax.
 """
 
 from __future__ import annotations

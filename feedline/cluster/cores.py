@@ -1,16 +1,16 @@
-"""How many cores are this process's own, where several processes of a run share a host."""
+"""Divides the cores of a host among the processes of a run on that host."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from feedline.cluster.found import is_number
+from feedline.cluster.process_info import is_number
 from feedline.cluster.slurm import in_step, tasks_on
 
 
 def own_cores() -> int:
-    """Cores that this process may use, divided by the processes of its run that share them; at least 1."""
+    """The cores that this process may use, divided by the processes of the run that share them; at least 1."""
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     return share_of(os.environ, usable, present)
@@ -19,7 +19,7 @@ def own_cores() -> int:
 def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
     """This process's share of the cores. Pure.
 
-    One that a launcher has bound to some of the host's cores (srun --cpus-per-task) has those to itself.
+    A process that is bound to some of the host's cores (srun --cpus-per-task) does not share them.
 
     Args:
       usable: cores that this process may run on.
@@ -33,11 +33,11 @@ def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
     """
     if usable < present:
         return usable
-    return max(1, usable // processes_here(environ))
+    return max(1, usable // processes_on_host(environ))
 
 
-def processes_here(environ: Mapping[str, str]) -> int:
-    """Processes of this run on this host, as their launcher counts them; 1 where none does."""
+def processes_on_host(environ: Mapping[str, str]) -> int:
+    """The number of processes of this run on this host, as the launcher reports it; 1 if it does not."""
     for name in ("FEEDLINE_LOCAL_PROCESSES", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if is_number(environ.get(name, "")):
             return max(1, int(environ[name]))

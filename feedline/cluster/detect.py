@@ -1,24 +1,24 @@
-"""What started this process: a pure function of the environment's variables."""
+"""Detects what started this process, from the environment variables. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedline.cluster.found import Found
 from feedline.cluster.open_mpi import find_open_mpi, under_mpirun
+from feedline.cluster.process_info import ProcessInfo
 from feedline.cluster.slurm import find_slurm, in_step, outside_step
-from feedline.cluster.variables import counted, find_variables
+from feedline.cluster.variables import find_variables, has_process_variables
 
 
-def find(environ: Mapping[str, str]) -> Found | None:
-    """Which of how many processes this is; None if it is the only one.
+def find(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """The index of this process, the number of processes, and the coordinator; None if it is the only process.
 
-    What somebody set by hand goes before what a launcher set. mpirun goes before srun, since under
-    Slurm it starts its own processes with srun. An index or a count that is set without the rest
-    is an error, a coordinator alone is not: it replaces the one that a launcher would name.
+    Variables that are set by hand take precedence over those of a launcher. mpirun takes precedence over srun,
+    because under Slurm it starts its own processes with srun. An index or a count that is set without the rest
+    is an error. A coordinator alone is not: it replaces the one that a launcher would name.
 
     Args:
-      environ: the variables, as `os.environ` has them. Set to the empty string counts as not set.
+      environ: the variables, as in `os.environ`. An empty string counts as not set.
 
     Raises:
       ValueError: the variables are set in part, or contradict each other; names the one to set.
@@ -32,20 +32,20 @@ def find(environ: Mapping[str, str]) -> Found | None:
       >>> find({"HOME": "/root"}) is None
       True
     """
-    if counted(environ):
+    if has_process_variables(environ):
         return find_variables(environ)
     if under_mpirun(environ):
         return find_open_mpi(environ)
     if in_step(environ):
         return find_slurm(environ)
-    return find_variables(environ)  # A Job's index or a coordinator, both errors alone, or nothing.
+    return find_variables(environ)  # Raises if only a Job's index or a coordinator is set.
 
 
-def why_alone(environ: Mapping[str, str]) -> str:
-    """What to tell about a process for which `find` is None.
+def describe_single_process(environ: Mapping[str, str]) -> str:
+    """The line that `initialize` prints if `find` returns None.
 
     Example:
-      >>> why_alone({})
+      >>> describe_single_process({})
       'process 0 of 1, found no other'
     """
     return f"process 0 of 1, {outside_step(environ) or 'found no other'}"

@@ -1,4 +1,4 @@
-"""Joins this process with the others under jax.distributed, whatever started them."""
+"""Joins this process with the others by `jax.distributed.initialize`, whatever started them."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ import time
 
 from feedline.agreement.coordination import backends_are_initialized
 from feedline.agreement.monitor import watch
-from feedline.cluster.detect import find, why_alone
-from feedline.cluster.found import Found
+from feedline.cluster.detect import describe_single_process, find
+from feedline.cluster.process_info import ProcessInfo
 from feedline.cluster.rendezvous import is_loopback, meet
 
-_HEARTBEAT_S = 100  # jax's own
-_HEARTBEAT_LATER_S = 5.0
-"""So much later is a lost process missed than one that failed: one that is merely held up must not be."""
+_HEARTBEAT_S = 100  # jax's default
+_EXTRA_HEARTBEAT_S = 5.0
+"""Added to `abort_after_s` for the heartbeat timeout, so that a process that is merely slow is not ended."""
 
 
 def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) -> None:
-    """Finds what started this process and calls `jax.distributed.initialize` rightly for it.
+    """Detects what started this process, and calls `jax.distributed.initialize` with the right arguments.
 
-    Call it first in every script, before any jax computation: it knows srun, mpirun, an Indexed Job
+    Call it first in every script, before any jax computation. It detects srun, mpirun, an Indexed Job
     of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
     FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID). A process that none of them started is on its own, and nothing is initialised.
-    Writes one line on stderr that says what it found, before it waits for anybody.
+    JAX_PROCESS_ID). If it detects none of them, this is the only process, and nothing is initialised.
+    It writes one line to stderr that says what it detected, before it waits for other processes.
 
-    A second call does nothing. Processes that were started in any other way (TPU pods, other MPIs) join by
-    themselves with `jax.distributed.initialize`; a call after that only starts the monitor.
+    A second call does nothing. If the processes were started in any other way (TPU pods, other MPIs), call
+    `jax.distributed.initialize` first; this function then only starts the monitor.
 
-    The monitor, a thread, ends this process once another one has failed: see `abort_after_s`. What waits in
-    feedline then raises the failure at once; a thread inside a collective cannot be interrupted. A process
-    has failed if an exception ends it, whichever that is, or if it is killed; see `feedline.cluster.abort`
-    for `sys.exit`.
+    The monitor is a thread that ends this process once another one has failed: see `abort_after_s`. Code that
+    waits inside feedline raises the failure at once; a thread inside a collective cannot be interrupted. A process
+    has failed if any exception ends it, or if it is killed; see `feedline.cluster.abort` for `sys.exit`.
 
-    GPUs are shared out among the processes of a host, so that each belongs to one; the CPU's devices
-    stay visible, all of them, to their process.
+    The GPUs of a host are divided among its processes, so that each GPU belongs to one process. CPU devices are
+    not divided: each process has its own.
 
     Args:
       timeout_s: how long to wait for the others.
       abort_after_s: seconds from the failure of one process to the end of the others, in which they may
-        finish what they can without it. A process that is killed is missed 5 s later than that, when
-        its heartbeats stay out. None: no monitor, and jax's heartbeats (100 s).
+        finish what they can without it. If a process is killed, its heartbeats stop, and the others end 5 s
+        later than that. None: no monitor, and jax's heartbeat timeout (100 s).
 
     Raises:
-      ValueError: the environment says only in part which process this is; names what to set.
+      ValueError: the environment variables are incomplete; names those to set.
       FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
-      ProcessError: a process did not come in time; names it.
-      RuntimeError: jax has already computed something, so that it is too late.
+      ProcessError: a process did not arrive in time; names it.
+      RuntimeError: jax has already set up its devices, so that it is too late.
 
     Example:
       >>> import feedline
@@ -59,24 +58,24 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
     import jax
 
     if not jax.distributed.is_initialized():
-        found = _look()
-        if found is not None:
-            _join(found, time.monotonic() + timeout_s, abort_after_s)
+        info = _detect()
+        if info is not None:
+            _join(info, time.monotonic() + timeout_s, abort_after_s)
     if abort_after_s is not None:
         watch(abort_after_s)
 
 
 @functools.cache
-def _look() -> Found | None:
-    """Finds what started this process and says so, once."""
-    found = find(os.environ)
-    # One write a line: the processes share a terminal.
-    sys.stderr.write(f"feedline: {found or why_alone(os.environ)}\n")
+def _detect() -> ProcessInfo | None:
+    """Detects what started this process and prints it, once."""
+    info = find(os.environ)
+    # A single write: several processes share the terminal.
+    sys.stderr.write(f"feedline: {info or describe_single_process(os.environ)}\n")
     sys.stderr.flush()
-    return found
+    return info
 
 
-def _join(found: Found, deadline: float, abort_after_s: float | None) -> None:
+def _join(info: ProcessInfo, deadline: float, abort_after_s: float | None) -> None:
     import jax
 
     if backends_are_initialized():
@@ -84,19 +83,19 @@ def _join(found: Found, deadline: float, abort_after_s: float | None) -> None:
             "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
             "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
         )
-    meet(found, deadline)
+    meet(info, deadline)
     jax.distributed.initialize(
-        coordinator_address=found.coordinator,
-        num_processes=found.processes,
-        process_id=found.process,
-        local_device_ids=found.local_devices,
-        # All is known: jax would else look again, and give a process on a host of many GPUs just one.
+        coordinator_address=info.coordinator,
+        num_processes=info.processes,
+        process_id=info.process,
+        local_device_ids=info.local_devices,
+        # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(deadline - time.monotonic())),
-        # By default it listens on every address of the host.
-        coordinator_bind_address=found.coordinator if is_loopback(found.host) else None,
-        # jax ends every process once one sends none; a killed process can say nothing itself.
+        # By default, the coordinator listens on every address of the host.
+        coordinator_bind_address=info.coordinator if is_loopback(info.host) else None,
+        # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
         heartbeat_timeout_seconds=(
-            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + _HEARTBEAT_LATER_S)
+            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + _EXTRA_HEARTBEAT_S)
         ),
     )

@@ -1,17 +1,17 @@
-"""The output of several processes on one screen: whole lines, each after its process."""
+"""Splits the output of a process into whole lines, each prefixed with the index of the process."""
 
 from __future__ import annotations
 
 from collections import deque
 
-_LONGEST = 1 << 16
+_MAX_BYTES = 1 << 16
 _REMEMBERED = 20
 
 
 class Lines:
-    """Cuts what one process writes to one stream into lines, as it comes.
+    """Splits the chunks that one process writes to one stream into prefixed lines.
 
-    A line without an end waits for it, up to 64 KiB.
+    An incomplete line is kept until its end comes, up to 64 KiB.
 
     Example:
       >>> lines = Lines(2)
@@ -22,31 +22,31 @@ class Lines:
     """
 
     def __init__(self, process: int, last: deque[bytes] | None = None) -> None:
-        """`last` collects the newest lines; the two streams of a process may share one."""
-        self.last = recent() if last is None else last
+        """`last` collects the newest lines; the two streams of a process may share it."""
+        self.last = recent_lines() if last is None else last
         self._prefix = b"[%d] " % process
-        self._rest = b""  # Holds no line end, and at most _LONGEST bytes.
+        self._incomplete = b""  # Holds no line end, and at most _MAX_BYTES bytes.
 
     def add(self, chunk: bytes) -> bytes:
-        """The lines that `chunk` completes, in order, ready to be written."""
-        *whole, rest = (self._rest + chunk).split(b"\n")
-        while len(rest) > _LONGEST:
-            whole.append(rest[:_LONGEST])
-            rest = rest[_LONGEST:]
-        self._rest = rest
-        return self._write(whole)
+        """The lines that `chunk` completes, with their prefixes."""
+        *whole, rest = (self._incomplete + chunk).split(b"\n")
+        while len(rest) > _MAX_BYTES:
+            whole.append(rest[:_MAX_BYTES])
+            rest = rest[_MAX_BYTES:]
+        self._incomplete = rest
+        return self._prefixed(whole)
 
     def end(self) -> bytes:
-        """The last line, if it had no end."""
-        whole, self._rest = ([self._rest] if self._rest else []), b""
-        return self._write(whole)
+        """The last line with its prefix, if it was incomplete."""
+        whole, self._incomplete = ([self._incomplete] if self._incomplete else []), b""
+        return self._prefixed(whole)
 
-    def _write(self, whole: list[bytes]) -> bytes:
-        written = [b"%b%b\n" % (self._prefix, line) for line in whole]
-        self.last.extend(written)
-        return b"".join(written)
+    def _prefixed(self, lines: list[bytes]) -> bytes:
+        prefixed = [b"%b%b\n" % (self._prefix, line) for line in lines]
+        self.last.extend(prefixed)
+        return b"".join(prefixed)
 
 
-def recent() -> deque[bytes]:
-    """Room for the newest lines of a process."""
+def recent_lines() -> deque[bytes]:
+    """An empty buffer for the newest lines of a process."""
     return deque(maxlen=_REMEMBERED)

@@ -1,12 +1,12 @@
-"""Processes that Open MPI's mpirun started, of version 4 or 5."""
+"""Finds this process among those that mpirun of Open MPI 4 or 5 started."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from feedline.cluster.found import Found, agreed_port, integer, own_devices
-from feedline.cluster.variables import set_coordinator
+from feedline.cluster.process_info import ProcessInfo, agreed_port, integer, own_devices
+from feedline.cluster.variables import explicit_coordinator
 
 # Version 4: "2074279936.0;tcp://10.0.0.1,10.1.0.1:36691;tcp6://[fd00::2]:36813", where mpirun listens.
 _URI = re.compile(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)")
@@ -18,11 +18,11 @@ def under_mpirun(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 
 
-def find_open_mpi(environ: Mapping[str, str]) -> Found | None:
-    """The process of several; None if it is the only one.
+def find_open_mpi(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """This process as mpirun describes it; None if it is the only one.
 
-    Process 0 is taken to run on the host of mpirun, as it does unless a host list or a mapping
-    says otherwise; then FEEDLINE_COORDINATOR must name its host.
+    Process 0 is assumed to run on the host of mpirun. If a host list or a mapping puts it elsewhere,
+    FEEDLINE_COORDINATOR must name its host.
 
     Example:
       >>> process = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1",
@@ -35,15 +35,15 @@ def find_open_mpi(environ: Mapping[str, str]) -> Found | None:
     if processes == 1:
         return None
     process = integer(environ, "OMPI_COMM_WORLD_RANK", "Open MPI")
-    local = integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI")
-    locals_ = integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", at_least=1)
-    return Found(
+    local_process = integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI")
+    processes_on_host = integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", at_least=1)
+    return ProcessInfo(
         "Open MPI",
         f"OMPI_COMM_WORLD_RANK={process}",
-        set_coordinator(environ) or _coordinator(environ, one_host=locals_ == processes),
+        explicit_coordinator(environ) or _coordinator(environ, one_host=processes_on_host == processes),
         processes,
         process,
-        own_devices(environ, local, locals_),
+        own_devices(environ, local_process, processes_on_host),
     )
 
 

@@ -1,9 +1,9 @@
-"""The processes of a run meet at the coordinator's port before jax uses it: all come, or all are told who did not.
+"""A rendezvous of all processes at the coordinator's port before jax uses it, so that errors name what is missing.
 
-jax's coordination service takes whoever connects for a process of its run: a second run on the same port ends the
-first, and a process that never comes ends process 0 by SIGABRT. So process 0 first listens there itself. Each of
-the others says its number and waits; once all have come, process 0 says so and leaves the port to jax. A process
-that finds something else on the port has found another run, or another program, and does not join it.
+jax's coordination service takes every connection for a process of its own run: a second run on the same port ends
+the first, and a process that never connects ends process 0 by SIGABRT. So feedline first listens on the port in
+process 0. Each other process connects, sends its index and waits. Once all have arrived, process 0 answers them
+and frees the port for jax. A process that finds another program, or another run, on the port raises an error.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from feedline.agreement.differences import named
-from feedline.cluster.found import Found
+from feedline.agreement.differences import process_names
+from feedline.cluster.process_info import ProcessInfo
 from feedline.errors import FeedError, ProcessError
 
 _GREETING = b"feedline\n"
 _COME = b"all have come\n"
 _RETRY_S = 0.2
 _ANSWER_S = 10.0
-"""How long something on the port may take to greet; process 0 greets as soon as it accepts."""
-_LONGEST = 1 << 12
+"""How long a program on the port may take to send the greeting, which process 0 sends as soon as it accepts."""
+_MAX_BYTES = 1 << 12
 
 
-def meet(found: Found, deadline: float) -> None:
-    """Returns once all processes of the run have come, and the coordinator's port is free for jax.
+def meet(info: ProcessInfo, deadline: float) -> None:
+    """Returns once all processes of the run have arrived and the coordinator's port is free for jax.
 
     Args:
       deadline: of `time.monotonic`.
 
     Raises:
-      ProcessError: a process did not come in time; names it.
-      FeedError: process 0 cannot listen on the port, or the others do not find it there.
+      ProcessError: a process did not arrive in time; names it.
+      FeedError: process 0 cannot listen on the port, or the others do not reach it there.
     """
-    if found.process == 0:
-        with _listening(found) as listener:
-            _gather(found, listener, deadline)
+    if info.process == 0:
+        with _listening(info) as listener:
+            _wait_for_all(info, listener, deadline)
     else:
-        with _connected(found, deadline) as connection:
-            _wait(found, connection, deadline)
+        with _connected(info, deadline) as connection:
+            _wait(info, connection, deadline)
 
 
 def is_loopback(host: str) -> bool:
@@ -50,69 +50,69 @@ def is_loopback(host: str) -> bool:
 
 
 @contextlib.contextmanager
-def _listening(found: Found) -> Iterator[socket.socket]:
-    """A socket that listens on the port, and on no port that another program listens on.
+def _listening(info: ProcessInfo) -> Iterator[socket.socket]:
+    """A socket that listens on the port, if no other program does.
 
-    gRPC shares its port with whoever asks for that (SO_REUSEPORT), so we do not ask at first. `feedline launch`
-    holds the port of its run bound, but does not listen: then we do.
+    With SO_REUSEPORT the socket would share the port with another run's gRPC server, so it is first tried without.
+    `feedline launch` binds the port of its run with that option but does not listen; then the option is needed.
     """
     try:
-        listener = _listener(found, share=False)
+        listener = _listener(info, share=False)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE or _answers(found):
-            raise _taken(found, error) from error
+        if error.errno != errno.EADDRINUSE or _answers(info):
+            raise _taken(info, error) from error
         try:
-            listener = _listener(found, share=True)
+            listener = _listener(info, share=True)
         except OSError as again:
-            raise _taken(found, again) from again
+            raise _taken(info, again) from again
     with listener:
         yield listener
 
 
-def _listener(found: Found, *, share: bool) -> socket.socket:
-    """On the addresses on which jax listens: the loopback's alone, or all of the host."""
-    loopback = is_loopback(found.host)
+def _listener(info: ProcessInfo, *, share: bool) -> socket.socket:
+    """Listens on the addresses on which jax listens: the loopback address, or all addresses of the host."""
+    loopback = is_loopback(info.host)
     both = not loopback and socket.has_dualstack_ipv6()
     return socket.create_server(
-        (found.host if loopback else "", found.port),
-        family=socket.AF_INET6 if both or ":" in found.host else socket.AF_INET,
+        (info.host if loopback else "", info.port),
+        family=socket.AF_INET6 if both or ":" in info.host else socket.AF_INET,
         dualstack_ipv6=both,
         reuse_port=share,
         backlog=socket.SOMAXCONN,
     )
 
 
-def _answers(found: Found) -> bool:
-    """Whether somebody listens on the port of this host."""
-    for host in {"127.0.0.1", found.host}:
+def _answers(info: ProcessInfo) -> bool:
+    """Whether a program listens on the port of this host."""
+    for host in {"127.0.0.1", info.host}:
         with contextlib.suppress(OSError):
-            socket.create_connection((host, found.port), timeout=1).close()
+            socket.create_connection((host, info.port), timeout=1).close()
             return True
     return False
 
 
-def _taken(found: Found, error: OSError) -> FeedError:
+def _taken(info: ProcessInfo, error: OSError) -> FeedError:
     return FeedError(
-        f"process 0 listens as the coordinator on port {found.port} of {found.host}, but another program, perhaps "
-        f"another run, has that port ({error.strerror}); {_another_port(found)}",
+        f"process 0 listens as the coordinator on port {info.port} of {info.host}, but another program, perhaps "
+        f"another run, has that port ({error.strerror}); {_another_port(info)}",
         stage="launch",
         process=0,
     )
 
 
-def _another_port(found: Found) -> str:
+def _another_port(info: ProcessInfo) -> str:
     return (
         "end that one, or give this run another port, in every process: "
-        f"FEEDLINE_COORDINATOR={found.host}:{found.port - 1}, or JAX_COORDINATOR_PORT under Slurm and mpirun"
+        f"FEEDLINE_COORDINATOR={info.host}:{info.port - 1}, or JAX_COORDINATOR_PORT under Slurm and mpirun"
     )
 
 
-def _gather(found: Found, listener: socket.socket, deadline: float) -> None:
-    """Process 0: until all have come, then tell them. Who does not come in time is named to all."""
-    came: dict[int, socket.socket] = {}
+def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -> None:
+    """In process 0: wait until all have arrived, then answer them; the answer names processes that are missing."""
+    arrived: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(came) < found.processes - 1:
+        while len(arrived) < info.processes - 1:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready and time.monotonic() >= deadline:
                 break
@@ -124,61 +124,64 @@ def _gather(found: Found, listener: socket.socket, deadline: float) -> None:
                         connection.send(_GREETING)
                         selector.register(connection, selectors.EVENT_READ)
                     continue
-                process = _introduced(key.fileobj, found)  # type: ignore[arg-type]
+                process = _index_of(key.fileobj, info)  # type: ignore[arg-type]
                 selector.unregister(key.fileobj)
-                if process is not None and process not in came:
-                    came[process] = key.fileobj  # type: ignore[assignment]
+                if process is not None and process not in arrived:
+                    arrived[process] = key.fileobj  # type: ignore[assignment]
                 else:
                     key.fileobj.close()  # type: ignore[union-attr]
-        absent = [process for process in range(1, found.processes) if process not in came]
-        _tell(came, _did_not_come(absent).encode() if absent else _COME)
-    if absent:
-        raise ProcessError(_did_not_come(absent), stage="launch", process=absent[0])
+        missing = [process for process in range(1, info.processes) if process not in arrived]
+        _answer(arrived, _missing_message(missing).encode() if missing else _COME)
+    if missing:
+        raise ProcessError(_missing_message(missing), stage="launch", process=missing[0])
 
 
-def _introduced(connection: socket.socket, found: Found) -> int | None:
-    """The process that connected; None for what is none of this run, such as a port scanner."""
+def _index_of(connection: socket.socket, info: ProcessInfo) -> int | None:
+    """The index of the process that connected; None if it does not belong to this run, as a port scanner."""
     try:
-        count, _, process = connection.recv(_LONGEST).decode().partition(" ")
-        if int(count) == found.processes and 0 < int(process) < found.processes:
+        count, _, process = connection.recv(_MAX_BYTES).decode().partition(" ")
+        if int(count) == info.processes and 0 < int(process) < info.processes:
             return int(process)
     except (OSError, ValueError):
         return None
     return None
 
 
-def _tell(came: Mapping[int, socket.socket], told: bytes) -> None:
-    """And wait until each has hung up: the side that does so first keeps the port for a while, as TIME_WAIT."""
-    for connection in came.values():
+def _answer(arrived: Mapping[int, socket.socket], answer: bytes) -> None:
+    """Send the answer, and wait until each process has closed its connection.
+
+    The side that closes first keeps the port in TIME_WAIT for a while, and process 0 needs the port.
+    """
+    for connection in arrived.values():
         with contextlib.suppress(OSError):
             connection.setblocking(True)
             connection.settimeout(_ANSWER_S)
-            connection.send(told)
-    for connection in came.values():
+            connection.send(answer)
+    for connection in arrived.values():
         with contextlib.suppress(OSError):
             connection.recv(1)
 
 
-def _did_not_come(absent: list[int]) -> str:
+def _missing_message(missing: list[int]) -> str:
     return (
-        f"all processes of a run join at its start, but {named(absent)} did not come in time; look "
+        f"all processes of a run join at its start, but {process_names(missing)} did not come in time; look "
         "what it wrote last and whether it was started, or raise initialize(timeout_s)"
     )
 
 
 @contextlib.contextmanager
-def _connected(found: Found, deadline: float) -> Iterator[socket.socket]:
-    """A connection to process 0, which may not listen yet: tried again and again, for nothing here could wake us.
+def _connected(info: ProcessInfo, deadline: float) -> Iterator[socket.socket]:
+    """A connection to process 0. It may not listen yet, and no event tells when it does, so this tries repeatedly.
 
-    A name that does not resolve yet is as good as nobody listening, since a pod gets its name only when it starts.
+    A name that does not resolve yet is also tried again, because a pod gets its name only when it starts.
     """
     while True:
-        left = deadline - time.monotonic()
+        remaining_s = deadline - time.monotonic()
         try:
-            connection = socket.create_connection((found.host, found.port), timeout=max(left, _RETRY_S))
+            connection = socket.create_connection((info.host, info.port), timeout=max(remaining_s, _RETRY_S))
         except OSError as error:
-            if left < _RETRY_S:
-                raise _unreached(found, error) from error
+            if remaining_s < _RETRY_S:
+                raise _unreached(info, error) from error
         else:
             break
         time.sleep(_RETRY_S)
@@ -190,38 +193,38 @@ def _connected(found: Found, deadline: float) -> Iterator[socket.socket]:
             greeting = b""
         if greeting != _GREETING:
             raise FeedError(
-                f"process 0 of this run listens at {found.coordinator}, but another program does, perhaps another "
-                f"run, which this process does not join; {_another_port(found)}",
+                f"process 0 of this run listens at {info.coordinator}, but another program does, perhaps another "
+                f"run, which this process does not join; {_another_port(info)}",
                 stage="launch",
-                process=found.process,
+                process=info.process,
             )
         yield connection
 
 
-def _unreached(found: Found, error: OSError) -> FeedError:
+def _unreached(info: ProcessInfo, error: OSError) -> FeedError:
     return FeedError(
-        f"process 0 listens as the coordinator at {found.coordinator}, but it was not reached in time "
+        f"process 0 listens as the coordinator at {info.coordinator}, but it was not reached in time "
         f"({error}); look whether process 0 runs, on that host, and whether a firewall closes the port; "
         "FEEDLINE_COORDINATOR names another, in every process",
         stage="launch",
-        process=found.process,
+        process=info.process,
     )
 
 
-def _wait(found: Found, connection: socket.socket, deadline: float) -> None:
-    """One of the others: until process 0 says that all have come."""
+def _wait(info: ProcessInfo, connection: socket.socket, deadline: float) -> None:
+    """In the other processes: wait until process 0 answers that all have arrived."""
     try:
-        connection.send(f"{found.processes} {found.process}".encode())
+        connection.send(f"{info.processes} {info.process}".encode())
         connection.settimeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S)
-        told = connection.recv(_LONGEST)
+        answer = connection.recv(_MAX_BYTES)
     except OSError:
-        told = b""
-    if told == _COME:
+        answer = b""
+    if answer == _COME:
         return
     raise ProcessError(
-        told.decode()
+        answer.decode()
         or f"all processes of a run join at its start, but process 0 ended before all had; look what it wrote "
-        f"last (another process {found.process} of {found.processes} may have joined it in place of this one)",
+        f"last (another process {info.process} of {info.processes} may have joined it in place of this one)",
         stage="launch",
-        process=None if told else 0,
+        process=None if answer else 0,
     )

@@ -1,4 +1,4 @@
-"""Signals as something to wait for beside files: bytes in a socket."""
+"""Delivers signals through a socket, so that they can be waited for together with files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 
 
 @contextlib.contextmanager
-def caught(numbers: Sequence[int]) -> Iterator[socket.socket]:
-    """While the block runs, each of these signals does no more than put its number into the socket.
+def signal_socket(numbers: Sequence[int]) -> Iterator[socket.socket]:
+    """While the block runs, each of these signals only writes its number into the socket.
 
-    A signal that is ignored at the start stays ignored, as nohup wants it. Handlers are put back at
-    the end. For the main thread, as everything with signals.
+    A signal that is ignored at the start stays ignored, so that nohup works. The handlers are restored at
+    the end. Only the main thread may call this, because only it may set signal handlers.
 
     Example:
-      >>> with caught([signal.SIGUSR1]) as numbers:
+      >>> with signal_socket([signal.SIGUSR1]) as numbers:
       ...     signal.raise_signal(signal.SIGUSR1)
       ...     signal.Signals(numbers.recv(1)[0]).name
       'SIGUSR1'
@@ -26,8 +26,8 @@ def caught(numbers: Sequence[int]) -> Iterator[socket.socket]:
     with reading, writing:
         reading.setblocking(False)
         writing.setblocking(False)
-        before = {number: signal.signal(number, _let_pass) for number in ours}
-        # A full socket has enough to wake up its reader.
+        before = {number: signal.signal(number, _ignore) for number in ours}
+        # If the socket is full, its reader wakes up anyway.
         descriptor = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         try:
             yield reading
@@ -37,5 +37,5 @@ def caught(numbers: Sequence[int]) -> Iterator[socket.socket]:
                 signal.signal(number, handler)
 
 
-def _let_pass(number: int, frame: object) -> None:
-    """The number is in the socket before this is called."""
+def _ignore(number: int, frame: object) -> None:
+    """Does nothing: the interpreter has written the number into the socket before."""

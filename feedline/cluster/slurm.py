@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from feedline.cluster.found import Found, agreed_port, integer, own_devices
-from feedline.cluster.variables import set_coordinator
+from feedline.cluster.process_info import ProcessInfo, agreed_port, integer, own_devices
+from feedline.cluster.variables import explicit_coordinator
 
-_RUN = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # so many tasks on each of so many nodes
+_TASKS_AND_NODES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # tasks per node, number of nodes
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process.
 
-    A batch script and a shell under salloc are not tasks of a step: Slurm sets the job's variables
-    there, SLURM_NTASKS and a SLURM_PROCID of 0 among them, but none of a step. A job that was
+    A batch script and a shell under salloc are not tasks of a step. Slurm sets the variables of the job
+    there, such as SLURM_NTASKS and a SLURM_PROCID of 0, but not those of a step. A job that was
     submitted from within a step inherits that step's variables; then the counts of tasks differ.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS")
@@ -24,8 +24,8 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_NTASKS", tasks) == tasks
 
 
-def find_slurm(environ: Mapping[str, str]) -> Found | None:
-    """The task of a step of several; None if it is the only one.
+def find_slurm(environ: Mapping[str, str]) -> ProcessInfo | None:
+    """This process as a task of a Slurm step; None if the step has no other task.
 
     Example:
       >>> task = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7",
@@ -38,22 +38,22 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
     if processes == 1:
         return None
     process = integer(environ, "SLURM_PROCID", "Slurm")
-    local = integer(environ, "SLURM_LOCALID", "Slurm")
+    local_process = integer(environ, "SLURM_LOCALID", "Slurm")
     node = integer(environ, "SLURM_NODEID", "Slurm")
-    locals_ = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
-    bound = environ.get("SLURM_GPUS_PER_TASK")  # Then srun shows each task only its own.
-    return Found(
+    processes_on_host = tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
+    bound = environ.get("SLURM_GPUS_PER_TASK")  # If it is set, a task sees only its own GPUs.
+    return ProcessInfo(
         "Slurm",
         f"SLURM_PROCID={process}",
-        set_coordinator(environ) or _coordinator(environ),
+        explicit_coordinator(environ) or _coordinator(environ),
         processes,
         process,
-        None if bound else own_devices(environ, local, locals_),
+        None if bound else own_devices(environ, local_process, processes_on_host),
     )
 
 
 def outside_step(environ: Mapping[str, str]) -> str | None:
-    """In a job of several tasks, but started without srun: says so, since that is rarely meant."""
+    """A hint for a process in a job of several tasks that srun did not start, which is rarely meant; else None."""
     job, tasks = environ.get("SLURM_JOB_ID"), environ.get("SLURM_NTASKS", "1")
     if job is None or tasks == "1":
         return None
@@ -73,7 +73,7 @@ def first_host(node_list: str) -> str:
 
 
 def tasks_on(tasks_per_node: str, node: int) -> int:
-    """How many tasks run on a node of the step, from Slurm's run-length list.
+    """The number of tasks on a node of the step, from Slurm's run-length list.
 
     Example:
       >>> [tasks_on("2(x2),1", node) for node in range(3)]
@@ -81,13 +81,13 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
     """
     left = node
     for entry in tasks_per_node.split(","):
-        match = _RUN.fullmatch(entry)
+        match = _TASKS_AND_NODES.fullmatch(entry)
         if match is None:
             break
         tasks, nodes = int(match[1]), int(match[2] or 1)
         if left < nodes:
             if not tasks:
-                break  # but this process is one of them
+                break  # impossible: this process is a task on this node
             return tasks
         left -= nodes
     raise ValueError(
@@ -98,7 +98,7 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
 
 
 def _coordinator(environ: Mapping[str, str]) -> str:
-    """Task 0 runs on the step's first node; job and step number give the port."""
+    """The coordinator's address. Task 0 runs on the step's first node; job and step number give the port."""
     job = integer(environ, "SLURM_JOB_ID", "Slurm")
     step = integer(environ, "SLURM_STEP_ID", "Slurm")
     nodes = environ.get("SLURM_STEP_NODELIST", "")

@@ -1,10 +1,10 @@
-"""Processes that are told apart by variables somebody set: `feedline launch`, a Job, a person."""
+"""Finds this process by FEEDLINE_* or JAX_* variables, set by `feedline launch`, a Kubernetes Job or by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedline.cluster.found import Found, integer
+from feedline.cluster.process_info import ProcessInfo, integer
 
 # Coordinator, count and index.
 _FAMILIES = (
@@ -15,17 +15,17 @@ _FAMILIES = (
 _JOB_INDEX = "JOB_COMPLETION_INDEX"
 
 
-def counted(environ: Mapping[str, str]) -> bool:
-    """Whether somebody said how many processes there are, or which one this is."""
+def has_process_variables(environ: Mapping[str, str]) -> bool:
+    """Whether a variable says how many processes there are, or which one this is."""
     return any(environ.get(name) for _, *names in _FAMILIES for name in names)
 
 
-def set_coordinator(environ: Mapping[str, str]) -> str | None:
-    """The coordinator that somebody set; the one that a launcher would name gives way to it."""
+def explicit_coordinator(environ: Mapping[str, str]) -> str | None:
+    """The coordinator that a variable names, if any; it replaces the one that a launcher would name."""
     return next((environ[name] for name, *_ in _FAMILIES if environ.get(name)), None)
 
 
-def find_variables(environ: Mapping[str, str]) -> Found | None:
+def find_variables(environ: Mapping[str, str]) -> ProcessInfo | None:
     """The process that FEEDLINE_* or JAX_* describe; None if the count is 1, or nothing is set.
 
     In a Kubernetes Indexed Job the index may be left out: the Job sets it. A count of 1 needs
@@ -49,7 +49,7 @@ def find_variables(environ: Mapping[str, str]) -> Found | None:
     return None
 
 
-def _find_family(environ: Mapping[str, str], coordinator: str, processes: str, process: str) -> Found | None:
+def _find_family(environ: Mapping[str, str], coordinator: str, processes: str, process: str) -> ProcessInfo | None:
     launcher, names = "environment variables", (coordinator, processes, process)
     if environ.get(processes) and integer(environ, processes, launcher, at_least=1) == 1:
         return None
@@ -64,4 +64,4 @@ def _find_family(environ: Mapping[str, str], coordinator: str, processes: str, p
         )
     index = integer(environ, process, launcher)
     count = integer(environ, processes, launcher)
-    return Found(launcher, f"{process}={index}", environ[coordinator], count, index)
+    return ProcessInfo(launcher, f"{process}={index}", environ[coordinator], count, index)

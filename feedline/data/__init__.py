@@ -1,9 +1,9 @@
-"""What `feedline train` can learn.
+"""The data sets of `feedline train`.
 
 ::
 
-    labelled      a training part and a test part: the digits, a user's files, made-up rows
-    holdout       every fifth row as the test part
-    digits/       handwritten digits that ship with feedline; README.md tells their source and licence
-    make_digits   made them
+    labelled      a training part and a test part of the digits, of a user's files, or of synthetic rows
+    holdout       holds out every fifth row as the test part
+    digits/       handwritten digits that ship with feedline; README.md names their source and licence
+    make_digits   the script that wrote digits/
 """

@@ -1,4 +1,4 @@
-"""One set of rows as a training part and a test part, by a fixed rule and without a copy."""
+"""Splits a source into a training part and a test part, by a fixed rule and without a copy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TEST_EVERY = 5
 
 
 class Holdout:
-    """A `RowSource` of the rows r of another where r % 5 == 0 ("test"), or of all other rows ("train").
+    """A `RowSource` of one part of another source: rows r with r % 5 == 0 ("test"), or all other rows ("train").
 
-    Which rows they are is a closed form, so this costs no memory and no start-up, however many rows.
+    The row indices are computed, so the split needs no memory and no time at the start.
 
     Example:
       >>> from feedline.sources.open_source import as_source
@@ -38,7 +38,7 @@ class Holdout:
         return test_rows if self.part == "test" else len(self.base) - test_rows
 
     def rows_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where rows of this part stand in the whole."""
+        """The row indices in the base source, of row indices in this part."""
         if self.part == "test":
             return rows * TEST_EVERY
         return rows + rows // (TEST_EVERY - 1) + 1

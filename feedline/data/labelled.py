@@ -1,4 +1,4 @@
-"""Rows with labels, as a training part and a test part: the digits, a user's files, or made-up ones."""
+"""Labelled rows with a training part and a test part: the digits, a user's files, or synthetic rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BLOCK_ROWS = 1 << 14
 
 
 class Labelled(NamedTuple):
-    """What to train on. A row is {"image": [...] of any numeric dtype, "label": an integer}.
+    """A data set for classification. A row is {"image": [...] of any numeric dtype, "label": an integer}.
 
     Attributes:
       train: a source for `feedline.Feed`.
-      test: the same, other rows.
+      test: a source of other rows, in the same format.
       classes: labels are 0 … classes − 1.
     """
 
@@ -44,7 +44,7 @@ def digits() -> Labelled:
 
 
 def from_files(path: Path, test_path: Path | None = None) -> Labelled:
-    """A user's own rows.
+    """A user's own labelled rows.
 
     Args:
       path: a directory with `image.npy` [n, ...] and `label.npy` int [n], or a `.npz` file with these
@@ -52,7 +52,7 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
       test_path: the same, for the test part. None: every fifth row of `path` (0, 5, 10, …) is held out.
 
     Raises:
-      FileNotFoundError, ValueError: there are no such files, or they are not of that form.
+      FileNotFoundError, ValueError: the files do not exist, or have another format.
     """
     rows = _opened(path)
     classes = _classes(path)
@@ -70,12 +70,12 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
 
 
 def synthetic(rows: int, features: int, classes: int) -> Labelled:
-    """Made-up rows that can be learnt, the same in every process: noise around one centre for each class.
+    """Synthetic rows that can be learnt, the same in every process: noise around one centre for each class.
 
     Host bytes: 1.2 × rows × (features + 4).
 
     Args:
-      rows: training rows; a fifth as many more are the test part.
+      rows: training rows; the test part has a fifth of that number.
       features: bytes in one image.
       classes: labels are 0 … classes − 1.
     """
@@ -87,7 +87,9 @@ def synthetic(rows: int, features: int, classes: int) -> Labelled:
     def made(count: int) -> RowSource:
         label = random.integers(classes, size=count, dtype=np.int32)
         image = random.integers(128, size=(count, features), dtype=np.uint8)
-        for start in range(0, count, _BLOCK_ROWS):  # in blocks: centres[label] is as large as all images
+        for start in range(
+            0, count, _BLOCK_ROWS
+        ):  # in blocks, because centres[label] would need as much memory as all images
             block = slice(start, start + _BLOCK_ROWS)
             image[block] += centres[label[block]]
         return ArraySource([{"image": image, "label": label}])

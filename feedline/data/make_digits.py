@@ -1,6 +1,6 @@
-"""Makes the files in `digits/` from the copy of the data set that scikit-learn carries.
+"""Writes the files in `digits/` from scikit-learn's copy of the data set.
 
-Run once, by hand, where scikit-learn is installed; the package ships what it wrote::
+It was run once, by hand, with scikit-learn installed; the package ships its output::
 
     python -m feedline.data.make_digits feedline/data/digits
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 TEST_EVERY = 5  # row r of the data set is a test row where r % 5 == 0
-SCALE = 15  # a pixel is a count from 0 to 16; times 15 it spans a byte: 0, 15, …, 240
+SCALE = 15  # a pixel is a number from 0 to 16; times 15 it is 0, 15, …, 240, which fits a byte
 
 
 def digits() -> dict[str, dict[str, np.ndarray]]:

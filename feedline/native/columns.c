@@ -221,7 +221,7 @@ typedef struct {
   const unsigned char *const *bases; /* of each segment: the address of its first row */
   const int64_t *strides;            /* of each segment: bytes from one row to the next */
   const int64_t *ends;               /* of each segment: the row after its last */
-  const int32_t *buckets;            /* of each 2^shift rows: the segment of the first of them */
+  const int32_t *buckets;            /* of each 2^shift rows: the segment of the first of them, or an earlier one */
   int64_t segments;
   int64_t shift;
   const int64_t *offsets; /* the columns to copy, as runs of bytes in a row: where each begins */
@@ -236,9 +236,9 @@ typedef struct {
   const unsigned char *base;
   int64_t stride;
   int one;
-} Place;
+} Source;
 
-static ALWAYS_INLINE const unsigned char *address(const Place *at, int64_t row) {
+static ALWAYS_INLINE const unsigned char *address(const Source *at, int64_t row) {
   if (at->one) return at->base + row * at->stride;
   int64_t segment = at->leaf.buckets[row >> at->leaf.shift];
   while (row >= at->leaf.ends[segment]) segment++;
@@ -252,7 +252,7 @@ static ALWAYS_INLINE const unsigned char *address(const Place *at, int64_t row) 
     for (int64_t i = 0; i < count; i++) memcpy(out + i * out_stride, address(&at, rows[i]) + first, SIZE);          \
     return
 
-static ALWAYS_INLINE void copied(Place at, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
+static ALWAYS_INLINE void copied(Source at, const int64_t *rows, int64_t count, unsigned char *out, int64_t out_stride) {
   const int64_t runs = at.leaf.runs, first = at.leaf.offsets[0];
   const size_t size = (size_t)at.leaf.run_bytes;
   if (runs == 1) {
@@ -277,7 +277,7 @@ static ALWAYS_INLINE void copied(Place at, const int64_t *rows, int64_t count, u
 
 #if X86
 /* As `copied`, with stores that bypass the cache. Each store has 16 bytes; `out` and all runs in it are aligned. */
-static ALWAYS_INLINE void streamed(Place at, const int64_t *rows, int64_t count, unsigned char *out,
+static ALWAYS_INLINE void streamed(Source at, const int64_t *rows, int64_t count, unsigned char *out,
                                    int64_t out_stride) {
   const int64_t runs = at.leaf.runs, size = at.leaf.run_bytes;
   for (int64_t i = 0; i < count; i++) {
@@ -314,7 +314,7 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
   for (int64_t i = 0; i < count; i++)
     if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
   if (leaf->runs < 1 || leaf->run_bytes < 1) return OK; /* rows of no bytes */
-  const Place one = {*leaf, leaf->bases[0], leaf->strides[0], 1}, several = {*leaf, NULL, 0, 0};
+  const Source one = {*leaf, leaf->bases[0], leaf->strides[0], 1}, several = {*leaf, NULL, 0, 0};
 #if X86
   if (copy->stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
     if (leaf->segments == 1)

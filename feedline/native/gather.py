@@ -19,8 +19,8 @@ _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 20
 """Minimum sizes, of a run and of all output of a call, for stores that bypass the processor's cache.
 
 A store into the cache first reads the line that it overwrites, which a store that bypasses it avoids; and a large
-batch has left the cache before it is used. Measured on two cores at 16 MB, against stores into the cache: 1.05 to 1.5 times
-as fast with rows of 3 KB and more, 0.6 to 1 with 1 KB, 0.7 with 256 B. A smaller copy stays in the cache.
+batch has left the cache before it is used. Measured on two cores at 16 MB, against stores into the cache: 1.05 to
+1.5 times as fast with rows of 3 KB and more, 0.6 to 1 with 1 KB, 0.7 with 256 B. Smaller copies use the cache.
 """
 
 

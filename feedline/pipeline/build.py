@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from feedline import state as states
-from feedline.agreement.agree import together
+from feedline.agreement.agree import collective_build
+from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import coordination
-from feedline.agreement.gather import Gather
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
@@ -60,7 +60,7 @@ def build(request: Request) -> Stages:
     """
     reading = request.reading if isinstance(request.reading, Reading) else Reading()
     processes = processes_of(request.sharding)
-    with together(processes, reading.stall_warning_s, reading.stall_error_s) as meeting:
+    with collective_build(processes, reading.stall_warning_s, reading.stall_error_s) as collective:
         request = request.checked()  # in here: others learn of a wrong argument, too
         with alarmed(
             reading.stall_warning_s,
@@ -69,9 +69,9 @@ def build(request: Request) -> Stages:
                 "first row, and calls the transform with that"
             ),
         ):
-            stages = _build(request, meeting.key)
+            stages = _build(request, collective.key)
         try:
-            meeting.agree(
+            collective.agree(
                 described(
                     fingerprint=stages.fingerprint,
                     batch_size=request.batch_size,
@@ -85,7 +85,7 @@ def build(request: Request) -> Stages:
         except BaseException:
             stages.close()
             raise
-    return dataclasses.replace(stages, check=_check(request, stages, meeting.key))
+    return dataclasses.replace(stages, check=_check(request, stages, collective.key))
 
 
 def _check(request: Request, stages: Stages, key: str | None) -> ReplicaCheck | None:
@@ -171,7 +171,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     window = 1 if read_everywhere(owners) else max(1, request.prefetch)
     gather = None
     if not read_everywhere(owners):
-        gather = Gather.joined(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
+        gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     stream = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from feedline.cluster.cores import own_cores
 from feedline.loader.form import Transform
-from feedline.options import MOST, MOST_AHEAD, Order, Reading, checked_integer
+from feedline.options import MAX_AHEAD, MAX_COUNT, Order, Reading, checked_integer
 from feedline.order.schedule import REMAINDERS, Remainder
 
 _LEAST_THREADS, _MOST_THREADS = 2, 16
@@ -44,11 +44,11 @@ class Request:
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
         return dataclasses.replace(
             self,
-            batch_size=checked_integer("batch_size", self.batch_size, at_least=1, at_most=MOST),
+            batch_size=checked_integer("batch_size", self.batch_size, at_least=1, at_most=MAX_COUNT),
             epochs=None
             if self.epochs is None
-            else checked_integer("epochs", self.epochs, at_least=1, at_most=MOST),
-            prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MOST_AHEAD),
+            else checked_integer("epochs", self.epochs, at_least=1, at_most=MAX_COUNT),
+            prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
         )
 
     def resolved(self) -> Reading:

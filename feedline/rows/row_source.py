@@ -57,7 +57,7 @@ class RowSource(Protocol):
         """
 
     def close(self) -> None:
-        """Close files. A feed calls it once, for a source that it opened itself, perhaps while a `read` still runs."""
+        """Close files. A feed calls it once, for a source that it opened, perhaps while a `read` still runs."""
 
 
 class ColumnarSource(RowSource, Protocol):

@@ -62,7 +62,7 @@ class RowSpec:
 
 
 def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Write `values` into `out`, which has the leaf's placed dtype.
+    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`.
 
     Raises:
       RowError: a value does not fit; it names the first such row.
@@ -72,7 +72,7 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
 
 
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Refuse values that the leaf's placed dtype cannot hold: integers out of range, floats that would become inf.
+    """Refuse values that `leaf.placed_dtype` cannot represent: integers out of range, floats that would become inf.
 
     Floats that fit are rounded. Infinities and NaNs are allowed.
 

@@ -24,8 +24,8 @@ def as_array(name: str, value: Any) -> Array:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         count = np.count_nonzero(np.ma.getmaskarray(value))
         raise ValueError(
-            f"{name}: a batch has no mask, and {count} of these {value.size} values are masked; choose what stands"
-            " there, array.filled(0) for example, and pass the mask as a leaf of its own where a model needs it"
+            f"{name}: a batch has no mask, and {count} of these {value.size} values are masked; choose values "
+            "for them, array.filled(0) for example, and pass the mask as a leaf of its own if the model needs it"
         )
     try:
         return np.asarray(value)

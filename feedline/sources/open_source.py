@@ -154,7 +154,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
         return source
     if is_table(source):
         raise TypeError(
-            f"a table is no source, its columns of numbers are, got a {type(source).__name__}; pass "
+            f"a table is no source, but its numeric columns are, got a {type(source).__name__}; pass "
             "{name: table[name].to_numpy() for name in names}"
         )
     # some subclasses of dict and tuple are no trees for JAX, and may be data sets
@@ -180,9 +180,9 @@ def _of_records(source: Any) -> RecordSource:
         if not callable(getattr(source, "keys", None)):
             raise
         raise TypeError(
-            f"rows are asked for by number, and {type(source).__name__} has names: {error.message}; pass one, "
-            "source[name], or all in memory, {name: source[name][...] for name in source}, or the path of a .npz "
-            "or .zarr"
+            f"rows are read by row index, but {type(source).__name__} has names: {error.message}; pass one array, "
+            "source[name], or all arrays, {name: source[name][...] for name in source}, or the path of a .npz or "
+            ".zarr"
         ) from error
 
 

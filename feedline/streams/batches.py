@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from feedline.errors import FeedError, ProcessError, for_others
+from feedline.errors import FeedError, ProcessError, as_arguments
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.order.schedule import Cursor
@@ -147,7 +147,7 @@ class StreamBatches:
         if gather is None:
             return mine
         if failure is not None:
-            why = {"stage": "read", "process": jax.process_index(), **for_others(failure)}
+            why = {"stage": "read", "process": jax.process_index(), **as_arguments(failure)}
             mine = dataclasses.replace(mine, failed_at=read, why=why)
         self._advanced("agree")
         return WindowReport.merged(gather(place, mine.to_json(), failure is not None, self._stopped))

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 
 class GatherReports(Protocol):
-    """Returns what every process said of a window, on every process. See `agreement.gather`."""
+    """Returns what every process said of a window, on every process. See `agreement.all_gather`."""
 
-    def __call__(self, place: str, said: Any, failed: bool, stopped: Callable[[], bool]) -> list[Any]: ...
+    def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WindowReport:
     Attributes:
       ends: the number of items of each lane that has ended.
       failed_at: items of each lane before the batch that could not be read; None: no batch failed.
-      why: describes that failure to the other processes; see `errors.for_others`.
+      why: describes that failure to the other processes; see `errors.as_arguments`.
     """
 
     ends: dict[int, int]

@@ -2,15 +2,15 @@
 
 ::
 
-    model        the MLP (flax.nnx), and what it makes of an image
-    learner      initial state, one step, sums over a batch     pure, knows no device
+    model        the MLP (flax.nnx), and the conversion of images to its input
+    learner      initial state, one step, sums over a batch: pure functions without devices
     modes        compiles the learner for one device, a mesh, or pmap
-    loop         runs the step on every batch, and measures
-    checkpoints  saves state and feed with Orbax, and brings them back
-      checked    what is refused of one
-      folder     their directory: checked, and used by one run at a time
+    loop         runs the step on every batch, and measures throughput and input waits
+    checkpoints  saves the trainer's state and the feed's with Orbax, and restores them
+      checkpoint_checks  refuses damaged and mismatched checkpoints
+      folder             validates and locks the checkpoint directory
     evaluate     counts each row of a test set exactly once
     live         shows the loop's progress on a terminal
 
-It imports no stage of feedline: a batch is a dict of global arrays, whoever made it.
+It imports no stage of feedline: a batch is a dict of global arrays from any source.
 """

@@ -1,4 +1,4 @@
-"""How good a model is on a test set, each of whose rows counts exactly once."""
+"""Evaluation of a model on a test set, in which each row counts exactly once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Evaluation:
     """Exact counts over a test set.
 
     Attributes:
-      rows: rows that counted.
-      correct: of them, rows whose highest score was their label's.
+      rows: rows counted.
+      correct: rows whose highest score is that of their label.
       loss: mean softmax cross entropy.
 
     Example:
@@ -36,17 +36,17 @@ class Evaluation:
 
 
 def evaluate(sums: Callable[[Any, Batch], Sums], parameters: Any, batches: Iterable[Batch]) -> Evaluation:
-    """Sum over all batches; rows whose leaf `valid` is False, which pad the last batch, count for nothing.
+    """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
 
-    With several processes all of them call it, on their parts of the same batches, and all get the same.
-    Batches are summed on the devices, exactly, and added up on the host, where integers have no end.
+    With several processes all of them call it with the same global batches, and get the same result.
+    Each batch is summed on the devices; the sums are added on the host, where integers do not overflow.
 
     Args:
       sums: (parameters, batch) → `Sums`, as in `modes.Compiled`.
       batches: one pass over the test set.
 
     Raises:
-      ValueError: no row counted.
+      ValueError: there was no row to count.
     """
     rows, correct, loss = 0, 0, 0.0
     for part in _fetched(sums(parameters, batch) for batch in batches):
@@ -59,7 +59,7 @@ def evaluate(sums: Callable[[Any, Batch], Sums], parameters: Any, batches: Itera
 
 
 def _fetched(results: Iterable[Sums]) -> Iterator[Sums]:
-    """Each result on the host, fetched once the next one is under way, so that the device never idles."""
+    """Fetch each result to the host after the next one is dispatched, so that the device is never idle."""
     last: Sums | None = None
     for result in results:
         if last is not None:

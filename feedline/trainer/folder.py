@@ -1,4 +1,4 @@
-"""The directory of a run's checkpoints: one that can be written to, holds nothing else, and belongs to one run."""
+"""Validates and locks a checkpoint directory: it is writable, holds only checkpoints, and is used by one run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 
 from feedline.errors import FeedError
 
-HALF = ".orbax-checkpoint-tmp"
-"""In the name of a folder that Orbax still writes, or was killed in."""
+TEMPORARY = ".orbax-checkpoint-tmp"
+"""Part of the name of a folder whose checkpoint Orbax has not finished."""
 _LOCK = ".feedline-lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _log = logging.getLogger("feedline")
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory, and find out before training whether checkpoints can go there."""
+    """Create the directory, and check before training that checkpoints can be written to it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory, prefix=".").close()
-        held = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-        held = [name for name in held if name != "lost+found"]  # every ext4 volume has one
+        names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+        names = [name for name in names if name != "lost+found"]  # every ext4 volume has one
     except OSError as error:
         file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
         found = (
@@ -34,22 +34,22 @@ def prepare(directory: Path) -> None:
         raise OSError(
             f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
         ) from error
-    if held and not any(name.isdecimal() or HALF in name for name in held):
-        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    if names and not any(name.isdecimal() or TEMPORARY in name for name in names):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ValueError(
-            f"checkpoints go into a directory of their own, and {directory} holds {held[0]}{more} but no "
+            f"checkpoints go into a directory of their own, and {directory} holds {names[0]}{more} but no "
             "checkpoint; choose a new or empty directory"
         )
 
 
 class Lock:
-    """Held by one run at a time: a second one would delete and overwrite the checkpoints of the first.
+    """A lock on a checkpoint directory: a second run would delete and overwrite the checkpoints of the first.
 
-    It is the kernel's lock (flock) on a file in the directory, which ends with the process that holds it, also
-    by SIGKILL; the file stays. On NFS it holds across hosts. Where a file system has no locks, a warning says so.
+    It is a kernel lock (flock) on a file in the directory. The kernel releases it when the process ends, even by
+    SIGKILL; the file stays. On NFS it works across hosts. If the file system has no locks, a warning is logged.
 
     Raises:
-      FeedError: another run holds it; names its process and host.
+      FeedError: another run holds the lock; the message names its process and host.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -60,19 +60,19 @@ class Lock:
             holder = os.read(self._file, 1 << 10).decode(errors="replace").strip()
             if error.errno not in _NO_LOCKS:
                 self.close()
-                raise _held(directory, holder) from error
+                raise _in_use(directory, holder) from error
             _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-def _held(directory: Path, holder: str) -> FeedError:
+def _in_use(directory: Path, holder: str) -> FeedError:
     return FeedError(
         "a directory of checkpoints belongs to one run at a time, and this one is used by another run: "
         f"{holder or 'a process that has not said which'}; wait for its end, or choose another directory",

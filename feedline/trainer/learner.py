@@ -1,9 +1,9 @@
-"""What is learnt and how, as pure functions of (state, batch) that know no device.
+"""A training step as pure functions of state and batch, without devices.
 
-A batch is a dict, B being its rows:
+A batch is a dict with B rows:
   image  [B, ...]   any numeric dtype
   label  int [B]    0 … classes − 1
-  valid  bool [B]   optional; rows where it is False count for nothing
+  valid  bool [B]   optional; rows where it is False are ignored
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Total = Callable[[Any], Any]
 
 
 class State(NamedTuple):
-    """What a step changes: a pytree, the same on every device."""
+    """The trainer's state: a pytree, the same on every device."""
 
     parameters: Any
     optimizer: Any
@@ -30,15 +30,15 @@ class State(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the rows of a batch that count, as arrays of shape []."""
+    """Sums over the valid rows of a batch, as arrays of shape []."""
 
     loss: jax.Array  # float32, softmax cross entropy
-    correct: jax.Array  # int32, rows whose highest score is their label's
+    correct: jax.Array  # int32, rows whose highest score is that of their label
     rows: jax.Array  # int32
 
 
-def everything_is_here(part: Any) -> Any:
-    """The `Total` of a function that sees the global batch: its sums are totals already."""
+def unreduced(part: Any) -> Any:
+    """The `Total` of a function that is given the global batch: its sums are already totals."""
     return part
 
 
@@ -47,7 +47,7 @@ class Learner:
     """A model and its optimizer.
 
     Attributes:
-      make_model: builds the model, the same at every call: the seed is inside.
+      make_model: builds the model, the same one at every call: it contains the seed.
       optimizer: an optax transformation.
 
     Example:
@@ -68,11 +68,11 @@ class Learner:
         parameters = nnx.state(self.make_model(), nnx.Param)
         return State(parameters, self.optimizer.init(parameters), jnp.zeros((), jnp.int32))
 
-    def update(self, state: State, batch: Batch, total: Total = everything_is_here) -> tuple[State, jax.Array]:
-        """One step: the state after it, and the batch's mean loss before it, float32 [].
+    def update(self, state: State, batch: Batch, total: Total = unreduced) -> tuple[State, jax.Array]:
+        """One step. Returns the new state, and the batch's mean loss before the step, float32 [].
 
-        Loss and gradient are sums over the rows here, made into totals over all devices, then divided
-        by the rows everywhere. So devices may hold different numbers of valid rows.
+        Loss and gradient are summed over the local rows, then over all devices, and divided by the number of
+        valid rows on all devices. So devices may hold different numbers of valid rows.
 
         Args:
           total: sums a pytree over the devices that each see a part of the batch.
@@ -89,12 +89,12 @@ class Learner:
         return State(optax.apply_updates(state.parameters, change), optimizer, state.step + 1), loss
 
     def sums(self, parameters: Any, batch: Batch) -> Sums:
-        """Loss, correct rows and rows, summed.
+        """The sums of a batch.
 
         The loss of a row with scores z is log Σ_c exp z_c − z_label.
 
         Raises:
-          ValueError, TypeError: while it is traced, if the batch is not of the form above.
+          ValueError, TypeError: during tracing, if the batch does not have the leaves above.
         """
         _check(batch)
         model = nnx.merge(nnx.graphdef(nnx.eval_shape(self.make_model)), parameters)

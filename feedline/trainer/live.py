@@ -1,4 +1,4 @@
-"""The loop's progress for a person: one line that changes on a terminal, a line now and then elsewhere."""
+"""Shows the loop's progress: one line that is updated on a terminal, or a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _PLAIN_EVERY_S = 10.0
 
 
 class _Console(Console):
-    """Standard error, which may be a pipe whose reader has ended: that is no reason to end, too."""
+    """Standard error. If it is a pipe whose reader has closed, the program continues without output."""
 
     def __init__(self) -> None:
         super().__init__(stderr=True)
 
     def on_broken_pipe(self) -> None:
-        """In place of rich's, which raises SystemExit."""
+        """Overrides rich, which raises SystemExit."""
         self.quiet = True
 
 
 class LiveLine:
     """A `report` for `loop.train` that writes to standard error. Use it as a context manager.
 
-    It starts no thread: the line changes when the loop reports.
+    It starts no thread: the line is updated when the loop reports.
 
     Args:
-      steps: how many there will be.
+      steps: the number of steps in all.
       console: where to write. None: standard error.
       done: how many of the steps were done before the loop began.
 
@@ -59,7 +59,7 @@ class LiveLine:
         self._line.stop()
 
     def __call__(self, progress: Progress) -> None:
-        text = described(progress, self._steps, self._done)
+        text = progress_line(progress, self._steps, self._done)
         if self._console.is_terminal:
             self._line.update(Text(text, no_wrap=True), refresh=True)
         elif time.monotonic() >= self._plain_at_s:
@@ -67,8 +67,8 @@ class LiveLine:
             self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S
 
 
-def described(progress: Progress, steps: int, done: int = 0) -> str:
-    """One line: step, loss and, once there are two steps, rows/s and the share of time waiting for input."""
+def progress_line(progress: Progress, steps: int, done: int = 0) -> str:
+    """One line: step, loss and, after two steps, rows/s and the share of time waiting for input."""
     parts = [f"step {done + progress.step:,} of {steps:,}", f"loss {progress.loss:.4f}"]
     if progress.elapsed_s:
         parts += [f"{progress.rows_per_s:,.0f} rows/s", f"waiting for input {progress.wait_share:.1%}"]

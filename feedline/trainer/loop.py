@@ -1,4 +1,4 @@
-"""The training loop: a step for every batch, at most two of them ahead of the host, measured."""
+"""The training loop: runs the step on every batch, at most two steps ahead of the host, and measures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from feedline.errors import FeedError
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.modes import Step
 
-_AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, few enough
-# that waiting for a batch means what it says, and that batches in use stay countable
+_AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that
+# the time in `next` is time waiting for input, and the number of batches in use is bounded
 
 
 class NotFinite(FeedError):
-    """The loss is no finite number: once the parameters are none, no later step mends them.
+    """The loss is not finite. Once parameters are not finite, later steps cannot repair them.
 
     Attributes:
-      step: the first step whose loss was not, counted in this loop from 1.
-      loss: its loss.
+      step: the first step whose loss is not finite, counted in this loop from 1.
+      loss: the loss of that step.
     """
 
     def __init__(self, step: int, loss: float) -> None:
@@ -35,15 +35,15 @@ class NotFinite(FeedError):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What is done. Times count from the end of the first step, which compiles.
+    """The steps done so far, and their times, from the end of the first step, which compiles.
 
     Attributes:
       step: steps finished.
       rows: rows trained on.
       loss: mean loss of the last finished step.
       elapsed_s: wall time.
-      elapsed_rows: rows finished in that time; rows a second is their quotient, 0 for the first step.
-      wait_s: the part of it that went by in the iterator: waiting for input.
+      elapsed_rows: rows finished in that time; 0 after the first step.
+      wait_s: the part of the wall time spent in the iterator, waiting for input.
     """
 
     step: int
@@ -72,22 +72,22 @@ def train(
     report_every_s: float = 0.5,
     after_step: Callable[[State, jax.Array], None] | None = None,
 ) -> tuple[State, Progress]:
-    """Run `step` on every batch, and give back the last state and the whole run's progress.
+    """Run `step` on every batch. Returns the last state and the progress.
 
-    The host waits for the step before the last two, so losses are read only once they are known, and
-    only every `report_every_s`. Nothing moves between host and devices but that. A loss that is no finite
-    number ends the loop at the next look: the losses since the look before are kept to find the first one.
+    At most two steps run while the host asks for a batch. Losses are fetched only every `report_every_s`, after
+    their steps are done; no other data moves between host and devices. Each fetch checks that the loss is finite;
+    if it is not, the losses since the previous fetch show which step was the first.
 
     Args:
       step: (state, batch) → (state, loss), as in `modes.Compiled`.
-      batches: an iterable that ends; cut an endless one with `itertools.islice`.
+      batches: a finite iterable; cut an endless one with `itertools.islice`.
       report: called after the first step, every `report_every_s`, and at the end, in this thread.
-      after_step: called with each new state and the loss, before the next batch is asked for, so that the
-        iterator stands where the state does. The next step gives the state up.
+      after_step: called with each new state and the loss, before the next batch is asked for, so that
+        iterator and state are at the same step. The next step donates the state.
 
     Raises:
       ValueError: there was no batch.
-      NotFinite: the loss is no finite number.
+      NotFinite: the loss is not finite.
     """
     meter = _Meter(iter(batches))
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
@@ -117,15 +117,15 @@ def train(
 
 
 class _Meter:
-    """Hands the batches on, and counts what they bring and cost."""
+    """Passes the batches on, and counts their steps, rows and times."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self.steps = 0
         self._rows = 0
         self._first_rows = 0
-        self._unseen: list[jax.Array] = []  # losses of the steps that were finished since the last look
-        self._loss = math.nan  # of the last finished step, at the last look
+        self._unchecked_losses: list[jax.Array] = []  # of the steps finished since the last call of `progress`
+        self._loss = math.nan  # of the last finished step, at the last call of `progress`
         self._started_s = 0.0  # when the first step had finished
         self._finished_s = 0.0
         self._wait_s = 0.0
@@ -143,7 +143,7 @@ class _Meter:
 
     def finish(self, loss: jax.Array, rows: int) -> None:
         """Wait until a step is done, and count it."""
-        self._unseen.append(loss.block_until_ready())
+        self._unchecked_losses.append(loss.block_until_ready())
         self._finished_s = time.perf_counter()
         self.steps += 1
         self._rows += rows
@@ -151,12 +151,12 @@ class _Meter:
             self._first_rows, self._started_s = rows, self._finished_s
 
     def progress(self) -> Progress:
-        """Looks at the loss of the last finished step. NotFinite if it is no finite number."""
-        if self._unseen:
-            self._loss = float(jax.device_get(self._unseen[-1]))
+        """The progress now, with the loss of the last finished step. Raises `NotFinite` if that is not finite."""
+        if self._unchecked_losses:
+            self._loss = float(jax.device_get(self._unchecked_losses[-1]))
             if not math.isfinite(self._loss):
                 self._raise_for_the_first()
-            self._unseen.clear()
+            self._unchecked_losses.clear()
         return Progress(
             step=self.steps,
             rows=self._rows,
@@ -167,6 +167,6 @@ class _Meter:
         )
 
     def _raise_for_the_first(self) -> NoReturn:
-        losses = [float(loss) for loss in jax.device_get(self._unseen)]
+        losses = [float(loss) for loss in jax.device_get(self._unchecked_losses)]
         first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
         raise NotFinite(self.steps - len(losses) + first + 1, losses[first])

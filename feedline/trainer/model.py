@@ -43,8 +43,8 @@ class Sizes:
 class MLP(nnx.Module):
     """Hidden layers with GELU, then one linear layer: image [B, ...] → scores float32 [B, classes].
 
-    GELU is smooth, so runs that add in another order stay together: with ReLU, rounding decides on which
-    side of its kink a unit falls, and losses part in the third digit after 400 steps.
+    GELU is smooth, so runs that sum in another order have close losses. With ReLU, rounding decides on which
+    side of zero a unit is, and losses differ in the third digit after 400 steps.
 
     Example:
       >>> model = MLP(Sizes(features=64, classes=10), rngs=nnx.Rngs(0))
@@ -58,16 +58,16 @@ class MLP(nnx.Module):
         self.scores = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        signal = as_signal(image)
+        signal = as_features(image)
         for layer in self.hidden:
             signal = nnx.gelu(layer(signal))
         return self.scores(signal)
 
 
-def as_signal(image: jax.Array) -> jax.Array:
+def as_features(image: jax.Array) -> jax.Array:
     """[B, ...] of any numeric dtype → float32 [B, features]: bytes from 0 … 255 to 0 … 1, all else unscaled.
 
-    It stands inside the step, so bytes are what travels, and XLA fuses the conversion into the first layer.
+    It is part of the step, so bytes are transferred, and XLA fuses the conversion into the first layer.
     """
     flat = image.reshape(image.shape[0], -1).astype(jnp.float32)
     return flat / 255 if image.dtype == jnp.uint8 else flat

@@ -1,6 +1,6 @@
-"""Three ways to run the same learner: on one device, on a mesh with jit, on all devices with pmap.
+"""Compiles a learner in three modes: jit on one device, jit over a mesh, and pmap.
 
-All three take the same batches, and the state is replicated in all of them.
+All three take the same batches, and replicate the state.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Compiled(NamedTuple):
     """A learner on its devices. Each function is compiled at its first call.
 
     Attributes:
-      sharding: what every leaf of a batch must have: rows split over the devices.
+      sharding: of every leaf of a batch: the rows are split over the devices.
       init: () → the state before the first step, the same bits on every device of every process.
-      step: (state, batch) → (state, mean loss []); the state that goes in is given up (donated).
-      sums: (parameters, batch) → `Sums` of a batch, for `evaluate`.
+      step: (state, batch) → (state, mean loss []); the argument `state` is donated.
+      sums: (parameters, batch) → `Sums`, for `evaluate`.
     """
 
     sharding: NamedSharding
@@ -41,7 +41,7 @@ def mesh_for(mode: Mode) -> Mesh:
     """The devices of a mode, on one axis: the first for `jit_single`, else all of all processes.
 
     Raises:
-      ValueError: no such mode, or `jit_single` with several processes.
+      ValueError: the mode is unknown, or is `jit_single` with several processes.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
@@ -74,7 +74,7 @@ def compiled(learner: Learner, mode: Mode) -> Compiled:
 
 
 def _jitted(learner: Learner, mesh: Mesh) -> Compiled:
-    """One program over the mesh: the compiler splits it by the batch's sharding and adds the collectives."""
+    """One program for the mesh: XLA partitions it by the batch's sharding, and inserts the collectives."""
     everywhere = NamedSharding(mesh, P())
     return Compiled(
         sharding=NamedSharding(mesh, P(AXIS)),
@@ -85,11 +85,11 @@ def _jitted(learner: Learner, mesh: Mesh) -> Compiled:
 
 
 def _pmapped(learner: Learner, mesh: Mesh) -> Compiled:
-    """One program a device, with its collective written out.
+    """One program on each device, with an explicit collective.
 
-    The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...], each row
-    staying where it is. The state goes in and comes out unmapped; with several processes its arrays are
-    then replicated over the devices of this process, not over the mesh.
+    The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...]; no row moves to
+    another device. The state is not mapped; with several processes its arrays are replicated over the devices of
+    this process, not over the mesh.
     """
     sharding = NamedSharding(mesh, P(AXIS))
     total = functools.partial(jax.lax.psum, axis_name=AXIS)

@@ -32,7 +32,7 @@ from jax.sharding import SingleDeviceSharding  # noqa: E402
 
 
 class Rows:
-    """Rows of which the third is never read, or cannot be."""
+    """Rows of which the third blocks for ever, or cannot be read."""
 
     def __init__(self, broken):
         self.broken = broken
@@ -102,13 +102,13 @@ def sleeps():
 
 
 def works():
-    """Longer than the others, and longer than they are given once one has failed; then on a feed of its own."""
+    """Works longer than the others, and longer than `abort_after_s`; then reads a feed of its own."""
     time.sleep(2 * ABORT_AFTER_S if ABORT_AFTER_S else 2)
     list(feedline.Feed(np.zeros((8, 2)), 4, SingleDeviceSharding(jax.local_devices()[0]), epochs=1))
 
 
 def ends():
-    """At once, and well."""
+    """Ends at once, without a failure."""
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
-"""Which process differs, and in which field."""
+"""Finding the process and the field that differ."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.agreement.differences import difference, named
+from feedline.agreement.differences import find_mismatch, process_names
 
 SAME = {"version": {"jax": "0.10.2"}, "rows": 8, "order": {"seed": 0, "shuffle": True}, "epochs": None}
 
 
 @given(st.integers(1, 9))
-def test_where_all_say_the_same_there_is_none(processes):
-    assert difference({process: dict(reversed(SAME.items())) for process in range(processes)}) is None
+def test_equal_descriptions_have_no_mismatch(processes):
+    assert find_mismatch({process: dict(reversed(SAME.items())) for process in range(processes)}) is None
 
 
 @given(st.integers(3, 9), st.data())
-def test_the_one_that_differs_is_named_whichever_it_is(processes, data):
+def test_the_process_that_differs_is_named(processes, data):
     odd = data.draw(st.integers(0, processes - 1))
     field, value = data.draw(st.sampled_from([("rows", 9), ("order", {"seed": 5, "shuffle": True})]))
     said = {process: SAME | ({field: value} if process == odd else {}) for process in range(processes)}
-    found = difference(said)
+    found = find_mismatch(said)
     assert found.process == odd
-    assert found.told.startswith(f"process {odd} has {field}")
+    assert found.message.startswith(f"process {odd} has {field}")
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def test_the_one_that_differs_is_named_whichever_it_is(processes, data):
         ({"rows": "x" * 1000}, "xxx…, process 0"),
     ],
 )
-def test_field_and_both_values_are_told(changed, told):
-    found = difference({0: SAME, 1: SAME | changed})
+def test_the_message_names_the_field_and_both_values(changed, told):
+    found = find_mismatch({0: SAME, 1: SAME | changed})
     assert found.process == 1
-    assert told in found.told
+    assert told in found.message
 
 
-def test_of_two_against_two_the_lowest_is_taken_as_right():
+def test_in_a_tie_the_value_of_the_lowest_process_is_taken_as_right():
     said = {process: {"rows": process in (1, 3)} for process in range(4)}
-    assert difference(said).told.startswith("processes 1 and 3 have rows true, processes 0 and 2 have false")
+    assert find_mismatch(said).message.startswith("processes 1 and 3 have rows true, processes 0 and 2 have false")
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_of_two_against_two_the_lowest_is_taken_as_right():
         (list(range(9)), "processes 0, 1, 2 and 6 more"),
     ],
 )
-def test_many_processes_are_named_shortly(processes, told):
-    assert named(processes) == told
+def test_process_names_are_abbreviated(processes, told):
+    assert process_names(processes) == told

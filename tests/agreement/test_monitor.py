@@ -1,4 +1,4 @@
-"""The failure of one process ends the others, wherever they wait, and a normal end ends nobody."""
+"""The failure of one process ends the others, whatever they wait for; a normal end does not."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ BY_JAX = {**ENVIRON, "JOINED_BY_JAX": "1"}
 
 
 class Ended:
-    """How each process ended: its exit code and what it wrote, and how long after the failure the last did."""
+    """Exit code and output of each process, and the time from the failure to the end of the last process."""
 
     def __init__(self, codes, out, err, took_s):
         self.codes, self.out, self.err, self.took_s = codes, out, err, took_s
 
 
-def together(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
-    """Runs one process for each role; those that fail do so once the others wait."""
+def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
+    """Runs one process for each role; processes that fail do so once the others wait."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_reserved_port())
         processes = []
@@ -75,8 +75,8 @@ def _line_unless(process, said):
     return "" if line.startswith(said) else line
 
 
-def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
-    ended = together(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
+def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
+    ended = run_roles(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
     told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
     row = "row 2, epoch 0, position 2"
     where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}
@@ -91,9 +91,9 @@ def test_an_exception_ends_the_others_whatever_they_wait_in(tmp_path):
     assert "no answer" not in "".join(ended.err)
 
 
-def test_the_failure_of_process_0_ends_one_inside_a_collective(tmp_path):
-    """All talk through process 0, so it stays until the others have left: this one nothing else interrupts."""
-    ended = together(tmp_path, "raises", "collective")
+def test_a_failure_of_process_0_ends_a_process_inside_a_collective(tmp_path):
+    """Process 0 stores the keys, so it stays until the others have ended; a collective cannot be interrupted."""
+    ended = run_roles(tmp_path, "raises", "collective")
     assert ended.codes == [1, 1]
     assert ABORT_AFTER_S / 2 < ended.took_s < ABORT_AFTER_S + PROMISED_S
     assert "feedline: process 0 failed: ArithmeticError: as it was told to\n" in ended.err[1]
@@ -102,8 +102,8 @@ def test_the_failure_of_process_0_ends_one_inside_a_collective(tmp_path):
 
 @pytest.mark.parametrize(("other", "code"), [("sleeps", -6), ("collective", 1)])
 def test_a_killed_process_ends_the_others(tmp_path, other, code):
-    """Its heartbeats stay out, which jax sees; a collective breaks at once, and that exception is told."""
-    ended = together(tmp_path, other, "killed")
+    """jax notices that its heartbeats stop; a collective fails at once, and that exception is reported."""
+    ended = run_roles(tmp_path, other, "killed")
     assert ended.codes == [code, -9]
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
     if other == "collective":
@@ -113,31 +113,31 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
 
 
 def test_the_kill_of_process_0_ends_the_others(tmp_path):
-    """It held the coordination service, of which jax misses the connection."""
-    ended = together(tmp_path, "killed", "sleeps", "collective")
+    """It ran the coordination service, and jax notices that the connection is lost."""
+    ended = run_roles(tmp_path, "killed", "sleeps", "collective")
     assert ended.codes[0] == -9
     assert 0 not in ended.codes
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
 
 
-def test_a_normal_end_ends_nobody(tmp_path):
-    ended = together(tmp_path, "ends", "works", "ends")
+def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
+    ended = run_roles(tmp_path, "ends", "works", "ends")
     assert ended.codes == [0, 0, 0]
     assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
 
 
-def test_a_process_that_ended_well_is_neither_held_nor_counted_as_failed(tmp_path):
-    ended = together(tmp_path, "ends", "exits")
+def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):
+    ended = run_roles(tmp_path, "ends", "exits")
     assert ended.codes == [0, 1]
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
     assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
 
 
 @pytest.mark.parametrize(("environ", "abort_after_s"), [(ENVIRON, None), (BY_JAX, 0)])
-def test_without_a_monitor_only_what_waits_in_feedline_hears_of_it(tmp_path, environ, abort_after_s):
-    ended = together(tmp_path, "builds", "works", "exits", abort_after_s=abort_after_s, environ=environ)
+def test_without_a_monitor_only_waits_inside_feedline_raise_the_failure(tmp_path, environ, abort_after_s):
+    ended = run_roles(tmp_path, "builds", "works", "exits", abort_after_s=abort_after_s, environ=environ)
     assert ended.codes == [1, 0, 3]
     assert (
         "feedline.errors.ProcessError: process 2 failed: it found nothing to do [stage abort, process 2]"
@@ -148,12 +148,12 @@ def test_without_a_monitor_only_what_waits_in_feedline_hears_of_it(tmp_path, env
 
 
 def test_the_monitor_starts_after_jax_has_joined(tmp_path):
-    ended = together(tmp_path, "sleeps", "raises", environ=BY_JAX)
+    ended = run_roles(tmp_path, "sleeps", "raises", environ=BY_JAX)
     assert ended.codes == [1, 1]
     assert "feedline: process 1 failed: ArithmeticError: as it was told to\n" in ended.err[0]
 
 
-def test_under_the_launcher_the_cause_is_told_too():
+def test_the_failure_is_shown_under_feedline_launch_too():
     options = {"command": [sys.executable, str(PROGRAM), "1", "collective", "interrupted"], "processes": 2}
     launched = subprocess.run(
         [
@@ -178,14 +178,14 @@ HEARD_OF_ANOTHER = """
 import sys, jax
 jax.distributed.initialize(sys.argv[1], 1, 0)
 import feedline
-from feedline.agreement.monitor import failure_meanwhile
+from feedline.agreement.monitor import poll_failure
 feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
-print(failure_meanwhile())
+print(poll_failure())
 """
 
 
-def test_the_one_that_failed_is_named_and_not_the_one_that_says_so():
-    """All raise the failure of one; whichever of them ends first tells the others."""
+def test_a_reported_failure_names_the_process_that_failed_not_the_reporter():
+    """Several processes may raise the failure of one; the first of them to end reports it to the others."""
     with _reserved_port() as port:
         told = subprocess.run(
             [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],

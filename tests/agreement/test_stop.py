@@ -1,4 +1,4 @@
-"""`should_stop` in one process, and how several agree on a step."""
+"""`should_stop` in one process, and the agreement of several processes on a step."""
 
 import itertools
 import signal
@@ -9,6 +9,7 @@ import time
 
 import pytest
 from background import arrived, spawn
+from processes_as_threads import Service
 
 from feedline.agreement import stop as module
 from feedline.agreement.stop import should_stop, stopping
@@ -19,7 +20,7 @@ def python(program):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_noted_and_the_second_acts_as_usual(number, capfd):
+def test_the_first_signal_is_caught_and_the_second_acts_as_before(number, capfd):
     seen = []
     usual = signal.signal(number, lambda number, frame: seen.append(number))
     try:
@@ -35,7 +36,7 @@ def test_the_first_signal_is_noted_and_the_second_acts_as_usual(number, capfd):
     assert capfd.readouterr().err == f"feedline: ends after this step; {name} again ends it at once\n"
 
 
-def test_the_signals_are_given_back():
+def test_the_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stopping():
         should_stop(1)
@@ -76,44 +77,9 @@ def test_the_first_call_needs_the_main_thread():
         spawn(lambda: should_stop(1)).result()
 
 
-class Service:
-    """What a coordination service is to a few processes, which are threads here."""
-
-    def __init__(self, processes):
-        self.processes = processes
-        self._values = {}
-        self._changed = threading.Condition()
-
-    def of(self, process):
-        member = type("Member", (Service,), {"process": process})(self.processes)
-        member._values, member._changed = self._values, self._changed
-        return member
-
-    def set(self, key, value):
-        with self._changed:
-            first = self._values.setdefault(key, value) is value
-            self._changed.notify_all()
-            return first
-
-    def get(self, key, timeout_s):
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, min(timeout_s, 60)):
-                raise TimeoutError
-            return self._values[key]
-
-    def increment(self, key, by=1):
-        with self._changed:
-            self._values[key] = self._values.get(key, 0) + by
-            return self._values[key]
-
-    def dir(self, prefix):
-        with self._changed:
-            return {key: value for key, value in self._values.items() if key.startswith(f"{prefix}/")}
-
-
 @pytest.fixture
 def stops(monkeypatch):
-    """`stops(n)`: those of n processes, all in this one."""
+    """`stops(n)`: the `Stop` objects of n processes, all in this process."""
     made = []
 
     def make(processes):
@@ -130,18 +96,18 @@ def stops(monkeypatch):
 
 
 def step_of(stop, first, every=1):
-    """The first step at which it says True, asked from `first` on."""
+    """The first step, from `first` on, at which `reached` returns True."""
     return next(step for step in itertools.count(first, every) if stop.reached(step))
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
-    """Whatever number of steps one of them is ahead, and also if they ask at every tenth step only."""
+def test_processes_at_different_steps_stop_at_the_same_step(stops, every):
+    """Also if they call it at every tenth step only."""
     all_of_them = stops(3)
     for at, stop in zip((10, 40, 20), all_of_them, strict=True):
         for step in range(0, at + 1, every):
             assert not stop.reached(step)
-    all_of_them[2]._note(signal.SIGTERM, None)
+    all_of_them[2]._handle(signal.SIGTERM, None)
     steps = [spawn(lambda stop=stop, at=at: step_of(stop, at + every, every))
              for stop, at in zip(all_of_them, (10, 40, 20), strict=True)]  # fmt: skip
     found = {step.result(30) for step in steps}
@@ -150,16 +116,16 @@ def test_processes_that_are_apart_stop_at_the_same_step(stops, every):
     assert {stop.signal for stop in all_of_them} == {signal.SIGTERM}
 
 
-def test_a_process_whose_loop_is_over_holds_nobody_up(stops):
+def test_a_process_whose_loop_has_ended_does_not_block_the_others(stops):
     first, last = stops(2)
     first.reached(99)
     first.close()
     last.reached(98)
-    last._note(signal.SIGTERM, None)
+    last._handle(signal.SIGTERM, None)
     assert spawn(lambda: step_of(last, 99)).result(30) >= 100
 
 
-def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
+def test_a_process_that_does_not_call_should_stop_is_named(stops, monkeypatch):
     late, warned, told = threading.Event(), threading.Event(), []
     agree = module.Stop._agree
     monkeypatch.setattr(module, "_WARN_S", 0.01)
@@ -169,7 +135,7 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
     )
     _, last = stops(2)
     last.reached(1)
-    last._note(signal.SIGTERM, None)
+    last._handle(signal.SIGTERM, None)
     stopped = spawn(lambda: step_of(last, 2))
     arrived(warned)
     late.set()
@@ -177,10 +143,13 @@ def test_a_process_that_does_not_ask_is_named(stops, monkeypatch):
     assert told[0][1] == "process 0"
 
 
-def test_a_call_costs_little(stops):
-    """As among several processes: no message is sent before a signal comes. It takes 0.3 µs here."""
+def test_a_call_is_fast(stops):
+    """Also with several processes, because no message is sent before a signal comes. It takes 0.3 µs here."""
     (*_, stop) = stops(2)
-    began = time.perf_counter()
-    for step in range(10_000):
-        stop.reached(step)
-    assert (time.perf_counter() - began) / 10_000 < 20e-6
+    rounds = []
+    for _ in range(10):  # a busy machine stops some of them, a slow call is slow in all
+        began = time.perf_counter()
+        for step in range(1000):
+            stop.reached(step)
+        rounds.append((time.perf_counter() - began) / 1000)
+    assert min(rounds) < 20e-6

@@ -1,4 +1,4 @@
-"""Digests of rows: they add up over columns, and whatever changes a row changes them."""
+"""Digests of rows: those of parts add up to that of the row, and every change of a row changes its digest."""
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +24,7 @@ def digests(rows, leaf=0):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(down=st.integers(0, 4), across=st.integers(0, 6))
-def test_they_add_up_over_any_four_parts(dtype, down, across):
+def test_digests_of_any_four_parts_add_up(dtype, down, across):
     rows = rows_of(dtype)
     parts = [
         row_digests(rows[:, a:b, c:d], 0, SHAPE, ((a, b), (c, d)))
@@ -35,7 +35,7 @@ def test_they_add_up_over_any_four_parts(dtype, down, across):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whatever_changes_a_row_changes_its_digest(dtype):
+def test_every_change_of_a_row_changes_its_digest(dtype):
     rows = rows_of(dtype, count=1)
     flat = rows.reshape(-1)
     changed = [np.roll(rows, 1), np.zeros_like(rows)]
@@ -53,11 +53,11 @@ def test_whatever_changes_a_row_changes_its_digest(dtype):
     assert int(digests(rows, leaf=1)[0]) not in found  # the same values in another leaf
 
 
-def test_two_signs_do_not_cancel_out():
+def test_two_flipped_signs_change_the_digest():
     rows = rows_of(np.float64, count=1) + 1
     flipped = rows * np.where(np.arange(24).reshape(SHAPE) < 2, -1, 1)
     assert digests(rows) != digests(flipped)
 
 
-def test_a_row_of_no_value():
+def test_rows_without_values():
     assert row_digests(np.zeros((3, 0), np.float32), 0, (0,), ((0, 0),)).tolist() == [0, 0, 0]

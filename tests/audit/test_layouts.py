@@ -1,17 +1,17 @@
-"""The layouts: every state that is saved is resumed, on other processes where there are any."""
+"""The layouts of an audit: their meshes, and that the next launch resumes every state that one saves."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from feedline.audit.layouts import ALONE, devices_for, launches
+from feedline.audit.layouts import ONE_DEVICE, devices_for, launches
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 2], [1, 3], [1, 2, 4, 8], [1, 6, 16]])
-def test_a_launch_goes_on_from_what_the_one_before_it_saved(counts):
+def test_each_launch_resumes_what_the_launch_before_it_saved(counts):
     plan = launches(counts)
-    assert plan[0][0].name == ALONE
+    assert plan[0][0].name == ONE_DEVICE
     assert [launch[0].processes for launch in plan] == (counts if len(counts) > 1 else [1, 1])
     for before, after in itertools.pairwise(plan):
         saved = {layout.saves for layout in before if layout.saves}

@@ -1,13 +1,13 @@
-"""One layout against the run on one device: what is right passes, and the first difference is named."""
+"""Comparing a layout with the layout on one device: equal rows pass, and the first difference is named."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
-from feedline.audit.held import Held, Piece, Refused, Settings
 from feedline.audit.layouts import Layout
-from feedline.audit.verdict import Reference, judged
+from feedline.audit.observed import Observed, Refused, Settings, ShardDigests
+from feedline.audit.verdict import Reference, judge
 
 ROWS, SIZE, BATCHES = 20, 4, 8  # five batches an epoch
 CONTENT = np.random.default_rng(0).integers(1 << 63, size=(2, ROWS, 2), dtype=np.uint64)
@@ -16,29 +16,29 @@ LAYOUT = Layout("data", 1, 4, (4, 1))
 
 
 def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False):
-    """What one process holds after it has taken `first` batches of SIZE."""
+    """What one process observes from batch `first` of SIZE rows on."""
     starts = [divmod(first * SIZE + k * size, ROWS) for k in range(batches)]
     parts = [content[epoch, position : position + size] for epoch, position in starts]
     states = [
         {"step": first + k + 1, "epoch": epoch, "position": position + size}
         for k, (epoch, position) in enumerate(starts)
     ]
-    return Held(
+    return Observed(
         settings=Settings(ROWS, size, "drop", None, transformed),
         names=["batch['x']", "batch['y']"],
-        forms=[((), np.dtype(np.int32))] * 2,
-        batches=[[[Piece(0, (), part[:, leaf])] for leaf in range(2)] for part in parts],
+        row_specs=[((), np.dtype(np.int32))] * 2,
+        batches=[[[ShardDigests(0, (), part[:, leaf])] for leaf in range(2)] for part in parts],
         states=states,
-        taken=first,
+        first_batch=first,
         seconds=0.0,
     )
 
 
-def verdict(held, layout=LAYOUT, reference=None):
-    return judged(layout, [held], Reference.of([reference or run()]))
+def verdict(observed, layout=LAYOUT, reference=None):
+    return judge(layout, [observed], Reference.of([reference or run()]))
 
 
-def test_the_same_rows():
+def test_equal_rows_pass():
     found = verdict(run())
     assert (found.difference, found.rows, found.batches) == (None, 32, 8)
     assert found.digest == found.on_one_device
@@ -55,7 +55,7 @@ def test_resumed_in_batches_of_twice_the_size():
     assert (found.difference.where["row"], found.rows) == (5, 8)
 
 
-def test_swapped_rows_are_named_and_found_where_they_are():
+def test_a_swapped_row_is_named_and_located_on_one_device():
     content = CONTENT.copy()
     content[1, [5, 6]] = content[1, [6, 5]]
     found = verdict(run(content=content)).difference
@@ -64,7 +64,7 @@ def test_swapped_rows_are_named_and_found_where_they_are():
     assert str(found).endswith("one device holds that row at batch 6, row 2")
 
 
-def test_a_changed_value_of_a_transformed_row_tells_the_rule():
+def test_a_changed_value_of_a_transformed_row_explains_the_rule():
     content = CONTENT.copy()
     content[0, 0, 1] += np.uint64(1)
     found = verdict(run(content=content, transformed=True), reference=run(transformed=True)).difference
@@ -80,11 +80,11 @@ def test_a_changed_value_of_a_transformed_row_tells_the_rule():
         ({"states": [{"step": 2, "epoch": 0, "position": 8}] * BATCHES}, "its state is {'step': 2"),
     ],
 )
-def test_feeds_that_are_not_one(changed, text):
+def test_feeds_with_other_options_leaves_or_states_differ(changed, text):
     assert text in str(verdict(dataclasses.replace(run(), **changed)).difference)
 
 
-def test_what_was_not_compared_does_not_pass_for_the_same():
+def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
     assert verdict(Refused("no")).refused == "no"
     late = run(batches=1, first=0)
-    assert "met no row that one device met" in verdict(dataclasses.replace(late, taken=9)).refused
+    assert "met no row that one device met" in verdict(dataclasses.replace(late, first_batch=9)).refused

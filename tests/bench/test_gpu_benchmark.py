@@ -133,7 +133,7 @@ def test_no_copy_seen_is_not_a_share(module):
 
 def test_a_trace_without_the_gpu_is_an_error(module):
     host = plane("/host:CPU", {"tf_XLA": [("execute", 0, 1000)]})
-    with pytest.raises(RuntimeError, match=r"holds none of gpu's; see whether .*CUPTI"):
+    with pytest.raises(RuntimeError, match=r"holds none of gpu's; check that .*CUPTI"):
         module("gpu_trace").hidden([host], "gpu")
 
 

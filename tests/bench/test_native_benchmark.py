@@ -12,6 +12,7 @@ from feedline.native.library import library
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the library was not built")
 def test_it_runs_and_measures_every_way():
     done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)

@@ -119,12 +119,16 @@ def test_a_process_that_raises_is_named():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "options", "text"),
     [
         (7, (), "needs at least 8 rows, rows.npy has 7; audit more rows, or fewer processes"),
-        (100, ("--batch-size", "6"), "must be a multiple of the 4 shards that its mesh axes make, got 6"),
+        pytest.param(
+            100,
+            ("--batch-size", "6"),
+            "must be a multiple of the 4 shards that its mesh axes make, got 6",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capfd):

@@ -14,8 +14,8 @@ from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
-from feedline.cli.steps import _later
 from feedline.cli.train import Train, use_cpu_devices
+from feedline.cli.train_steps import _state_after
 from feedline.data.labelled import DIGITS
 from feedline.order.epoch import rows_at
 from feedline.trainer.modes import Mode
@@ -28,7 +28,7 @@ MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 def train(*options):
     command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
 
 
 def trained_here(*options):
@@ -110,6 +110,7 @@ def test_training_that_diverges_prints_no_result(capsys):
     assert "the loss is nan at step 2" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "directory"])
 def test_own_data(form, tmp_path, capsys):
     random = np.random.default_rng(0)
@@ -169,6 +170,7 @@ def test_cpu_devices_replace_what_the_environment_says(monkeypatch):
     assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, capsys):
     """Not with exit code 0 after hours. Nothing is saved from that step on."""
     chance = np.random.default_rng(0)
@@ -198,4 +200,4 @@ def test_the_state_some_batches_later_is_that_of_a_walk(position):
             if at + size > rows:
                 epoch, at = epoch + 1, 0
             before, at = (epoch, at), at + size
-        assert _later(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}
+        assert _state_after(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}

@@ -16,14 +16,14 @@ from launched import FEEDLINE, launched
 
 import feedline
 from feedline.cli.main import main
-from feedline.cli.steps import steps_left
 from feedline.cli.train import Train
+from feedline.cli.train_steps import steps_left
 
 pytestmark = pytest.mark.slow
 
 SMALL = ["--layers", "1", "--width", "16"]
 PATIENCE_S = 120
-HALF = ".orbax-checkpoint-tmp"
+TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -185,13 +185,13 @@ def killed_while_saving(folder, chance):
         seen, enough, deadline = set(), chance.randrange(2, 6), time.monotonic() + PATIENCE_S
         while True:
             assert time.monotonic() < deadline
-            seen |= {path.name for path in folder.glob(f"*{HALF}")}
+            seen |= {path.name for path in folder.glob(f"*{TEMPORARY}")}
             if len(seen) < enough:
                 continue
             for _ in range(chance.randrange(2000)):  # looks of some 10 µs: any moment of a save
                 list(folder.iterdir())
             training.send_signal(signal.SIGSTOP)
-            if list(folder.glob(f"*{HALF}")):
+            if list(folder.glob(f"*{TEMPORARY}")):
                 break
             training.send_signal(signal.SIGCONT)
         training.kill()
@@ -211,7 +211,7 @@ def test_killed_while_saving_it_goes_on_from_the_last_whole_checkpoint(here, tmp
     resumed, told = here("--steps", str(newest + 3), "--checkpoint-dir", str(tmp_path))
     assert f"step {newest} is saved, training goes on from there" in told
     assert outcome(resumed) == outcome(here("--steps", str(newest + 3))[0])
-    assert not list(tmp_path.glob(f"*{HALF}"))
+    assert not list(tmp_path.glob(f"*{TEMPORARY}"))
 
 
 def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):

@@ -1,4 +1,4 @@
-"""What the tests on real launchers share: commands, and what their processes saw."""
+"""Commands for the tests on real launchers, and what the processes print."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ SLURM_CONF = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
 
 
 def await_line(log, pattern, deadline_s=120):
-    """Until a line of a file matches, which a launcher of its own writes: nothing here could wake us."""
+    """Wait until a line of a file matches. Another program writes the file, so that this has to poll."""
     end = time.monotonic() + deadline_s
     while not (found := re.search(pattern, log.read_text() if log.exists() else "")):
         assert time.monotonic() < end, log.read_text() if log.exists() else f"no {log}"
@@ -28,7 +28,7 @@ def await_line(log, pattern, deadline_s=120):
 
 
 class Launcher:
-    """Runs commands where the launchers of the machine see them, with two CPU devices a process."""
+    """Runs commands with the launchers of this machine, and two CPU devices a process."""
 
     member = MEMBER
     train = (*TRAIN, "--steps", "5")
@@ -55,7 +55,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def endless(self, *command, log, folder, ready="step 1 of", **environ):
-        """While the block runs, a training without end that saves only when it is ended; its log is at `ready`."""
+        """Endless training that saves only when it is stopped; the block begins once its log matches `ready`."""
         options = ["--checkpoint-dir", str(folder), "--steps", "1000000000", "--save-every", "1000000000"]
         with (
             log.open("ab") as out,
@@ -78,12 +78,12 @@ class Launcher:
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     def members(self, done):
-        """What the members saw, by process."""
+        """What the programs member.py printed, by process."""
         return sorted(self.printed(done), key=lambda seen: seen["process"])
 
     @staticmethod
     def told(done):
-        """What `initialize` said, in the order of the processes."""
+        """The lines that `initialize` printed, in the order of the processes."""
         return sorted(line for line in done.stderr.splitlines() if line.startswith("feedline: "))
 
 
@@ -92,8 +92,8 @@ def launcher():
     return Launcher()
 
 
-def together(processes, local_devices=2):
-    """What members see if all of them have found each other."""
+def joined_members(processes, local_devices=2):
+    """What the programs member.py print if all of them have joined."""
     devices = processes * local_devices
     return [
         {
@@ -106,6 +106,6 @@ def together(processes, local_devices=2):
     ]
 
 
-@pytest.fixture(name="together")
-def _together():
-    return together
+@pytest.fixture(name="joined_members")
+def _joined_members():
+    return joined_members

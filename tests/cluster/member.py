@@ -1,4 +1,4 @@
-"""A program for the tests: one of several processes, which adds up over all devices of all of them."""
+"""A program for the tests: one of several processes, which computes a sum over all their devices."""
 
 import json
 

@@ -1,9 +1,9 @@
-"""How many cores are a process's own, from what its launcher says about the others on its host."""
+"""The share of a process in the cores of its host."""
 
 import pytest
 
-from feedline.cluster.cores import processes_here, share_of
-from feedline.cluster.spread import spread
+from feedline.cluster.cores import processes_on_host, share_of
+from feedline.cluster.environments import process_environments
 
 SLURM = {
     "SLURM_STEP_NUM_TASKS": "6",
@@ -23,12 +23,12 @@ SLURM = {
         (SLURM, 2),
         ({**SLURM, "SLURM_NODEID": "0"}, 4),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "6"}, 1),  # a batch script is no task
-        (spread({}, processes=4, coordinator="localhost:61500", cpu=True)[3], 4),
+        (process_environments({}, processes=4, coordinator="localhost:61500", cpu=True)[3], 4),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1),
     ],
 )
-def test_the_launcher_says_how_many_share_the_host(environ, processes):
-    assert processes_here(environ) == processes
+def test_processes_on_host_is_what_the_launcher_reports(environ, processes):
+    assert processes_on_host(environ) == processes
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedline.cluster
-from feedline.cluster.cores import processes_here
-from feedline.cluster.detect import find, why_alone
+from feedline.cluster.cores import processes_on_host
+from feedline.cluster.detect import describe_single_process, find
 from feedline.cluster.slurm import first_host, tasks_on
 
 BY_HAND = {"FEEDLINE_COORDINATOR": "node1:1234", "FEEDLINE_PROCESSES": "4", "FEEDLINE_PROCESS": "1"}
@@ -108,18 +108,18 @@ def test_each_launcher_is_found(environ, launcher, expected):
         MPI_4 | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
     ],
 )
-def test_a_process_on_its_own(environ):
+def test_a_single_process_is_detected(environ):
     assert find(environ) is None
 
 
-def test_a_job_of_several_tasks_without_srun_is_told():
-    assert why_alone(BATCH) == (
+def test_a_job_of_several_tasks_without_srun_gets_a_hint():
+    assert describe_single_process(BATCH) == (
         "process 0 of 1, Slurm job 2 has 4 tasks, but srun did not start this one: put srun before python"
     )
-    assert why_alone(LONE_TASK) == "process 0 of 1, found no other"
+    assert describe_single_process(LONE_TASK) == "process 0 of 1, found no other"
 
 
-def test_what_a_hand_set_goes_before_mpirun_and_mpirun_before_srun():
+def test_variables_set_by_hand_take_precedence_over_mpirun_and_mpirun_over_srun():
     assert find(BY_HAND | BY_HAND_FOR_JAX | MPI_4 | TASK | POD).evidence == "FEEDLINE_PROCESS=1"
     assert find(BY_HAND_FOR_JAX | MPI_4 | TASK).evidence == "JAX_PROCESS_ID=1"
     # Under Slurm mpirun starts one daemon a node by srun: its step's tasks are not ours.
@@ -134,7 +134,7 @@ def test_a_coordinator_set_by_hand_replaces_the_launchers(environ, name):
 
 @pytest.mark.parametrize("family", [BY_HAND, BY_HAND_FOR_JAX])
 @pytest.mark.parametrize("kept", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
-def test_a_family_set_in_part_names_what_is_missing(family, kept):
+def test_incomplete_variables_name_the_missing_ones(family, kept):
     names = list(family)
     environ = {names[i]: family[names[i]] for i in kept}
     with pytest.raises(ValueError, match="go together") as error:
@@ -163,13 +163,13 @@ def test_a_family_set_in_part_names_what_is_missing(family, kept):
         (POD, "FEEDLINE_COORDINATOR"),
     ],
 )
-def test_a_launcher_that_is_passed_on_in_part_names_what_is_missing(environ, name):
+def test_incomplete_variables_of_a_launcher_name_the_missing_one(environ, name):
     with pytest.raises(ValueError, match=name) as error:
         find(without(environ, name))
     assert "FEEDLINE_COORDINATOR" in str(error.value)
 
 
-def test_a_job_index_alone_asks_for_the_manifest():
+def test_a_job_index_alone_is_an_error_that_explains_the_manifest():
     with pytest.raises(ValueError, match=r"manifest must set FEEDLINE_COORDINATOR .* and FEEDLINE_PROCESSES"):
         find({"JOB_COMPLETION_INDEX": "2"})
 
@@ -207,7 +207,7 @@ def test_processes_on_one_host_meet_on_its_loopback(environ):
 @pytest.mark.parametrize(
     ("environ", "changed"), [(TASK, "SLURM_JOB_ID"), (TASK, "SLURM_STEP_ID"), (MPI_4, "PMIX_NAMESPACE")]
 )
-def test_every_process_names_the_same_port_and_another_job_another(environ, changed):
+def test_all_processes_of_a_job_use_one_port_and_another_job_another_port(environ, changed):
     port = find(environ).port
     assert 61440 <= port < 65536
     others = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "OMPI_COMM_WORLD_RANK": "0"}
@@ -234,7 +234,7 @@ def test_the_second_of_two_processes_on_a_host_gets_its_own_gpus(environ, gpus, 
     assert find(environ | gpus).local_devices == own
 
 
-def test_gpus_that_srun_has_bound_to_a_task_are_all_its_own():
+def test_gpus_that_srun_has_bound_to_a_task_are_not_divided_again():
     bound = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_PER_TASK": "4"}
     assert find(TASK | bound).local_devices is None
     # srun started only mpirun's daemons: the processes of one share what it sees.
@@ -255,7 +255,7 @@ def test_the_only_process_on_a_host_gets_all_gpus(gpus):
         ({"CUDA_VISIBLE_DEVICES": "3"}, "all local devices"),
     ],
 )
-def test_what_is_told(gpus, told):
+def test_the_line_that_initialize_prints(gpus, told):
     found = find(TASK | gpus)
     assert str(found) == f"process 3 of 4, found Slurm (SLURM_PROCID=3), coordinator {found.coordinator}, {told}"
 
@@ -285,14 +285,14 @@ def test_the_tasks_of_each_node():
 @pytest.mark.parametrize(
     "tasks", ["2(x0)", "0", "0(x2)", "9999999999999(x99999999)", "2(x1", "x", "", "-1", "2(x0),0"]
 )
-def test_a_list_of_tasks_that_makes_no_sense_is_refused(tasks):
+def test_an_invalid_list_of_tasks_is_an_error(tasks):
     with pytest.raises(
         ValueError, match=r"SLURM_STEP_TASKS_PER_NODE has an entry for each node, such as 2\(x3\),1"
     ):
         tasks_on(tasks, 0)
 
 
-def test_a_long_list_of_tasks_costs_nothing():
+def test_a_long_list_of_tasks_is_parsed_quickly():
     assert tasks_on("1(x900000000),3(x900000000)", 1_000_000_000) == 3
 
 
@@ -312,10 +312,11 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=1000)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
-def test_whatever_the_variables_hold_it_is_found_or_refused(environ):
-    for asked in (find, processes_here):
+def test_any_values_of_the_variables_are_detected_or_a_value_error(environ):
+    for asked in (find, processes_on_host):
         try:
             asked(environ)
         except ValueError as error:
@@ -323,5 +324,5 @@ def test_whatever_the_variables_hold_it_is_found_or_refused(environ):
 
 
 @pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(feedline.cluster.__path__)])
-def test_the_examples_in_the_docstrings(module):
+def test_examples_in_docstrings(module):
     assert doctest.testmod(importlib.import_module(f"feedline.cluster.{module}")).failed == 0

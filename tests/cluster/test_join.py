@@ -1,4 +1,4 @@
-"""`initialize`: what it does where there is nobody to join, and what it says where that fails."""
+"""`initialize` in a single process, and its errors."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from feedline.cluster import join
-from feedline.cluster.found import Found
+from feedline.cluster.process_info import ProcessInfo
 
 
 def python(program, **environ):
@@ -22,8 +22,8 @@ def python(program, **environ):
     )
 
 
-def found(port, process):
-    return Found("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
+def info(port, process):
+    return ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 2, process)
 
 
 def test_importing_the_package_imports_no_jax():
@@ -35,7 +35,7 @@ def test_importing_the_package_imports_no_jax():
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
-def test_a_process_on_its_own_says_so_once_and_joins_nobody():
+def test_a_single_process_prints_one_line_and_does_not_join():
     done = python(
         "import feedline\n"
         "feedline.cluster.initialize()\n"
@@ -46,7 +46,7 @@ def test_a_process_on_its_own_says_so_once_and_joins_nobody():
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
 
 
-def test_it_leaves_alone_what_jax_has_joined():
+def test_a_process_that_jax_has_joined_does_not_join_again():
     done = python(
         "import feedline, jax, socket\n"
         "with socket.socket() as free:\n"
@@ -61,9 +61,9 @@ def test_it_leaves_alone_what_jax_has_joined():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_after_a_computation_it_is_too_late():
+def test_joining_after_a_computation_is_an_error():
     import jax
 
     jax.devices()
     with pytest.raises(RuntimeError, match="goes before any jax computation"):
-        join._join(found(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
+        join._join(info(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)

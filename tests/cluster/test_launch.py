@@ -1,4 +1,4 @@
-"""`feedline launch` with real processes: output, failures, signals, and that none is left.
+"""`feedline launch` with real processes: output, failures and signals, and that no process is left.
 
 A process says that it is ready by a line of output. That one has ended is seen on a file descriptor
 of its own (pidfd), which the kernel makes readable at its end. So nothing here waits for a time.
@@ -28,7 +28,7 @@ FEEDLINE = [sys.executable, "-m", "feedline.cli.main"]
 
 @contextlib.contextmanager
 def started(command, *, before=(), **options):
-    """A launcher in a process of its own, which ends with the block and at the deadline."""
+    """A launcher in a process of its own, which is ended with the block and at the deadline."""
     options = {"command": command, "processes": 2, **options}
     with subprocess.Popen(
         [*before, sys.executable, "-c", LAUNCHER, json.dumps(options)],
@@ -47,7 +47,7 @@ def started(command, *, before=(), **options):
 
 
 def finished(command, **options):
-    """What a launcher wrote, and its exit code."""
+    """The output of a launcher, and its exit code."""
     with started(command, **options) as launcher:
         out, err = launcher.communicate()
         return subprocess.CompletedProcess(command, launcher.returncode, out, err)
@@ -66,7 +66,7 @@ def lines_until(launcher, count, pattern):
 
 @contextlib.contextmanager
 def watched(pids):
-    """Yields a function that returns those which have not ended by the deadline."""
+    """Yields a function that returns the processes that have not ended by the deadline."""
     files = {os.pidfd_open(pid): pid for pid in pids}
 
     def left():
@@ -83,7 +83,7 @@ def watched(pids):
             os.close(file)
 
 
-def test_each_line_comes_whole_from_its_process_on_its_own_stream():
+def test_lines_are_prefixed_and_keep_their_stream():
     done = finished(sh("echo out $FEEDLINE_PROCESS of $FEEDLINE_PROCESSES; echo err >&2"), processes=3)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [f"[{p}] out {p} of 3" for p in range(3)]
@@ -114,8 +114,8 @@ def test_the_processes_have_no_input():
     assert finished(sh("cat; readlink /proc/self/fd/0"), processes=1).stdout == "[0] /dev/null\n"
 
 
-def test_the_first_failure_ends_the_others_and_is_told():
-    """The others wait in a process of their own, which must be told too."""
+def test_the_first_failure_ends_the_others_and_is_reported():
+    """The others wait for a child process, which must get the signal too."""
     script = (
         "trap 'echo asked to end; exit' TERM\n"
         "echo ready\n"
@@ -131,13 +131,13 @@ def test_the_first_failure_ends_the_others_and_is_told():
     assert sorted(last.splitlines()) == ["[1] ready", "[1] the cause"]
 
 
-def test_who_does_not_end_when_asked_is_killed():
+def test_a_process_that_ignores_sigterm_is_killed():
     script = "if [ $FEEDLINE_PROCESS = 1 ]; then exit 3; fi; trap '' TERM HUP INT; sleep 1000; echo late"
     done = finished(sh(script), grace_s=0.1)
     assert (done.returncode, done.stdout) == (3, "")
 
 
-def test_a_process_that_a_signal_killed():
+def test_a_process_killed_by_a_signal_is_reported():
     done = finished(sh("kill -KILL $$"), processes=1)
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr == (
@@ -148,7 +148,7 @@ def test_a_process_that_a_signal_killed():
 
 
 @pytest.mark.slow
-def test_a_process_that_is_silent_is_named_and_not_the_one_that_jax_ends_for_it():
+def test_a_process_without_heartbeats_is_named_not_the_one_that_jax_ends():
     program = (
         "import os, signal, threading, feedline\n"
         "feedline.cluster.initialize(abort_after_s=1)\n"
@@ -180,8 +180,8 @@ def test_a_process_that_succeeds_early_does_not_end_the_others():
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "TERM"])
-def test_signals_are_passed_on(name):
-    """To children and grandchildren, and once; those that end well end the launcher well."""
+def test_signals_are_forwarded(name):
+    """Children and grandchildren get the signal once; if all of them exit with 0, so does the launcher."""
     ready = f"trap 'echo {name}; exit 0' {name}; echo ready; "
     child = ["env", f"CHILD={ready} sleep 1000 & wait", *sh(f'{ready} sh -c "$CHILD"')]
     with started(child) as launcher:
@@ -192,7 +192,7 @@ def test_signals_are_passed_on(name):
         assert sorted(out.splitlines()) == [f"[{p}] {name}" for p in (0, 0, 1, 1)]
 
 
-def test_a_signal_that_ends_the_processes_is_told():
+def test_a_signal_that_ends_the_processes_is_reported():
     with started(sh("echo ready; exec sleep 1000")) as launcher:
         lines_until(launcher, 2, r"\[\d\] ready\n")
         launcher.send_signal(signal.SIGTERM)
@@ -225,8 +225,8 @@ def test_processes_that_do_not_end_after_a_signal_are_killed():
         assert "after SIGTERM had been passed on and 0.1 s had gone by; --stop-s gives more" in err
 
 
-def test_processes_may_take_their_time_to_end_after_a_signal():
-    """The first that ends, with the code of a signal, is no failure that would end the others at once."""
+def test_processes_get_stop_s_to_end_after_a_signal():
+    """The first process that ends, with the exit code of a signal, does not make the launcher end the others."""
     script = (
         "trap '[ $FEEDLINE_PROCESS = 0 ] && exit 143; read -r line <%s; echo saved; exit 143' TERM\n"
         "echo $$; sleep 1000 & wait"
@@ -254,7 +254,7 @@ def test_a_second_sigterm_kills_at_once():
         assert launcher.wait() == 128 + signal.SIGKILL
 
 
-def test_a_signal_that_nohup_ignores_is_not_passed_on():
+def test_a_signal_that_nohup_ignores_is_not_forwarded():
     with started(sh("echo ready; exec sleep 1000"), before=["nohup"]) as launcher:
         lines_until(launcher, 2, r"\[\d\] ready\n")
         launcher.send_signal(signal.SIGHUP)
@@ -264,7 +264,7 @@ def test_a_signal_that_nohup_ignores_is_not_passed_on():
         assert launcher.returncode == 128 + signal.SIGTERM
 
 
-# A process with a child of its own; both say their pid, and neither ends when asked.
+# A process with a child of its own; both print their pid, and both ignore SIGTERM.
 FAMILY = "trap '' HUP INT TERM; sh -c 'echo $$; exec sleep 1000' & echo $$; wait"
 
 
@@ -284,7 +284,7 @@ def test_no_process_outlives_a_killed_launcher():
             assert left() == []
 
 
-def test_no_process_outlives_the_end_of_whoever_reads():
+def test_no_process_outlives_the_reader_of_the_output():
     with started(sh("echo $$; sleep 1000 & echo $!; while :; do echo more; done"), processes=1) as launcher:
         pids = [int(line.split()[1]) for line in lines_until(launcher, 2, r"\[\d\] \d+\n")]
         with watched(pids) as left:
@@ -294,7 +294,7 @@ def test_no_process_outlives_the_end_of_whoever_reads():
             assert launcher.stderr.read() == ""
 
 
-def test_what_a_finished_process_left_behind_is_ended():
+def test_children_of_a_finished_process_are_ended():
     done = finished(sh("sleep 1000 & echo $!"), processes=3)
     assert done.returncode == 0
     for line in done.stdout.splitlines():
@@ -302,7 +302,7 @@ def test_what_a_finished_process_left_behind_is_ended():
             assert left() == []
 
 
-def test_a_process_in_a_group_of_its_own_is_signalled_too():
+def test_a_process_in_another_process_group_gets_signals_too():
     with started(["setsid", "sh", "-c", "echo $$; exec sleep 1000"], processes=2) as launcher:
         pids = [int(line.split()[1]) for line in lines_until(launcher, 2, r"\[\d\] \d+\n")]
         with watched(pids) as left:
@@ -311,7 +311,7 @@ def test_a_process_in_a_group_of_its_own_is_signalled_too():
             assert launcher.wait() == 128 + signal.SIGTERM
 
 
-def test_a_daemon_that_holds_the_output_does_not_hold_the_launcher():
+def test_a_daemon_that_keeps_the_output_open_does_not_block_the_launcher():
     program = "import subprocess as s; print(s.Popen(['sleep', '1000'], start_new_session=True).pid)"
     with started([sys.executable, "-c", program], processes=1) as launcher:
         (line,) = lines_until(launcher, 1, r"\[0\] \d+\n")
@@ -347,7 +347,7 @@ def test_wrong_options(options, message):
         launch(**{"command": ["true"], "processes": 1, **options})
 
 
-def test_the_caller_gets_its_signals_back():
+def test_the_handlers_of_the_caller_are_restored():
     numbers = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     assert launch(["true"], processes=1) == 0
@@ -382,12 +382,12 @@ def test_two_processes_join_and_compute_together():
         assert len(re.findall(line, done.stderr)) == 1
 
 
-def test_options_of_the_command_are_its_own():
+def test_options_after_the_command_are_passed_to_it():
     done = run_feedline("launch", "--processes", "1", "--", "echo", "--processes", "7", "--", "--help")
     assert (done.returncode, done.stdout) == (0, "[0] --processes 7 -- --help\n")
 
 
-def test_launch_without_a_command_says_how():
+def test_launch_without_a_command_shows_an_example():
     done = run_feedline("launch", "--processes", "1")
     assert done.returncode == 2
     assert '["python", "train.py"]' in done.stderr

@@ -1,4 +1,4 @@
-"""`Lines`: whatever the chunks, whole lines after their process."""
+"""`Lines` splits chunks into whole lines and prefixes each with its process."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ def test_the_lines_do_not_depend_on_the_chunks(chunks):
     assert written == b"".join(b"[3] " + line + b"\n" for line in ended.split(b"\n")[:-1])
 
 
-def test_an_endless_line_is_cut():
+def test_a_very_long_line_is_split():
     lines = Lines(0)
     piece = b"x" * (1 << 16)
     assert lines.add(piece) == b""
@@ -24,7 +24,7 @@ def test_an_endless_line_is_cut():
     assert lines.end() == b""
 
 
-def test_the_newest_lines_are_remembered_over_both_streams():
+def test_the_newest_lines_of_both_streams_are_kept():
     out = Lines(1)
     err = Lines(1, out.last)
     out.add(b"".join(b"%d\n" % number for number in range(100)))

@@ -1,4 +1,4 @@
-"""The scripts and the manifest of examples/cluster: run where that can be, parsed and checked where not."""
+"""The scripts and the manifest of examples/cluster: they are run where that is possible, otherwise parsed."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ FEW = ["--steps", "5", "--batch-size", "64", "--json"]  # the last of an option 
 
 
 @pytest.mark.parametrize("name", ["dgx.sbatch", "mpirun.sh"])
-def test_bash_understands_it(name):
+def test_bash_parses_the_script(name):
     subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
 
 
@@ -40,7 +40,7 @@ def test_the_jobset_starts_processes_that_find_each_other():
 
 @pytest.mark.cluster
 def test_the_sbatch_script_trains(launcher, tmp_path):
-    """On two nodes without GPUs: those lines of its head are overruled."""
+    """On two nodes without GPUs; options override the lines at its head that ask for GPUs."""
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]

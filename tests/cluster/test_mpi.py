@@ -19,9 +19,9 @@ def _open_mpi():
         pytest.fail("These tests need mpirun, which is not there; run .ci/cluster-up")
 
 
-def test_the_processes_of_mpirun_compute_together(launcher, together):
+def test_the_processes_of_mpirun_compute_together(launcher, joined_members):
     done = launcher.run(*MPIRUN, "-n", 2, *launcher.member)
-    assert launcher.members(done) == together(2)
+    assert launcher.members(done) == joined_members(2)
     for process, line in enumerate(launcher.told(done)):
         assert re.fullmatch(
             rf"feedline: process {process} of 2, found Open MPI \(OMPI_COMM_WORLD_RANK={process}\), "
@@ -30,18 +30,18 @@ def test_the_processes_of_mpirun_compute_together(launcher, together):
         )
 
 
-def test_a_single_process_is_on_its_own(launcher, together):
+def test_a_single_process_does_not_join(launcher, joined_members):
     done = launcher.run(*MPIRUN, "-n", 1, *launcher.member)
-    assert launcher.members(done) == together(1)
+    assert launcher.members(done) == joined_members(1)
     assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
 
 
-def test_two_runs_at_once_do_not_meet(launcher, together):
+def test_two_concurrent_runs_do_not_join_each_other(launcher, joined_members):
     def script(tag):
         return f"{' '.join(map(str, [*MPIRUN, '-n', 2, *launcher.member]))} >{tag} & "
 
     done = launcher.run("sh", "-c", "set -e; cd $(mktemp -d); " + script("a") + script("b") + "wait; cat a b")
-    assert launcher.members(done) == sorted(2 * together(2), key=lambda seen: seen["process"])
+    assert launcher.members(done) == sorted(2 * joined_members(2), key=lambda seen: seen["process"])
 
 
 def test_training(launcher):
@@ -65,8 +65,8 @@ def test_sigterm_to_one_process_saves_the_same_step_on_all(launcher, tmp_path):
     assert f"feedline: terminated after step {step:,}, which is saved" in log.read_text()
 
 
-def test_sigterm_to_mpirun_saves_where_it_gives_time(launcher, tmp_path):
-    """It sends SIGTERM after so many seconds, and SIGKILL after as many more; by default after one."""
+def test_sigterm_to_mpirun_saves_if_mpirun_waits_long_enough(launcher, tmp_path):
+    """mpirun sends SIGTERM after some seconds, and SIGKILL after as many more; the default is one second."""
     log, folder = tmp_path / "log", tmp_path / "runs"
     patience = ["--mca", "odls_base_sigkill_timeout", 8]
     with launcher.endless(*MPIRUN, *patience, "-n", 2, *launcher.small, log=log, folder=folder) as mpirun:

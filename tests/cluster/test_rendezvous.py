@@ -1,4 +1,4 @@
-"""The processes of a run meet at the coordinator's port, and nobody joins another run there."""
+"""All processes of a run arrive at the coordinator's port, and none joins another run there."""
 
 import contextlib
 import socket
@@ -12,20 +12,20 @@ import pytest
 from background import spawn
 
 from feedline.cluster import rendezvous
-from feedline.cluster.found import Found
 from feedline.cluster.launch import _reserved_port
+from feedline.cluster.process_info import ProcessInfo
 from feedline.cluster.rendezvous import meet
 from feedline.errors import FeedError, ProcessError
 
 SOON_S, LONG_S = 0.3, 30
 
 
-def found(port, process, processes=2):
-    return Found("a test", f"PROCESS={process}", f"127.0.0.1:{port}", processes, process)
+def info(port, process, processes=2):
+    return ProcessInfo("a test", f"PROCESS={process}", f"127.0.0.1:{port}", processes, process)
 
 
 def met(port, process, processes=2, within_s=LONG_S):
-    return spawn(lambda: meet(found(port, process, processes), time.monotonic() + within_s))
+    return spawn(lambda: meet(info(port, process, processes), time.monotonic() + within_s))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def port():
         return free.getsockname()[1]
 
 
-def test_all_meet_in_any_order_and_leave_the_port(port):
+def test_processes_arrive_in_any_order_and_the_port_is_free_afterwards(port):
     others = [met(port, process, 4) for process in (3, 1)]
     first = met(port, 0, 4)
     last = met(port, 2, 4)
@@ -44,7 +44,7 @@ def test_all_meet_in_any_order_and_leave_the_port(port):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_who_does_not_come_is_named_to_all(port):
+def test_missing_processes_are_named_in_every_process(port):
     waiting = [met(port, 0, 4, within_s=SOON_S), met(port, 2, 4)]
     for one in waiting:
         with pytest.raises(
@@ -64,7 +64,7 @@ def test_who_does_not_come_is_named_to_all(port):
         (1, "another program does, perhaps another run, which this process does not join; .* another port"),
     ],
 )
-def test_a_port_on_which_another_program_listens_is_refused_at_once(process, told):
+def test_another_program_on_the_port_is_an_error_at_once(process, told):
     def hang_up():
         with contextlib.suppress(OSError):
             while True:
@@ -77,7 +77,7 @@ def test_a_port_on_which_another_program_listens_is_refused_at_once(process, tol
         taken.shutdown(socket.SHUT_RDWR)
 
 
-def test_the_port_that_the_launcher_holds_is_free_for_its_run():
+def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
     with _reserved_port() as port:
         both = [met(port, 0), met(port, 1)]
         assert [one.result(LONG_S) for one in both] == [None, None]
@@ -93,7 +93,7 @@ def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting[2].result(LONG_S)
 
 
-def test_what_says_nothing_holds_nobody_up(port):
+def test_connections_of_other_programs_are_ignored(port):
     first = met(port, 0)
     with _connected(port), _connected(port) as second:
         second.send(b"GET / HTTP/1.1\r\n\r\n")
@@ -111,12 +111,12 @@ def _connected(port):
             time.sleep(0.01)
 
 
-def test_a_coordinator_that_nobody_runs_is_told_in_time(port):
+def test_a_missing_coordinator_is_an_error_at_the_deadline(port):
     with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
-        meet(found(port, process=1), time.monotonic() + SOON_S)
+        meet(info(port, process=1), time.monotonic() + SOON_S)
 
 
-def test_a_name_that_does_not_resolve_yet_is_waited_for(monkeypatch, port):
+def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port):
     """A pod gets its name when it starts."""
     answers = iter([socket.gaierror("Name or service not known"), ConnectionRefusedError("refused")])
     real = socket.create_connection
@@ -149,7 +149,7 @@ RUN = (
 
 
 @pytest.mark.slow
-def test_a_second_run_on_the_same_port_leaves_the_first_alone(port, monkeypatch):
+def test_a_second_run_on_the_same_port_fails_and_the_first_goes_on(port, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("FEEDLINE_COORDINATOR", f"127.0.0.1:{port}")
     monkeypatch.setenv("FEEDLINE_PROCESSES", "2")

@@ -35,7 +35,7 @@ def _slurm():
 
 
 def batch(launcher, tmp_path, script, *options):
-    """Runs a batch script to its end; what it wrote."""
+    """Runs a batch script to its end, and returns its output."""
     (tmp_path / "script").write_text(f"#!/bin/sh\n{script}\n")
     files = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
     launcher.run(
@@ -49,9 +49,9 @@ def words(command):
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_tasks_of_srun_compute_together(launcher, together, processes):
+def test_the_tasks_of_srun_compute_together(launcher, joined_members, processes):
     done = launcher.run("srun", "-N2", f"--ntasks-per-node={processes // 2}", *launcher.member)
-    assert launcher.members(done) == together(processes)
+    assert launcher.members(done) == joined_members(processes)
     for process, line in enumerate(launcher.told(done)):
         device = "all local devices" if processes == 2 else f"local device {process % 2}"
         assert re.fullmatch(
@@ -61,49 +61,49 @@ def test_the_tasks_of_srun_compute_together(launcher, together, processes):
         )
 
 
-def test_a_single_task_is_on_its_own(launcher, together):
+def test_a_single_task_does_not_join(launcher, joined_members):
     done = launcher.run("srun", "-n1", *launcher.member)
-    assert launcher.members(done) == together(1)
+    assert launcher.members(done) == joined_members(1)
     assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
 
 
-def test_a_program_in_a_shell_of_salloc_is_on_its_own(launcher, together):
+def test_a_program_in_a_shell_of_salloc_does_not_join(launcher, joined_members):
     done = launcher.run("salloc", "-N2", "-n2", *launcher.member)
-    assert launcher.members(done) == together(1)
+    assert launcher.members(done) == joined_members(1)
     assert re.search(r"Slurm job \d+ has 2 tasks, but srun did not start this one", done.stderr)
     # Where the administrator has salloc start its shell as a step (LaunchParameters=use_interactive_step).
     done = launcher.run("salloc", "-N2", "-n2", "srun", "--interactive", *launcher.member)
-    assert launcher.members(done) == together(1)
+    assert launcher.members(done) == joined_members(1)
 
 
-def test_a_batch_script_is_on_its_own_and_its_srun_is_not(launcher, together, tmp_path):
+def test_a_batch_script_does_not_join_but_its_srun_does(launcher, joined_members, tmp_path):
     member = words(launcher.member)
     done = batch(launcher, tmp_path, f"{member}; srun {member}", "--ntasks=2")
     assert sorted(launcher.printed(done), key=lambda seen: (seen["processes"], seen["process"])) == [
-        *together(1),
-        *together(2),
+        *joined_members(1),
+        *joined_members(2),
     ]
 
 
-def test_two_steps_of_a_job_at_once_do_not_meet(launcher, together, tmp_path):
+def test_two_concurrent_steps_of_a_job_do_not_join_each_other(launcher, joined_members, tmp_path):
     step = f"srun --overlap {words(launcher.member)} &"
     done = batch(launcher, tmp_path, f"{step}\n{step}\nwait", "--ntasks=2")
-    assert launcher.members(done) == sorted(2 * together(2), key=lambda seen: seen["process"])
+    assert launcher.members(done) == sorted(2 * joined_members(2), key=lambda seen: seen["process"])
 
 
-def test_a_job_submitted_from_within_a_step_is_on_its_own(launcher, together, tmp_path):
+def test_a_job_submitted_from_within_a_step_does_not_join_it(launcher, joined_members, tmp_path):
     out = tmp_path / "out"
     inner = f"sbatch --wait --nodes=1 --ntasks=1 --output={out} --wrap='{words(launcher.member)}'"
     launcher.run("srun", "-N2", "-n2", "sh", "-c", f'[ "$SLURM_PROCID" = 1 ] || {inner}')
     done = subprocess.CompletedProcess(inner, 0, out.read_text())
-    assert launcher.members(done) == together(1)
+    assert launcher.members(done) == joined_members(1)
 
 
-def test_mpirun_within_a_job(launcher, together, tmp_path):
-    """mpirun starts its daemons by srun, whose variables its processes see too."""
+def test_mpirun_within_a_slurm_job(launcher, joined_members, tmp_path):
+    """mpirun starts its daemons with srun, so that its processes see srun's variables too."""
     mpirun = f"mpirun --allow-run-as-root -n 2 {words(launcher.member)}"
     done = batch(launcher, tmp_path, mpirun, "--ntasks=2", "--ntasks-per-node=1")
-    assert launcher.members(done) == together(2)
+    assert launcher.members(done) == joined_members(2)
     assert "found Open MPI" in done.stderr
 
 
@@ -130,8 +130,8 @@ def test_scancel_saves_the_same_step_on_both_nodes(launcher, tmp_path):
     assert log.read_text().count("Exited with exit code 143") == 2
 
 
-def test_the_sbatch_script_saves_before_the_time_limit_and_goes_on_when_requeued(launcher, tmp_path):
-    """Slurm's shortest limit is a minute; `--signal` comes once less than 50 s of it are left."""
+def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued(launcher, tmp_path):
+    """Slurm's shortest limit is a minute; the signal of `--signal` comes when less than 50 s are left."""
     log, folder = tmp_path / "log", tmp_path / "runs"
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
@@ -156,7 +156,7 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_goes_on_when_requeued
 
 
 def requeued(launcher, job):
-    """Slurm holds a requeued job back for two minutes; an operator may say now, again where it was too early."""
+    """Slurm delays a requeued job for two minutes; this releases it earlier, trying again if it was too early."""
     end = time.monotonic() + 240
     again = {"JobState=RUNNING", "Restarts=1"}
     while not again <= set(told := launcher.run("scontrol", "show", "job", job).stdout.split()):

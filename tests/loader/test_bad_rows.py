@@ -481,6 +481,7 @@ def test_raise_names_row_epoch_and_position(sharding):
     assert (str(again), again.row, again.epoch) == (str(caught.value), caught.value.row, 7)
 
 
+@pytest.mark.slow
 def test_raise_names_the_file(sharding, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

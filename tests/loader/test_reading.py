@@ -91,7 +91,7 @@ def _explode(batch, rows):
     return batch
 
 
-@pytest.mark.parametrize("reading", [Reading(threads=2), Reading(workers=1)])
+@pytest.mark.parametrize("reading", [Reading(threads=2), pytest.param(Reading(workers=1), marks=pytest.mark.slow)])
 def test_the_error_of_a_transform_arrives_unchanged_after_the_batches_before_it(sharding, path, reading):
     at = int(np.flatnonzero(rows_at(Order(), 200, 0, np.arange(200)) == 0)[0]) // 8
     with Feed({"x": path}, 8, sharding, epochs=1, transform=_explode, reading=reading) as feed:

@@ -3,12 +3,12 @@
 A map::
 
     cases      functions that run in every process of every topology
-    values     what they give, put together from all processes
+    values     combines what a case returned in each process
     launch     the topologies, and how one is started
-    process    what each started process does
-    layouts    shardings for a case to run on
-    sources    rows for a case to read, and what NumPy says of them
-    test_*     cases, each beside the test that judges it
+    process    the main function of each process
+    layouts    shardings for the cases
+    sources    rows for the cases, and the batches that NumPy expects
+    test_*     cases, each beside the test that checks its result
 
 Starting jax takes seconds, so each topology is started once and runs every case.
 """

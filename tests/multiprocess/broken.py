@@ -1,11 +1,11 @@
-"""Cases that go wrong, for the test of the launch itself."""
+"""Cases that fail, for the tests of the launch itself."""
 
 import threading
 
 import jax
 
 from .cases import case
-from .values import Own
+from .values import PerProcess
 
 
 @case()
@@ -22,7 +22,7 @@ def disagrees(here):
 @case()
 def works(here):
     local = [device in jax.local_devices() for device in here.devices]
-    return {"processes": jax.process_count(), "local": Own(local)}
+    return {"processes": jax.process_count(), "local": PerProcess(local)}
 
 
 @case()

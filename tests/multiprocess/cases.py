@@ -21,7 +21,7 @@ class Here:
     Attributes:
       devices: of all processes.
       folder: an empty one, for files of this process and case.
-      before: gives what the same case gave in the topology before this one; None in the first.
+      before: returns what the same case returned in the topology before this one; None in the first topology.
     """
 
     devices: list[jax.Device]
@@ -33,7 +33,7 @@ Case = Callable[..., Any]
 CASES: dict[str, Callable[[Here], Any]] = {}
 """By name, in the order in which every process runs them."""
 RUNS_ON: dict[str, Collection[Topology]] = {}
-"""The topologies of those that do not run on every one."""
+"""The topologies of the cases that do not run on all topologies."""
 
 
 def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None = None) -> Callable[[Case], Case]:
@@ -41,8 +41,8 @@ def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None
 
     It runs on the topologies `on(*chosen)`, without `on` on every topology.
 
-    What it returns is a tree. Global arrays in it are put together from all processes; anything
-    else must be equal on all of them, unless it is wrapped as `values.Own`.
+    The function returns a tree. Its global arrays are combined from all processes; every other value must be
+    equal on all of them, unless it is wrapped as `values.PerProcess`.
     """
 
     def register(function: Case) -> Case:
@@ -57,7 +57,7 @@ def case(*choices: Iterable[str], on: Callable[..., Collection[Topology]] | None
 
 
 def name_of(function: Case, *chosen: str) -> str:
-    """The name under which `case` registered it, which can be a file's."""
+    """The name under which `case` registered it; it can be part of a file name."""
     return "-".join([function.__name__, *chosen])
 
 

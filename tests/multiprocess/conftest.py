@@ -1,4 +1,4 @@
-"""The fixture that starts each topology once, and gives what its cases gave."""
+"""The fixture that starts each topology once, and returns what its cases returned."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from .cases import CASES, Case, Here, name_of
-from .launch import ALONE, TOPOLOGIES, Topology, gave, launch
-from .values import held, joined
+from .launch import ALONE, TOPOLOGIES, Topology, launch, result_of
+from .values import combined, with_shards
 
 
 @pytest.fixture(scope="session")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`outcome(topology, case, *chosen)`: what a case gave there, put together from all processes.
+    """`outcome(topology, case, *chosen)`: what a case returned there, combined from all processes.
 
     The topologies run one after the other, `ALONE` last.
     """
@@ -34,9 +34,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def outcome(topology: Topology, case: Case, *chosen: str) -> Any:
         name = name_of(case, *chosen)
         if topology == ALONE:
-            before = lambda: gave(launched(TOPOLOGIES[-1]), name, 0)  # noqa: E731
-            return joined([held(case(Here(jax.devices(), tmp_path_factory.mktemp(name), before), *chosen))])
+            before = lambda: result_of(launched(TOPOLOGIES[-1]), name, 0)  # noqa: E731
+            return combined(
+                [with_shards(case(Here(jax.devices(), tmp_path_factory.mktemp(name), before), *chosen))]
+            )
         folder = launched(topology)
-        return joined([gave(folder, name, process) for process in range(topology.processes)])
+        return combined([result_of(folder, name, process) for process in range(topology.processes)])
 
     return outcome

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .values import Failed
+from .values import CaseFailure
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """How long one case, or the start, may take before the process writes its stacks and ends."""
 
 
 class Topology(NamedTuple):
-    """So many processes with so many CPU devices each."""
+    """The number of processes, and of CPU devices of each process."""
 
     processes: int
     devices: int
@@ -30,7 +30,7 @@ class Topology(NamedTuple):
 
 TOPOLOGIES = (Topology(2, 2), Topology(4, 1), Topology(2, 4))
 TWO_OR_FOUR = TOPOLOGIES[:2]
-"""One of each number of processes."""
+"""One topology for each number of processes."""
 ALONE = Topology(1, 8)
 """The process that runs the tests."""
 
@@ -42,7 +42,7 @@ def launch(
 
     Args:
       modules: names of the modules that register the cases.
-      folder: for what they give, see `gave`, and for each process's output.
+      folder: for the results, see `result_of`, and for each process's output.
       before: the folder of the launch before this one.
       patience_s: per case.
     """
@@ -66,17 +66,17 @@ def launch(
             process.wait()
 
 
-def gave(folder: Path, name: str, process: int) -> Any:
-    """What a case gave in one process of the launch that wrote to `folder`."""
+def result_of(folder: Path, name: str, process: int) -> Any:
+    """What a case returned in one process of the launch that wrote to `folder`."""
     try:
         return pickle.loads(result_file(folder, name, process).read_bytes())
     except FileNotFoundError:
         output = _output(folder, process).read_text(errors="replace")
-        return Failed(f"it ended before it had done {name}. The end of what it wrote:\n{output[-4000:]}")
+        return CaseFailure(f"it ended before it had done {name}. The end of what it wrote:\n{output[-4000:]}")
 
 
 def result_file(folder: Path, name: str, process: int) -> Path:
-    """Where a process writes what a case gave."""
+    """The file to which a process writes what a case returned."""
     return folder / f"{name}.{process}.pickle"
 
 
@@ -86,7 +86,7 @@ def _output(folder: Path, process: int) -> Path:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port of which nobody gets hold before jax's coordinator, which shares it, listens on it."""
+    """A free port that no other program gets; jax's coordinator can listen on it because of SO_REUSEPORT."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port.bind(("localhost", 0))

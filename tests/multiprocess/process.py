@@ -1,6 +1,6 @@
-"""One process of a launch: joins the others, runs every case, and writes what each gave.
+"""One process of a launch: joins the others, runs every case, and writes what each returned.
 
-A process that is stuck writes the stacks of all its threads and ends, whatever it is stuck in.
+A process that hangs writes the stacks of all its threads and ends.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-_START_S = 60.0
-"""How long the start may take: importing jax, and meeting the other processes."""
+_START_S = 180.0
+"""How long the start may take: importing jax, and joining the other processes."""
 
 
 def main(
@@ -25,8 +25,8 @@ def main(
     import jax
 
     from .cases import CASES, RUNS_ON, Here
-    from .launch import Topology, gave, result_file
-    from .values import Failed, held
+    from .launch import Topology, result_file, result_of
+    from .values import CaseFailure, with_shards
 
     jax.distributed.initialize(address, int(processes), int(process))
     for module in modules:
@@ -37,11 +37,11 @@ def main(
             continue
         faulthandler.dump_traceback_later(float(patience_s), exit=True)
         with tempfile.TemporaryDirectory() as own:
-            earlier = functools.partial(gave, Path(before), name, 0) if before else lambda: None
+            earlier = functools.partial(result_of, Path(before), name, 0) if before else lambda: None
             try:
-                value = held(function(Here(jax.devices(), Path(own), earlier)))
-            except Exception:  # noqa: BLE001  the test that asks for it fails with this traceback
-                value = Failed(traceback.format_exc())
+                value = with_shards(function(Here(jax.devices(), Path(own), earlier)))
+            except Exception:  # noqa: BLE001  the test of this case fails with this traceback
+                value = CaseFailure(traceback.format_exc())
         result_file(Path(folder), name, int(process)).write_bytes(pickle.dumps(value))
 
 

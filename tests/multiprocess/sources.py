@@ -30,7 +30,7 @@ Batch = dict[str, np.ndarray[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a feed is told to read, and what it then must deliver.
+    """The arguments of a feed, and the rows that it must deliver.
 
     Attributes:
       arguments: of `Feed`, given a folder to write files to.
@@ -63,7 +63,7 @@ def _transformed(folder: Path) -> dict[str, Any]:
 
 
 def _augment(batch: Batch, rows: feedline.Rows) -> Batch:
-    """Rotates each row of x by its key, and tells all that it was told of the rows."""
+    """Rotates each row of x by its key, and returns what the argument `rows` holds."""
     columns = (np.arange(8, dtype=np.uint64) + rows.key[:, None]) % 8
     return {
         "x": np.take_along_axis(batch["x"], columns.astype(np.int64), axis=1),
@@ -98,7 +98,7 @@ def _recorded(epoch: int) -> Batch:
 
 
 def _stream() -> grain.IterDataset[Batch]:
-    """Some of those rows: how many, only reading them tells."""
+    """Some of those rows: a stream, whose length is unknown before it is read."""
     return _dataset().to_iter_dataset(grain.ReadOptions(1, 2)).filter(lambda row: row["y"] % 7 != 0)
 
 

@@ -1,4 +1,4 @@
-"""Processes that would read different batches stop at the start, and each says which one differs in what."""
+"""Processes with different feeds raise at the start, and each error names a process and a field that differ."""
 
 import time
 
@@ -15,7 +15,7 @@ from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
 from .sources import ROWS, N
-from .values import Own
+from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +34,13 @@ def wide(batch, rows):
 
 
 def sliced(process, processes):
-    """A dataset as `ShardByJaxProcess` would make it, of as many elements everywhere."""
+    """A dataset as `ShardByJaxProcess` would make it, with the same number of elements in every process."""
     dataset = grain.MapDataset.range(160).map(lambda i: {"x": np.float32(i)})
     return dataset[process::processes]
 
 
 def given(field, here, odd):
-    """The arguments of a feed, of which one is another one in the odd process."""
+    """The arguments of a feed, of which one differs in the odd process."""
     sharding = sharding_of("permuted" if field == "sharding" and odd else "data", here.devices)
     changed = {
         "rows": {"source": {name: leaf[:-1] for name, leaf in ROWS.items()}},
@@ -73,11 +73,11 @@ FIELDS = {
 
 
 def refused(**arguments):
-    """The message with which a feed is refused, the process that it blames, and how long that took."""
+    """The message of the error that a feed raises, the process that it names, and how long that took."""
     began = time.monotonic()
     with pytest.raises(feedline.ProcessError) as raised:
         feedline.Feed(**arguments)
-    return str(raised.value), raised.value.process, Own(time.monotonic() - began)
+    return str(raised.value), raised.value.process, PerProcess(time.monotonic() - began)
 
 
 @case(FIELDS)
@@ -109,7 +109,7 @@ def sliced_per_process(here):
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_dataset_that_was_sliced_per_process_is_found(outcome, topology):
+def test_a_dataset_that_is_sliced_per_process_is_an_error(outcome, topology):
     told, _, waited_s = outcome(topology, sliced_per_process)
     assert "has data " in told
     assert "must not be sliced per process (dataset[process::processes], ShardByJaxProcess)" in told
@@ -123,7 +123,7 @@ def cannot_open_on_one(here):
     path = here.folder / "missing.npy" if jax.process_index() == ODD else None
     with pytest.raises((feedline.ProcessError, FileNotFoundError)) as raised:
         feedline.Feed(path or ROWS, SIZE, sharding_of("data", here.devices))
-    return Own((type(raised.value).__name__, str(raised.value), time.monotonic() - began))
+    return PerProcess((type(raised.value).__name__, str(raised.value), time.monotonic() - began))
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
@@ -153,11 +153,11 @@ class Unreadable:
 def cannot_read_on_one(here):
     with pytest.raises(feedline.FeedError) as raised:
         feedline.Feed(Unreadable(), SIZE, sharding_of("data", here.devices))
-    return Own((str(raised.value), raised.value.where))
+    return PerProcess((str(raised.value), raised.value.where))
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_the_others_name_stage_process_and_row_once(outcome, topology):
+def test_the_error_in_the_others_names_stage_process_and_row_once(outcome, topology):
     found = outcome(topology, cannot_read_on_one)
     for told, where in found[:ODD] + found[ODD + 1 :]:
         assert where == {"stage": "read", "process": ODD, "row": 0}
@@ -168,16 +168,16 @@ def test_the_others_name_stage_process_and_row_once(outcome, topology):
 
 @case()
 def wrong_on_one(here):
-    """One process is given an argument that is refused before anything is opened."""
+    """One process has an invalid argument, which raises before anything is opened."""
     began = time.monotonic()
     size = 0 if jax.process_index() == ODD else SIZE
     with pytest.raises((feedline.ProcessError, ValueError)) as raised:
         feedline.Feed(ROWS, size, sharding_of("data", here.devices), reading=feedline.Reading(stall_error_s=20))
-    return Own((str(raised.value), time.monotonic() - began))
+    return PerProcess((str(raised.value), time.monotonic() - began))
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_wrong_argument_of_one_process_is_told_to_the_others(outcome, topology):
+def test_an_invalid_argument_of_one_process_is_reported_by_the_others(outcome, topology):
     found = outcome(topology, wrong_on_one)
     assert found[ODD][0] == "batch_size must be at least 1, got 0"
     for told, waited_s in found[:ODD] + found[ODD + 1 :]:
@@ -187,19 +187,19 @@ def test_a_wrong_argument_of_one_process_is_told_to_the_others(outcome, topology
 
 @case(on=lambda: TWO_OR_FOUR)
 def never_comes(here):
-    """One process comes only after the others have given up."""
+    """One process starts to build only after the others have given up."""
     arguments = {**SAME, "sharding": sharding_of("data", here.devices)}
     if jax.process_index() == ODD:
         for process in set(range(jax.process_count())) - {ODD}:
             coordination().get(f"gave up/{process}", timeout_s=30)
-        return Own(refused(**arguments)[:2])
+        return PerProcess(refused(**arguments)[:2])
     told = refused(**arguments, reading=feedline.Reading(stall_warning_s=0.5, stall_error_s=2))
     coordination().set(f"gave up/{jax.process_index()}", "")
-    return Own(told[:2])
+    return PerProcess(told[:2])
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_process_that_does_not_come_is_named_after_the_timeout(outcome, topology):
+def test_a_missing_process_is_named_after_the_timeout(outcome, topology):
     for told, process in outcome(topology, never_comes):
         assert "process 1 did not within 2 s" in told
         assert process in (ODD, 0, 2, 3)
@@ -207,7 +207,7 @@ def test_a_process_that_does_not_come_is_named_after_the_timeout(outcome, topolo
 
 @case()
 def built_together(here):
-    """Feeds on all devices and, in between, on those of some processes: nobody is in the others' way."""
+    """Feeds on all devices and, in between, on those of some processes."""
     half = here.devices[: len(here.devices) // 2]
     is_in_half = any(device in jax.local_devices() for device in half)
     for devices in (here.devices, half, here.devices[::-1]):
@@ -218,5 +218,5 @@ def built_together(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_feeds_of_some_processes_and_of_all_are_told_apart(outcome, topology):
+def test_feeds_on_all_and_on_some_processes_do_not_interfere(outcome, topology):
     assert len(outcome(topology, built_together)) == N // SIZE

@@ -1,4 +1,4 @@
-"""Bad rows are the same rows, with the same ones in their place, on any number of processes."""
+"""Bad rows and their substitutes are the same on any number of processes."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from .cases import case
 from .launch import ALONE, TOPOLOGIES
 from .layouts import sharding_of
 from .sources import ORDER, ROWS, N
-from .values import Own
+from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ FIRST = 1  # what stands in, of a stream
 
 
 def _rows():
-    """Each bad row has one number that does not fit: with columns cut, only some processes are given it."""
+    """Each bad row has one number that does not fit; with sharded columns only some processes read it."""
     x = ROWS["x"].astype(np.int64)
     x[BAD, [0, 3, 7]] = 2**40
     return {**ROWS, "x": x}
@@ -62,13 +62,13 @@ def a_pass(here, source, layout, policy):
         batches = list(feed)
         return {
             "batches": batches,
-            "counted": Own(feed.statistics().bad_rows),
-            "listed": Own(len((here.folder / "bad.jsonl").read_text().splitlines())),
+            "counted": PerProcess(feed.statistics().bad_rows),
+            "listed": PerProcess(len((here.folder / "bad.jsonl").read_text().splitlines())),
         }
 
 
 def _wanted(source):
-    """(row, bad) at each position of the run."""
+    """(row, bad) at each position of the order."""
     if source == "stream":
         return [(FIRST if i in BAD else i, i in BAD) for _ in range(EPOCHS) for i in range(FIRST, N)]
     run = [(e, p, int(rows_at(ORDER, N, e, np.array([p]))[0])) for e in range(EPOCHS) for p in range(N)]
@@ -84,7 +84,7 @@ def _wanted(source):
 @pytest.mark.parametrize("policy", ["substitute", "mask"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_stands_in_for_bad_rows_does_not_depend_on_processes(outcome, source, layout, policy):
+def test_substitutes_of_bad_rows_do_not_depend_on_processes(outcome, source, layout, policy):
     run = _wanted(source)
     wanted = [run[i : i + SIZE] for i in range(0, len(run) - SIZE + 1, SIZE)]
     met = sum(bad for _, bad in itertools.chain(*wanted))
@@ -105,19 +105,19 @@ def test_what_stands_in_for_bad_rows_does_not_depend_on_processes(outcome, sourc
 
 @case(["sequence", "columns"])
 def raised(here, layout):
-    """Where a leaf is cut, the processes that were given the number that does not fit say so."""
+    """With sharded columns, the processes that read the number that does not fit raise."""
     with feedline.Feed(_rows(), SIZE, sharding_of(layout, here.devices), order=ORDER, prefetch=0) as feed:
         try:
             for _ in range(3):
                 jax.block_until_ready(next(feed))
         except feedline.RowError as error:
-            return Own((error.row, error.epoch, error.position))
-    return Own(None)
+            return PerProcess((error.row, error.epoch, error.position))
+    return PerProcess(None)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 @pytest.mark.parametrize("layout", ["sequence", "columns"])
-def test_raise_names_row_and_place_where_leaves_are_cut(outcome, topology, layout):
+def test_the_error_names_row_and_position_where_leaves_are_sharded_by_columns(outcome, topology, layout):
     places = [place for place in outcome(topology, raised, layout) if place is not None]
     assert places
     for row, epoch, position in places:

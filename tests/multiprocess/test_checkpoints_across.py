@@ -1,4 +1,4 @@
-"""A training run that changes topology again and again, by checkpoints, has the losses of one that never stops."""
+"""Training that is resumed on several topologies has the losses of training that never stops."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RAN
 
 
 def losses_of(mode, steps, folder=None):
-    """Of `steps` more steps, after the newest checkpoint in `folder`. The last of them is saved there."""
+    """The losses of `steps` steps from the newest checkpoint in `folder` on; the last step is saved there."""
     learner = Learner(lambda: MLP(Sizes(8, 10, layers=1, width=16), rngs=nnx.Rngs(0)), optax.adam(1e-2))
     program, losses = compiled(learner, mode), []
     with feedline.Feed(ROWS, 64, program.sharding) as feed:
@@ -52,7 +52,7 @@ def train(program, state, feed, steps, losses, after_step=lambda state, loss: No
 
 @case(["jit_multi", "pmap"])
 def a_training_leg(here, mode):
-    """Goes on where the topology before this one stopped, from a folder that all processes see."""
+    """Resumes where the topology before this one stopped, from a folder that all processes see."""
     before = here.before()
     same_parent = Path(tempfile.gettempdir()) / f"feedline-{mode}-{os.getppid()}"
     folder = Path(before["folder"]) if before else same_parent
@@ -65,7 +65,7 @@ def a_training_leg(here, mode):
 
 
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
-def test_checkpoints_go_from_topology_to_topology(outcome, mode):
+def test_training_resumes_on_other_topologies(outcome, mode):
     legs = [outcome(topology, a_training_leg, mode) for topology in LEGS]
     shutil.rmtree(legs[0]["folder"])
     seen = [loss for leg in legs for loss in leg["losses"]]

@@ -1,4 +1,4 @@
-"""What the processes tell each other arrives, once and whole, from any thread."""
+"""Keys, counters and barriers of the coordination service, from several processes and threads."""
 
 import itertools
 import threading
@@ -12,14 +12,14 @@ from feedline.agreement.coordination import coordination
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
-from .values import Own
+from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30
 
 
-def joined():
+def joined_service():
     service = coordination()
     assert service is not None
     assert (service.process, service.processes) == (jax.process_index(), jax.process_count())
@@ -29,7 +29,7 @@ def joined():
 @case()
 def told(here):
     """What each process reads of what the others wrote."""
-    service = joined()
+    service = joined_service()
     service.set(f"told/a/{service.process}", f"é→\n{service.process}")
     service.set(f"told/ab/{service.process}", "below another path")
     values = [service.get(f"told/a/{process}", PATIENCE_S) for process in range(service.processes)]
@@ -37,7 +37,7 @@ def told(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_what_one_writes_all_read(outcome, topology):
+def test_every_process_reads_what_one_writes(outcome, topology):
     values = [f"é→\n{process}" for process in range(topology.processes)]
     below = {f"told/a/{process}": value for process, value in enumerate(values)}
     assert outcome(topology, told) == (values, below, below, values[0])
@@ -46,7 +46,7 @@ def test_what_one_writes_all_read(outcome, topology):
 @case()
 def deleted(here):
     """A key that every process sets, deletes twice, and sets again."""
-    service = joined()
+    service = joined_service()
     key = f"deleted/{service.process}"
     first = service.set(key, "1")
     service.delete(key)
@@ -61,15 +61,15 @@ def test_a_key_that_was_deleted_can_be_set_again(outcome):
 
 @case()
 def absent(here):
-    """What is said of keys that nobody wrote, and how long it was waited for the last."""
-    service = joined()
+    """The results for keys that no process wrote, and how long `get` waited."""
+    service = joined_service()
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="absent/key"):
         service.get("absent/key", timeout_s=0.5)
-    return service.try_get("absent/key"), service.dir("absent"), Own(time.monotonic() - began)
+    return service.try_get("absent/key"), service.dir("absent"), PerProcess(time.monotonic() - began)
 
 
-def test_what_nobody_writes_is_absent(outcome):
+def test_a_key_without_a_value_is_absent(outcome):
     value, below, waited_s = outcome(TOPOLOGIES[0], absent)
     assert (value, below) == (None, {})
     assert min(waited_s) >= 0.5
@@ -77,8 +77,8 @@ def test_what_nobody_writes_is_absent(outcome):
 
 @case()
 def raced(here):
-    """Every thread of every process writes the same key: who was told that it was the first, and its value."""
-    service = joined()
+    """Every thread of every process writes the same key. The threads that were the first, and the value."""
+    service = joined_service()
     start = threading.Barrier(8)
 
     def write(thread):
@@ -87,12 +87,12 @@ def raced(here):
 
     with ThreadPoolExecutor(8) as pool:
         first = list(pool.map(write, range(8)))
-    return Own([f"{service.process}.{thread}" for thread in range(8) if first[thread]]), service.try_get(
+    return PerProcess([f"{service.process}.{thread}" for thread in range(8) if first[thread]]), service.try_get(
         "raced/key"
     )
 
 
-def test_the_first_value_of_a_key_stays_and_its_writer_knows(outcome):
+def test_the_first_value_of_a_key_stays_and_set_returns_true_for_it(outcome):
     writers, value = outcome(TOPOLOGIES[1], raced)
     assert list(itertools.chain(*writers)) == [value]
 
@@ -100,13 +100,13 @@ def test_the_first_value_of_a_key_stays_and_its_writer_knows(outcome):
 @case()
 def counted(here):
     """The values that the threads of this process saw of one counter."""
-    service = joined()
+    service = joined_service()
     with ThreadPoolExecutor(8) as pool:
-        return Own(list(pool.map(lambda i: service.increment("counted/key"), range(50))))
+        return PerProcess(list(pool.map(lambda i: service.increment("counted/key"), range(50))))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_no_two_increments_see_the_same(outcome, topology):
+def test_increments_are_atomic(outcome, topology):
     seen = outcome(topology, counted)
     assert sorted(itertools.chain(*seen)) == list(range(1, 50 * topology.processes + 1))
 
@@ -114,7 +114,7 @@ def test_no_two_increments_see_the_same(outcome, topology):
 @case()
 def waited(here):
     """A thread waits for a key that is written by another thread, of the last process, later."""
-    service = joined()
+    service = joined_service()
     with ThreadPoolExecutor(1) as pool:
         value = pool.submit(service.get, "waited/key", PATIENCE_S)
         service.barrier("waited/begun", PATIENCE_S)
@@ -124,14 +124,14 @@ def waited(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_a_wait_holds_up_no_other_call(outcome, topology):
+def test_a_wait_does_not_block_other_calls(outcome, topology):
     assert outcome(topology, waited) == "7"
 
 
 @case()
 def met(here):
-    """Barriers: of all, again by the same name, of some, and one to which the last process does not come."""
-    service = joined()
+    """Barriers of all, of all with the same name again, of some, and one that the last process does not reach."""
+    service = joined_service()
     for _ in range(2):
         service.increment("met/count")
         service.barrier("met/all", PATIENCE_S)
@@ -146,9 +146,9 @@ def met(here):
 
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_a_barrier_lets_pass_whoever_comes_in_time(outcome, topology):
+def test_barriers_of_all_and_of_some_processes(outcome, topology):
     assert outcome(topology, met) == 2 * topology.processes
 
 
-def test_there_is_none_where_nobody_joined():
+def test_there_is_no_coordination_service_without_joining():
     assert coordination() is None

@@ -1,4 +1,4 @@
-"""A user who forbids transfers, to find those that slow down the loop, can still be fed."""
+"""A feed works under `jax.transfer_guard`, with which a user finds implicit transfers in the loop."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ PREFETCH = {"synchronous": 0, "prefetched": 2}
 
 @case(PREFETCH, ["data", "sequence"])
 def guarded(here, prefetch, layout):
-    """All batches of an epoch, while no thread may transfer anything that it does not ask for by name."""
+    """All batches of an epoch, while implicit transfers are forbidden in every thread."""
     sharding = sharding_of(layout, here.devices)
     before = jax.config.jax_transfer_guard
     jax.config.update("jax_transfer_guard", "disallow")
@@ -42,6 +42,6 @@ def guarded(here, prefetch, layout):
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 @pytest.mark.parametrize("layout", ["data", "sequence"])
 @pytest.mark.parametrize("prefetch", PREFETCH)
-def test_batches_arrive_where_transfers_are_forbidden(outcome, prefetch, layout, topology):
+def test_batches_are_delivered_where_transfers_are_forbidden(outcome, prefetch, layout, topology):
     found = outcome(topology, guarded, prefetch, layout)
     assert_same(found, batches(SOURCES["memory"], 1, SIZE, "drop"))

@@ -1,4 +1,4 @@
-"""Lanes in several processes: the same batches and ends as in one, and checkpoints that move between them."""
+"""Lanes in several processes: batches and ends as in one process; checkpoints are restored on other topologies."""
 
 import contextlib
 import json
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import Coordination, coordination
-from feedline.agreement.gather import Gather
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
-from .values import Own, assert_same
+from .values import PerProcess, assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ STRIDE = 1000
 
 
 def lanes_of(lengths, read=lambda lane, i: None):
-    """Item i of lane l has y = l · STRIDE + i; `read` is told of each item that is read."""
+    """Item i of lane l has y = l · STRIDE + i; `read(lane, i)` is called for each item."""
 
     def make_lane(lane, count):
         def item(i):
@@ -85,7 +85,7 @@ def a_pass(here, layout, remainder):
         "batches": batches,
         "places": places,
         "counted": [counted.rows, counted.dropped_rows],
-        "lanes": Own([sorted(map(int, state["lanes"])), sorted(ran), saved]),
+        "lanes": PerProcess([sorted(map(int, state["lanes"])), sorted(ran), saved]),
     }
 
 
@@ -118,14 +118,14 @@ def test_each_process_reads_its_own_lanes_and_each_lane_is_saved_once(outcome, t
 
 
 def meet(name):
-    """Wait for the other processes; there are none in one process alone."""
+    """Wait for the other processes, if there are any."""
     service = coordination()
     if service is not None:
         service.barrier(f"test-lanes/{name}", PATIENCE_S)
 
 
 def shared(folder, name):
-    """The folder of that process which says it first, for all of them."""
+    """The same folder in all processes: that of the process that calls first."""
     service = coordination()
     if service is None:
         return folder
@@ -139,7 +139,7 @@ SIZES = [16, 8, 32, 24]
 
 @case(["data", "model_across"])
 def a_leg(here, layout):
-    """Two batches from where the topology before this one stopped, by way of files."""
+    """Two batches from where the topology before this one stopped, restored from files."""
     before = here.before()
     size = SIZES[LEGS.index((jax.process_count(), jax.local_device_count()))]
     lanes = lanes_of([40, 31, 90, 33])
@@ -171,7 +171,7 @@ def test_a_checkpoint_is_resumed_on_other_topologies_and_batch_sizes(outcome, la
 
 @case()
 def fails_once(here):
-    """Lane 3 cannot be read once, in the fourth batch."""
+    """Reading lane 3 fails once, in the fourth batch."""
     failures = iter([OSError("the disk is gone")])
 
     def read(lane, i):
@@ -183,11 +183,11 @@ def fails_once(here):
         before = [next(feed) for _ in range(3)]
         with pytest.raises(feedline.FeedError) as raised:
             next(feed)
-        return {"told": Own((str(raised.value), raised.value.where)), "batches": [*before, *feed]}
+        return {"told": PerProcess((str(raised.value), raised.value.where)), "batches": [*before, *feed]}
 
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-def test_a_failure_reaches_all_at_the_same_step_and_nothing_is_lost(outcome, topology):
+def test_a_failure_is_raised_at_the_same_step_everywhere_and_no_row_is_lost(outcome, topology):
     found = outcome(topology, fails_once)
     failed = topology.processes - 1
     message = "lane 3 failed after 13 items of epoch 0 with OSError: the disk is gone"
@@ -205,7 +205,7 @@ LEFT_OUT = {"in the window of the end": 21, "later": 35}  # items of lane 3, in 
 
 @case(LEFT_OUT)
 def fails_once_after_the_last_batch(here, place):
-    """Lane 3 cannot be read once, among the items that the end of an epoch leaves out."""
+    """Reading lane 3 fails once, among the items that the end of an epoch leaves out."""
     failures, at = iter([OSError("the disk is gone")]), LEFT_OUT[place]
 
     def read(lane, i):
@@ -225,7 +225,7 @@ def fails_once_after_the_last_batch(here, place):
 
 @pytest.mark.parametrize("place", LEFT_OUT)
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
-def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology, place):
+def test_left_out_rows_are_counted_once_also_after_a_failure(outcome, topology, place):
     found = outcome(topology, fails_once_after_the_last_batch, place)
     assert_holds(found["batches"], list(epoch_of(LENGTHS["drop"], SIZE, "drop")) * 2)
     assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
@@ -233,7 +233,7 @@ def test_what_is_left_out_is_counted_once_after_a_failure_too(outcome, topology,
 
 @case()
 def begins_again_alone(here):
-    """One process gives up what it has read ahead, again and again, while the others go on."""
+    """One process repeatedly discards what it has read ahead, while the others go on."""
     with feedline.Feed(lanes_of([41] * 4), SIZE, sharding_of("data", here.devices), epochs=3) as feed:
         batches = []
         for batch in feed:
@@ -244,16 +244,16 @@ def begins_again_alone(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_a_process_that_begins_again_catches_up(outcome, topology):
+def test_a_process_that_starts_again_catches_up(outcome, topology):
     assert_holds(outcome(topology, begins_again_alone), list(epoch_of([41] * 4, SIZE, "drop")) * 3)
 
 
-UNDONE = {"counted": (Coordination, "increment"), "concluded": (Gather, "_conclude")}
+UNDONE = {"counted": (Coordination, "increment"), "concluded": (AllGather, "_publish")}
 
 
 @case(UNDONE)
 def is_interrupted_while_it_agrees(here, undone):
-    """Ctrl-C on the thread that agrees, once this process has said its part and before it has done the rest."""
+    """Ctrl-C in an all-gather after this process has set its value, but before it increments or publishes."""
     of, name = UNDONE[undone]
     usual, interrupts = getattr(of, name), iter([KeyboardInterrupt])
 
@@ -273,14 +273,14 @@ def is_interrupted_while_it_agrees(here, undone):
 
 @pytest.mark.parametrize("undone", UNDONE)
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_an_interrupt_while_agreeing_stops_nobody(outcome, topology, undone):
+def test_an_interrupt_during_the_all_gather_does_not_stop_other_processes(outcome, topology, undone):
     found = outcome(topology, is_interrupted_while_it_agrees, undone)
     assert_holds(found, list(epoch_of([40] * 4, SIZE, "drop"))[:4])
 
 
 @case()
 def all_go_back(here):
-    """Every process goes back to the start, after windows whose keys are long gone, and others whose are not."""
+    """Every process seeks to the start, past windows whose keys are deleted and windows whose keys are not."""
     with feedline.Feed(lanes_of([400] * 4), SIZE, sharding_of("data", here.devices)) as feed:
         for back in range(3):
             batches = [batch for _, batch in zip(range(40 * back + 3), feed, strict=False)]
@@ -291,7 +291,7 @@ def all_go_back(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_all_may_go_back(outcome, topology):
+def test_all_processes_may_seek_back(outcome, topology):
     assert_holds(outcome(topology, all_go_back), list(epoch_of([400] * 4, SIZE, "drop"))[:83])
 
 
@@ -302,18 +302,20 @@ def keys_after_many_windows(here):
             pass
         meet("read")
         service = coordination()
-        return Own(0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/")))
+        return PerProcess(
+            0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/"))
+        )
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_what_was_agreed_long_ago_is_cleared(outcome, topology):
-    each = topology.processes + 2  # what each said, how many came, and what was put together
+def test_keys_of_old_windows_are_deleted(outcome, topology):
+    each = topology.processes + 2  # keys of a window: a value of each process, the counter, and all values
     assert max(outcome(topology, keys_after_many_windows)) <= 20 * each
 
 
 @case()
 def is_closed_while_it_waits(here):
-    """Process 0 reads while the others do not; it is closed, and nothing of it is left."""
+    """Process 0 reads while the others do not; its feed is closed, and no thread is left."""
     meet("waits")
     with feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices)) as feed:
         if jax.process_index() == 0 and jax.process_count() > 1:
@@ -339,7 +341,7 @@ def is_closed_while_it_waits(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_a_feed_that_waits_for_others_can_be_closed(outcome, topology):
+def test_a_feed_that_waits_for_other_processes_can_be_closed(outcome, topology):
     assert outcome(topology, is_closed_while_it_waits) is None
 
 
@@ -368,7 +370,7 @@ def synchronous(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_without_threads_too(outcome, topology):
+def test_lanes_without_prefetch(outcome, topology):
     assert_holds(outcome(topology, synchronous), list(epoch_of(LENGTHS["drop"], SIZE, "drop")))
 
 
@@ -381,13 +383,13 @@ def prefetches_differ(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_another_prefetch_is_refused_and_nobody_hangs(outcome, topology):
+def test_another_prefetch_is_an_error_and_no_process_hangs(outcome, topology):
     assert "must build the same one: process 1 has prefetch 2, " in outcome(topology, prefetches_differ)
 
 
 @case(["0", "1", "2", "8"], on=lambda prefetch: TWO_OR_FOUR)
 def begins_again_in_short_epochs(here, prefetch):
-    """One process gives up what it has read ahead while that spans many epochs, each of one batch."""
+    """One process discards what it has read ahead, which spans many epochs of one batch each."""
     lanes, sharding = lanes_of([5] * 4), sharding_of("data", here.devices)
     with feedline.Feed(lanes, SIZE, sharding, epochs=40, prefetch=int(prefetch)) as feed:
         batches = []
@@ -401,6 +403,6 @@ def begins_again_in_short_epochs(here, prefetch):
 
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 @pytest.mark.parametrize("prefetch", ["0", "1", "2", "8"])
-def test_a_process_that_begins_again_catches_up_over_many_epochs(outcome, topology, prefetch):
+def test_a_process_that_starts_again_catches_up_over_many_epochs(outcome, topology, prefetch):
     expected = list(epoch_of([5] * 4, SIZE, "drop")) * 40
     assert_holds(outcome(topology, begins_again_in_short_epochs, prefetch), expected)

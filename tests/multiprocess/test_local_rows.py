@@ -1,4 +1,4 @@
-"""What a process supplies of each batch: by a feed, and by a loop of one's own."""
+"""The part of each batch that a process supplies, in a feed and with `prefetch_to_mesh`."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from .cases import case
 from .launch import ALONE, TOPOLOGIES, Topology
 from .layouts import LAYOUTS, sharding_of
 from .sources import SOURCES, batches
-from .values import Own, assert_same
+from .values import PerProcess, assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -19,12 +19,12 @@ SIZE = 16
 
 @case(["data", "permuted", "model", "model_across", "flattened"])
 def supplied(here, layout):
-    """Rows that `local_rows` names, and those that lie on this process's devices once a feed has placed them."""
+    """The rows of `local_rows`, and the rows that a feed places on this process's devices."""
     sharding = sharding_of(layout, here.devices)
     numbered = np.arange(SIZE)
     with feedline.Feed(numbered, SIZE, sharding, order=feedline.Order(shuffle=False), prefetch=0) as feed:
         placed = [np.asarray(shard.data) for shard in next(feed).addressable_shards]
-    return Own((feedline.local_rows(sharding, SIZE).tolist(), np.unique(placed).tolist()))
+    return PerProcess((feedline.local_rows(sharding, SIZE).tolist(), np.unique(placed).tolist()))
 
 
 BY_HAND = {
@@ -49,7 +49,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize(("topology", "layout"), BY_HAND)
-def test_local_rows_are_those_that_a_process_supplies(outcome, topology, layout):
+def test_local_rows_are_the_rows_that_a_process_supplies(outcome, topology, layout):
     expected = [_ranges(text) for text in BY_HAND[topology, layout]]
     assert outcome(topology, supplied, layout) == [(rows, rows) for rows in expected]
 
@@ -62,7 +62,7 @@ def _ranges(text):
 
 @case(LAYOUTS)
 def by_hand(here, layout):
-    """Batches of which each process hands in its own rows and columns."""
+    """Batches of which each process passes its own rows and columns to `prefetch_to_mesh`."""
     sharding = sharding_of(layout, here.devices)
     expected = batches(SOURCES["memory"], 1, SIZE, "drop")
     shardings = jax.tree.broadcast(sharding, expected[0])
@@ -72,7 +72,7 @@ def by_hand(here, layout):
 
 
 def _part(leaf, sharding):
-    """The smallest rectangle that holds what lies on this process's devices."""
+    """The smallest rectangle that covers the shards on this process's devices."""
     mine = np.zeros(leaf.shape, bool)
     for index in sharding.addressable_devices_indices_map(leaf.shape).values():
         mine[index] = True
@@ -84,5 +84,5 @@ def _part(leaf, sharding):
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_prefetch_to_mesh_puts_the_parts_of_all_processes_together(outcome, layout, topology):
+def test_prefetch_to_mesh_combines_the_parts_of_all_processes(outcome, layout, topology):
     assert_same(outcome(topology, by_hand, layout), batches(SOURCES["memory"], 1, SIZE, "drop"))

@@ -1,4 +1,4 @@
-"""What cannot work is refused by every process at once, and nobody waits for anybody."""
+"""Invalid arguments are an error in every process at once; no process waits for another."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from .cases import case
 from .launch import TOPOLOGIES
 from .layouts import sharding_of
 from .sources import ORDER, ROWS, SOURCES, batches
-from .values import Own, Shards, assert_same, whole
+from .values import PerProcess, Shards, assert_same, global_array
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ SIZE = 16
 
 
 def refusal(*arguments):
-    """The message with which a feed of these arguments is refused."""
+    """The message of the error that a feed with these arguments raises."""
     with pytest.raises(ValueError, match="batch") as raised:
         feedline.Feed(*arguments)
     return str(raised.value)
@@ -41,19 +41,19 @@ def test_every_process_refuses_a_batch_that_the_mesh_cannot_divide(outcome, topo
 
 @case()
 def left_out(here):
-    """A mesh of the first half of the devices: what it is fed, or why this process is refused."""
+    """The batches on a mesh of the first half of the devices, or the error in a process without such a device."""
     sharding = NamedSharding(Mesh(np.array(here.devices[: len(here.devices) // 2]), ("data",)), P("data"))
     if not sharding.addressable_devices:
-        return Own(refusal(ROWS, SIZE, sharding))
+        return PerProcess(refusal(ROWS, SIZE, sharding))
     with feedline.Feed(ROWS, SIZE, sharding, order=ORDER, epochs=1) as feed:
-        return Own([jax.tree.map(Shards.of, batch) for batch in feed])
+        return PerProcess([jax.tree.map(Shards.of, batch) for batch in feed])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_a_process_without_a_device_of_the_mesh_is_told_while_the_others_are_fed(outcome, topology):
+def test_a_process_without_a_device_of_the_mesh_gets_an_error_and_the_others_batches(outcome, topology):
     found = outcome(topology, left_out)
     half = topology.processes // 2
-    fed = [jax.tree.map(lambda *parts: whole(parts), *batch) for batch in zip(*found[:half], strict=True)]
+    fed = [jax.tree.map(lambda *parts: global_array(parts), *batch) for batch in zip(*found[:half], strict=True)]
     assert_same(fed, batches(SOURCES["memory"], 1, SIZE, "drop"))
     assert len(found[half:]) == half
     for told in found[half:]:

@@ -1,4 +1,4 @@
-"""Processes that own the same rows and read other bytes are found while they train."""
+"""Processes that supply the same rows but read different bytes raise during training."""
 
 import grain
 import jax
@@ -10,13 +10,13 @@ import feedline
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
-from .values import Own
+from .values import PerProcess
 
 pytestmark = pytest.mark.slow
 
 ROWS, SIZE = 160, 16
 BAD = 53
-"""A row that one process reads otherwise. It stands in batch 3, as row 5."""
+"""A row that one process reads differently: row 5 of batch 3."""
 ODD = 1
 
 
@@ -26,15 +26,15 @@ def row(i):
 
 
 def fed(here, layout, every, dataset_row=row, epochs=1):
-    """What stopped this process's feed, and after how many batches; all processes go in step."""
+    """How many batches this process got, and the error that ended its feed; all processes go in step."""
     dataset = grain.MapDataset.range(ROWS).map(dataset_row)
     sharding = sharding_of(layout, here.devices)
     reading = feedline.Reading(threads=0, check_replicas_every=every)
     with feedline.Feed(dataset, SIZE, sharding, epochs=epochs, reading=reading) as feed:
         try:
-            return Own((sum(1 for _ in feed), None, None))
+            return PerProcess((sum(1 for _ in feed), None, None))
         except feedline.ProcessError as error:
-            return Own((feed.get_state()["step"], error.process, str(error)))
+            return PerProcess((feed.get_state()["step"], error.process, str(error)))
 
 
 @case()
@@ -43,7 +43,7 @@ def checked(here):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_the_later_of_two_replicas_names_the_other_the_leaf_and_the_rows(outcome, topology):
+def test_the_error_names_the_other_replica_the_leaf_and_the_rows(outcome, topology):
     found = outcome(topology, checked)
     pair, rest = found[:2], found[2:]
     assert all(one == (ROWS // SIZE, None, None) for one in rest)
@@ -74,13 +74,13 @@ def without_replicas(here):
 @pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
 @pytest.mark.parametrize("unchecked", [between_checks, off, without_replicas], ids=lambda f: f.__name__)
 def test_batches_that_are_not_checked_are_delivered(outcome, topology, unchecked):
-    """Batch 3 is the fourth: the third and the sixth are checked."""
+    """Batch 3 is the fourth batch; the third and the sixth are checked."""
     assert outcome(topology, unchecked) == [(ROWS // SIZE, None, None)] * topology.processes
 
 
 @case()
 def agreeing(here):
-    """More checks than are kept, of equal rows, by processes of which one is far ahead."""
+    """More checks of equal rows than are kept, while one process is far ahead."""
     same = lambda i: {"x": np.arange(3, dtype=np.float32) + i}  # noqa: E731
     return fed(here, "model" if jax.process_count() == 4 else "model_across", 1, same, epochs=4)
 

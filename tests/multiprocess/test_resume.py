@@ -22,7 +22,7 @@ STEPS = 3
 
 @case(SOURCES)
 def a_leg(here, source):
-    """A few batches from where the topology before this one stopped. Each has a batch size of its own."""
+    """A few batches from where the topology before this one stopped, with another batch size."""
     before = here.before()
     with feedline.Feed(
         **SOURCES[source].arguments(here.folder),

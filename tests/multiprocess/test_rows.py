@@ -23,14 +23,14 @@ def form_of(batch):
 
 
 def one_of_three(layout, source, remainder):
-    """Each combination runs on one topology, and each two of layout, source and remainder meet on all of them."""
+    """One topology for each combination, so that each pair of layout, source and remainder runs on all of them."""
     turn = list(LAYOUTS).index(layout) + list(SOURCES).index(source) + REMAINDERS.index(remainder)
     return [TOPOLOGIES[turn % len(TOPOLOGIES)]]
 
 
 @case(LAYOUTS, SOURCES, REMAINDERS, on=one_of_three)
 def a_pass(here, layout, source, remainder):
-    """All batches of a pass, the states before and after each, and the rows that each state says come next."""
+    """All batches of a pass, the states before and after each, and the rows that `rows_of` returns for each."""
     with feedline.Feed(
         **SOURCES[source].arguments(here.folder),
         batch_size=SIZE,
@@ -43,14 +43,14 @@ def a_pass(here, layout, source, remainder):
             assert form_of(batch) == form_of(feed.spec)
             delivered.append(batch)
             states.append(feed.get_state())
-        foretold = [] if SOURCES[source].streams else [feed.rows_of(state) for state in states[:-1]]
-    return {"batches": delivered, "states": states, "foretold": foretold}
+        expected_rows = [] if SOURCES[source].streams else [feed.rows_of(state) for state in states[:-1]]
+    return {"batches": delivered, "states": states, "expected_rows": expected_rows}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_global_batches_are_slices_of_whole_epochs(outcome, layout, source, remainder):
+def test_global_batches_are_slices_of_epochs(outcome, layout, source, remainder):
     expected = batches(SOURCES[source], EPOCHS, SIZE, remainder)
     for topology in (ALONE, *one_of_three(layout, source, remainder)):
         assert_same(outcome(topology, a_pass, layout, source, remainder)["batches"], expected)
@@ -59,7 +59,7 @@ def test_global_batches_are_slices_of_whole_epochs(outcome, layout, source, rema
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_every_process_stops_at_the_step_and_in_the_states_of_one_process(outcome, layout, source, remainder):
+def test_steps_and_states_equal_those_of_one_process(outcome, layout, source, remainder):
     alone = outcome(ALONE, a_pass, layout, source, remainder)["states"]
     steps = len(batches(SOURCES[source], EPOCHS, SIZE, remainder))
     assert [state["step"] for state in alone] == list(range(steps + 1))
@@ -69,9 +69,9 @@ def test_every_process_stops_at_the_step_and_in_the_states_of_one_process(outcom
 
 @pytest.mark.parametrize("source", ["memory", "npy", "transform", "records"])
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_a_state_foretells_the_rows_of_the_next_batch(outcome, source, remainder):
+def test_rows_of_a_state_are_the_rows_of_the_next_batch(outcome, source, remainder):
     for topology in (ALONE, *one_of_three("permuted", source, remainder)):
         found = outcome(topology, a_pass, "permuted", source, remainder)
         # in every source, y is the row's index
         held = [np.where(batch.get("valid", True), batch["y"], -1) for batch in found["batches"]]
-        np.testing.assert_array_equal(found["foretold"], held)
+        np.testing.assert_array_equal(found["expected_rows"], held)

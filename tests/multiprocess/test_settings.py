@@ -31,7 +31,7 @@ def wide(here, way):
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 @pytest.mark.parametrize("way", ["feed", "drop-in"])
-def test_sixty_four_bits_arrive(outcome, way, topology):
+def test_64_bit_values_are_delivered(outcome, way, topology):
     found = outcome(topology, wide, way)
     assert [batch["n"].dtype for batch in found] == [np.int64] * 2
     assert np.concatenate([batch["n"] for batch in found]).tolist() == WIDE.tolist()

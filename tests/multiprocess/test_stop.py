@@ -41,7 +41,7 @@ def run(*command):
 
 
 def ended_by(number, command, ready):
-    """Launches it, signals the launcher once a line of it matches `ready`: its code and what it wrote."""
+    """Signals the launcher once a line of output matches `ready`. Returns the exit code and the output."""
     with subprocess.Popen(
         [*LAUNCH, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as launcher:
@@ -51,8 +51,8 @@ def ended_by(number, command, ready):
     return launcher.returncode, out
 
 
-def test_training_saves_the_step_on_which_all_agree(tmp_path):
-    """Ended twice and gone on with, training ends as if nothing had ended it."""
+def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path):
+    """Training that is stopped and resumed twice has the result of training that is never stopped."""
     before = 0
     for number, code, name, ended in ENDS:
         found, out = ended_by(number, trained(tmp_path / "a", ENDLESS), f"step {before + 1:,} of")
@@ -76,7 +76,7 @@ def test_training_saves_the_step_on_which_all_agree(tmp_path):
 
 
 def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
-    """In a loop of one's own, and a process that is not the first."""
+    """In a loop that calls `should_stop` itself; the signal goes to a process other than process 0."""
     tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
     with subprocess.Popen([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         pids = {}
@@ -94,7 +94,7 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
     assert ends[0][0].startswith(f"ended after step {int(step) + 5}, ")
 
 
-def test_without_checkpoints_sigterm_ends_all_at_once():
+def test_without_checkpoints_sigterm_ends_all_immediately():
     code, out = ended_by(signal.SIGTERM, [*TRAIN, "--steps", str(ENDLESS)], "step 1 of")
     assert code == 143
     assert "was killed by signal 15 (Terminated), after SIGTERM had been passed on" in out
@@ -108,8 +108,8 @@ LOOP_THAT_NEVER_ASKS = (
 )
 
 
-def test_a_second_sigterm_kills_a_program_that_does_not_ask():
-    """jax notes SIGTERM, and the program runs on."""
+def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop():
+    """jax catches SIGTERM, and the program goes on."""
     command = [*LAUNCH, sys.executable, "-c", LOOP_THAT_NEVER_ASKS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert sum("ready" in line for line in (launcher.stdout.readline() for _ in range(2))) == 2
@@ -143,7 +143,7 @@ WITH_WORKERS = (
 )
 
 
-def test_workers_that_get_the_signal_too_read_on(tmp_path):
+def test_worker_processes_keep_reading_after_the_signal(tmp_path):
     """Slurm, `feedline launch` and Ctrl-C at a terminal signal every process of a job."""
     (tmp_path / "script.py").write_text(WITH_WORKERS)
     done = subprocess.run(

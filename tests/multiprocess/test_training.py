@@ -24,7 +24,7 @@ TARGETS = FEATURES @ np.arange(5, dtype=np.float32) + np.float32(0.5)
 
 @case(["data", "permuted", "model_across"])
 def losses(here, layout):
-    """Of a linear model that learns by gradient descent, before each step."""
+    """The losses before each step of gradient descent on a linear model."""
     sharding = sharding_of(layout, here.devices)
     descent = optax.sgd(RATE)
 
@@ -52,7 +52,7 @@ def losses(here, layout):
 
 
 def losses_by_numpy():
-    """The same by the chain rule, over rows in the order that a feed has by default."""
+    """The same losses in NumPy, by the chain rule, over rows in the default order of a feed."""
     slope, offset = np.zeros(5), 0.0
     steps = N // SIZE
     for step in range(STEPS):
@@ -65,7 +65,7 @@ def losses_by_numpy():
 
 @pytest.mark.parametrize("topology", [ALONE, *TOPOLOGIES], ids=str)
 @pytest.mark.parametrize("layout", ["data", "permuted", "model_across"])
-def test_losses(outcome, layout, topology):
+def test_losses_equal_those_of_numpy(outcome, layout, topology):
     found = outcome(topology, losses, layout)
     np.testing.assert_allclose(found, outcome(ALONE, losses, "data"), rtol=1e-5)
     np.testing.assert_allclose(found, list(losses_by_numpy()), rtol=1e-4)

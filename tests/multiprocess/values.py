@@ -1,4 +1,4 @@
-"""What a case gives in several processes, put together to one value."""
+"""Combines what a case returned in each of several processes to one value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """What one process holds of a global array: each of its devices' shards, and where that lies."""
+    """The shards of a global array on one process's devices, each with its index."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -27,48 +27,50 @@ class Shards:
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
-    """A value that may differ between the processes. Put together, it is the list of all of them."""
+class PerProcess:
+    """A value that may differ between the processes; combined, they are a list."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Failed:
+class CaseFailure:
     """The traceback of a case that raised."""
 
     traceback: str
 
 
-def held(value: Any) -> Any:
+def with_shards(value: Any) -> Any:
     """The value with each global array as the `Shards` of this process."""
     return jax.tree.map(lambda leaf: Shards.of(leaf) if isinstance(leaf, jax.Array) else leaf, value)
 
 
-def joined(values: Sequence[Any]) -> Any:
-    """One value out of those of all processes, in the order of the processes.
+def combined(values: Sequence[Any]) -> Any:
+    """The value that all processes returned, with global arrays made from their shards.
 
     Raises:
       AssertionError: a process failed, they disagree, or a part of a global array is missing.
     """
-    failures = [f"process {i}: {value.traceback}" for i, value in enumerate(values) if isinstance(value, Failed)]
+    failures = [
+        f"process {i}: {value.traceback}" for i, value in enumerate(values) if isinstance(value, CaseFailure)
+    ]
     assert not failures, "\n".join(failures)
     structures = [jax.tree.structure(value) for value in values]
-    assert structures == structures[:1] * len(values), f"the processes gave different trees: {structures}"
+    assert structures == structures[:1] * len(values), f"the processes returned different trees: {structures}"
     return jax.tree.map(_join, *values)
 
 
 def _join(*leaves: Any) -> Any:
-    if isinstance(leaves[0], Own):
+    if isinstance(leaves[0], PerProcess):
         return [leaf.value for leaf in leaves]
     if isinstance(leaves[0], Shards):
-        return whole(leaves)
+        return global_array(leaves)
     for leaf in leaves:
         np.testing.assert_equal(leaf, leaves[0], "the processes disagree")
     return leaves[0]
 
 
-def whole(shards: Sequence[Shards]) -> Array:
+def global_array(shards: Sequence[Shards]) -> Array:
     """The global array. Its replicas must agree bit by bit, and no part of it may be missing."""
     array = np.zeros(shards[0].shape, shards[0].dtype)
     known = np.zeros(array.shape, bool)

@@ -52,7 +52,7 @@ def by_numpy(parts, wanted, rows):
 @compiled
 @given(gathers())
 @settings(max_examples=200)
-def test_it_gathers_what_numpy_does(gather):
+def test_c_and_numpy_gather_the_same(gather):
     parts, wanted, rows, apart, stream = gather
     expected = by_numpy(parts, wanted, rows)
     room = np.full((len(rows) * apart, *expected.shape[1:]), 7, expected.dtype)

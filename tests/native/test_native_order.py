@@ -39,7 +39,7 @@ def by_numpy(order, n, epoch, positions):
 @compiled
 @given(n=counts, shuffle=shuffles, seed=word, epoch=word, data=st.data())
 @settings(max_examples=400)
-def test_both_give_the_same_rows(n, shuffle, seed, epoch, data):
+def test_c_and_numpy_give_the_same_rows(n, shuffle, seed, epoch, data):
     ends = np.unique(np.clip([0, 1, n // 2, n - 2, n - 1], 0, n - 1))
     drawn = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, n, data.draw(st.integers(0, 1300)))
     positions = np.concatenate([ends, drawn])
@@ -59,7 +59,7 @@ def test_positions_may_have_any_strides(shuffle, cut):
 
 @compiled
 @given(n=counts, shuffle=shuffles, first=word, count=st.integers(0, 1300))
-def test_a_range_is_its_positions(n, shuffle, first, count):
+def test_a_range_gives_the_rows_of_its_positions(n, shuffle, first, count):
     first %= n
     count = min(count, n - first)
     order = epoch_order(Order(3, shuffle), n, 1)

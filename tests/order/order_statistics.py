@@ -1,8 +1,8 @@
-"""What an order is held against: its documentation, one position at a time, and random permutations.
+"""Oracles and statistics for orders: the documented order, one position at a time, and random permutations.
 
 A statistic returns the p-value of pure chance for a function rows(key, positions) -> int64 rows, for each
 key (seed, epoch) a permutation of [0, n): feedline's own, a truly random one, or a weaker construction that
-it has to reject. Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
+must be rejected. Every statistic is Pearson's: Σ (seen - expected)² / variance is distributed as χ².
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def documented_round(x, key, tweak):
     return (y ^ y >> 16) * 0x85EBCA6B & M32
 
 
-def documented_network(n, keys, place, tweak=0):
-    """In Python's unbounded integers, one place at a time."""
+def documented_network(n, keys, index, tweak=0):
+    """The permutation at one index, in Python's unbounded integers."""
     a, k = grid(n)
-    left, right = divmod(place, 2**k)
-    for turn, key in enumerate(keys[:7]):
-        if turn % 2 == 0:
+    left, right = divmod(index, 2**k)
+    for i, key in enumerate(keys[:7]):
+        if i % 2 == 0:
             right ^= documented_round(left, key, tweak) >> 32 - k
         else:
             left = (left + documented_round(right, key, tweak) * a // 2**32) % a
@@ -80,13 +80,13 @@ def documented_blocked_order(rows, window, n, seed, epoch):
     """The whole epoch, laid out block by block."""
     blocks = [range(first, min(first + rows, n)) for first in range(0, n, rows)]
     full, short = [b for b in blocks if len(b) == len(blocks[0])], [b for b in blocks if len(b) < len(blocks[0])]
-    slots = [full[documented_row(len(full), seed, epoch, slot, "blocks")] for slot in range(len(full))]
+    ordered = [full[documented_row(len(full), seed, epoch, i, "blocks")] for i in range(len(full))]
     if short:
         drawn = documented_words("blocks", seed, epoch)[7] * len(blocks) // 2**64
-        slots.insert(drawn // window * window + window - 1, *short)  # a list's insert stops at its end
+        ordered.insert(drawn // window * window + window - 1, *short)  # a list's insert stops at its end
     order, (factor, term, *_) = [], documented_words("windows", seed, epoch)
-    for w in range(-(-len(slots) // window)):
-        inside = [row for block in slots[w * window : (w + 1) * window] for row in block]
+    for w in range(-(-len(ordered) // window)):
+        inside = [row for block in ordered[w * window : (w + 1) * window] for row in block]
         keys, tweak = documented_words("order", seed, epoch), (w * factor + term & M64) >> 32
         order += [inside[documented_network(len(inside), keys, i, tweak)] for i in range(len(inside))]
     return order
@@ -115,7 +115,7 @@ def weak_key(n: int) -> Rows:
 
 
 def inverse(rows: Rows) -> Rows:
-    """For all positions at once: where each row stands."""
+    """The position of each row, if called with all positions."""
     return lambda key, positions: np.argsort(rows(key, positions))
 
 

@@ -15,7 +15,7 @@ from feedline.order.blocks import BlockLayout, _shuffled_in_windows
 from feedline.order.epoch import rows_at
 from feedline.order.permutation import CHUNK, LARGEST, words
 
-LIMIT = 1e-6  # what a p-value below would say: that was not chance
+LIMIT = 1e-6  # a smaller p-value is not chance
 
 word = st.integers(0, 2**64 - 1)
 few = st.integers(1, 12)
@@ -27,7 +27,7 @@ def whole(order, n, epoch=0):
 
 
 def positions_of_windows(n, rows, window, order):
-    """The rows of each window's positions, by the sizes that the windows of this epoch have."""
+    """The rows of each window of an epoch, in order."""
     short = n % rows
     start, found = 0, []
     while start < n:
@@ -40,6 +40,7 @@ def positions_of_windows(n, rows, window, order):
     return found
 
 
+@pytest.mark.slow
 @given(n=size, rows=size, window=few | st.integers(1, 400), seed=word, epoch=word)
 @settings(max_examples=200, deadline=None)
 def test_the_documented_order(n, rows, window, seed, epoch):
@@ -82,14 +83,14 @@ def test_a_window_holds_whole_blocks(n, rows, window, seed):
     order = whole(Order(seed, Blocks(rows, window)), n)
     count, met = -(-n // rows), set()
     for part in positions_of_windows(n, rows, window, order):
-        held = set((part // rows).tolist())
-        assert len(held) == min(window, count - len(met))
-        assert part.size == sum(min(rows, n - block * rows) for block in held)
-        met |= held
+        found = set((part // rows).tolist())
+        assert len(found) == min(window, count - len(met))
+        assert part.size == sum(min(rows, n - block * rows) for block in found)
+        met |= found
     assert len(met) == count
 
 
-def test_parts_are_those_of_the_whole():
+def test_parts_of_the_order_are_those_of_the_whole():
     order, n = Order(3, Blocks(100, 7)), 3 * CHUNK + 11
     positions = np.random.default_rng(0).permutation(n)
     expected = whole(order, n, 5)[positions]
@@ -109,18 +110,18 @@ def test_blocked_orders_never_change():
 def test_two_keys_put_a_block_anywhere(pair):
     n, pairs = 3000, [statistics.PAIRS[pair](seed) for seed in range(100)]
 
-    def places(key, slots):  # of blocks, read where windows hold one block each
-        return rows_at(Order(key[0], Blocks(10, 1)), 10 * n, key[1], slots * 10) // 10
+    def order_of_blocks(key, positions):  # each window is one block
+        return rows_at(Order(key[0], Blocks(10, 1)), 10 * n, key[1], positions * 10) // 10
 
-    def weak(key, slots):
-        return places((sum(key), 0), slots)
+    def weak(key, positions):
+        return order_of_blocks((sum(key), 0), positions)
 
-    assert statistics.fixed_points(places, n, pairs) > LIMIT
+    assert statistics.fixed_points(order_of_blocks, n, pairs) > LIMIT
     assert (statistics.fixed_points(weak, n, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
 
 
 def in_windows(key, rows, window, count):
-    """The permutation of each of so many windows, one a row."""
+    """The permutations of `count` windows, one in each row."""
     n = rows * window * count
     layout, padded = BlockLayout.of(Blocks(rows, window), n, words("blocks", *key)), np.arange(n, dtype=np.uint64)
     moved = _shuffled_in_windows(layout, n, *key, padded).reshape(count, -1)
@@ -128,11 +129,11 @@ def in_windows(key, rows, window, count):
 
 
 def alike(one, other):
-    """The p-value of chance for as many rows in the same places."""
+    """The p-value, if by chance, of the number of positions with the same row."""
     return statistics.matches((one == other).sum(1).tolist())
 
 
-def test_windows_are_shuffled_each_in_its_own_way(monkeypatch):
+def test_each_window_is_shuffled_independently(monkeypatch):
     for rows, window in ((16, 64), (100, 33)):
         here = in_windows((1, 0), rows, window, 400)
         assert alike(here[1:], here[:-1]) > LIMIT
@@ -170,7 +171,7 @@ def test_labels_in_a_batch_of_sorted_data():
 
 
 @pytest.mark.parametrize("name", ["rows", "window"])
-def test_bad_sizes_are_told(name):
+def test_bad_sizes_are_refused(name):
     good = {"rows": 4, "window": 2}
     with pytest.raises(ValueError, match=rf"^Blocks\.{name} must be at least 1, got 0$"):
         Blocks(**{**good, name: 0})

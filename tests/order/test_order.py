@@ -59,7 +59,7 @@ def test_huge_orders_stay_in_range_and_repeat_nothing(n, seed, epoch, start, str
 
 @given(n=st.integers(1, 60) | huge, seed=word, epoch=word, spots=st.lists(st.integers(0, LARGEST), max_size=9))
 @settings(max_examples=300, deadline=None)
-def test_the_documented_row_whatever_else_is_asked(n, seed, epoch, spots):
+def test_the_documented_row_whatever_other_positions_are_computed(n, seed, epoch, spots):
     positions = np.array([spot % n for spot in spots], np.int64)
     expected = [statistics.documented_row(n, seed, epoch, position) for position in positions.tolist()]
     assert rows_at(Order(seed), n, epoch, positions).tolist() == expected
@@ -72,7 +72,7 @@ def test_the_documented_order_where_walks_are_needed():
 
 @pytest.mark.parametrize("n", [5000, 10**15])
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
-def test_chunks_do_not_show(n, size):
+def test_chunks_do_not_change_the_order(n, size):
     positions = np.arange(size) * 7919 % n
     parts = [rows_at(Order(3), n, 1, part) for part in np.array_split(positions, 40)]
     assert np.array_equal(rows_at(Order(3), n, 1, positions), np.concatenate(parts))
@@ -80,14 +80,14 @@ def test_chunks_do_not_show(n, size):
 
 @given(seed=word, epoch=word, positions=st.lists(st.integers(0, 2**63 - 1), max_size=9))
 @settings(max_examples=100, deadline=None)
-def test_the_documented_key_whatever_else_is_asked(seed, epoch, positions):
+def test_the_documented_key_whatever_other_positions_are_computed(seed, epoch, positions):
     expected = [statistics.documented_hash("keys", seed, epoch, position) for position in positions]
     assert keys_at(seed, epoch, np.array(positions, np.int64)).tolist() == expected
 
 
 @given(n=st.integers(1, LARGEST))
 @settings(max_examples=500)
-def test_hardly_a_cell_of_the_grid_is_no_row(n):
+def test_few_cells_of_the_grid_are_not_rows(n):
     a, k = grid(n)
     assert 0 <= a * 2**k - n < 2**k
     assert 2**k <= 2 * a <= 4 * 2**k
@@ -133,7 +133,7 @@ def test_threads_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(
-    ("n", "epoch", "error", "told"),
+    ("n", "epoch", "error", "message"),
     [
         (-1, 0, ValueError, "n must be at least 0, got -1"),
         (LARGEST + 1, 0, ValueError, r"at most 2\^62, got 4611686018427387905; split"),
@@ -142,14 +142,14 @@ def test_threads_do_not_disturb_each_other():
         (5, 2**64, ValueError, r"epoch must be below 2\^64, got 18446744073709551616; use"),
     ],
 )
-def test_bad_arguments_are_told(n, epoch, error, told):
-    with pytest.raises(error, match=told):
+def test_bad_arguments_are_refused(n, epoch, error, message):
+    with pytest.raises(error, match=message):
         rows_at(Order(), n, epoch, np.arange(3))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("n", [0, 3, 5000, LARGEST])
-def test_positions_outside_the_epoch_are_told(n, shuffle):
+def test_positions_outside_the_epoch_are_refused(n, shuffle):
     for low, high in [(-1, -1), (n, n), (-2, n + 7)]:
         with pytest.raises(IndexError, match=rf"in \[0, {n}\), got {low} to {high}; row p of a run is"):
             rows_at(Order(0, shuffle), n, 0, np.array([low, high]))
@@ -158,7 +158,7 @@ def test_positions_outside_the_epoch_are_told(n, shuffle):
 
 
 @pytest.mark.parametrize("positions", [np.array([0.0]), np.array([True]), np.array(0), np.array([[0]])])
-def test_positions_of_another_kind_are_told(positions):
+def test_positions_of_another_type_are_refused(positions):
     with pytest.raises(TypeError, match=r"integers\[k\], got .*\[.*\]; try"):
         rows_at(Order(), 5, 0, positions)
     with pytest.raises(TypeError, match=r"integers\[k\], got .*\[.*\]; try"):
@@ -213,6 +213,7 @@ def test_progressions(n, monkeypatch):
     assert min(structures(weak_rounds(n, 5), n)) < LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statistic", "a", "b", "too_few"),
     [
@@ -239,9 +240,10 @@ def test_orders_of_two_keys(pair, n):
     assert (statistics.distance(weak_key(n), n, b, pairs) < LIMIT) == (pair in ("equal sums", "exchanged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1000, FEW + 1])
 @pytest.mark.parametrize("pair", statistics.PAIRS)
-def test_rows_that_two_keys_leave_in_place(pair, n):
+def test_rows_at_the_same_position_for_two_keys(pair, n):
     pairs = [statistics.PAIRS[pair](seed) for seed in range(400)]
     assert statistics.fixed_points(truly_random(n), n, pairs) > LIMIT
     assert statistics.fixed_points(feedlines(n), n, pairs) > LIMIT

@@ -1,4 +1,4 @@
-"""The arithmetic of batches against a run that is written down row by row."""
+"""The arithmetic of batches against a sequence of batches that is built row by row."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from feedline.order.schedule import ENDLESS, REMAINDERS, Cursor, Schedule
 
 FEW = 12
-"""So many batches of an endless run are looked at."""
+"""The number of batches of an endless pass that are compared."""
 
 
 class Batch(NamedTuple):
-    """One batch of the run: for each row its epoch, its position and whether it is real."""
+    """One batch: for each row its epoch, its position and whether it is real, that is, not padding."""
 
     rows: list[tuple[int, int, bool]]
     dropped: int  # rows left out since the batch before
@@ -25,8 +25,8 @@ class Batch(NamedTuple):
         return max((epoch, position) for epoch, position, real in self.rows if real)
 
 
-def written_down(schedule, cursor):
-    """The batches from a cursor to the end of its pass; returns the rows that are dropped after the last."""
+def batches_row_by_row(schedule, cursor):
+    """Yield the batches from a cursor to the end of its pass; return the number of rows dropped after the last."""
     n, size, remainder, epochs = schedule.rows, schedule.batch_size, schedule.remainder, schedule.epochs
     epoch, position = cursor
     end = None if epochs is None else epoch - epoch % epochs + epochs
@@ -47,11 +47,11 @@ def written_down(schedule, cursor):
 
 
 def few_batches(schedule, cursor):
-    """(batches, rows dropped at the end). Of an endless run the first few, and None."""
-    run, batches = written_down(schedule, cursor), []
+    """(batches, rows dropped at the end); of an endless pass, (the first few batches, None)."""
+    rest, batches = batches_row_by_row(schedule, cursor), []
     while schedule.epochs is not None or len(batches) < FEW:
         try:
-            batches.append(next(run))
+            batches.append(next(rest))
         except StopIteration as end:
             return batches, end.value
     return batches, None
@@ -75,7 +75,7 @@ def schedules(draw, rows=None):
 
 @st.composite
 def with_cursors(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a strategy is a value
-    """A schedule, and a cursor that it can have: the end of an epoch is the largest position."""
+    """A schedule, and a valid cursor of it: its largest position is the end of an epoch."""
     schedule = draw(schedules)
     return schedule, Cursor(draw(st.integers(0, last_epoch)), draw(st.integers(0, schedule.rows)))
 
@@ -85,7 +85,7 @@ def with_cursors(draw, schedules=schedules(), last_epoch=7):  # noqa: B008  a st
 @example((Schedule(10, 4, "pad", 2), Cursor(1, 8)), [])
 @example((Schedule(10, 4, "wrap", 2), Cursor(0, 10)), [])
 @example((Schedule(2, 7, "wrap", 4), Cursor(3, 2)), [])
-def test_batches_hold_the_rows_that_were_written_down(place, offsets):
+def test_batches_are_those_built_row_by_row(place, offsets):
     schedule, cursor = place
     batches, dropped_at_the_end = few_batches(schedule, cursor)
     if schedule.epochs is None:
@@ -140,9 +140,10 @@ def test_steps_per_epoch(schedule):
             _ = schedule.steps_per_epoch
         return
     one = Schedule(schedule.rows, schedule.batch_size, schedule.remainder, 1)
-    assert schedule.steps_per_epoch == len(list(written_down(one, Cursor(0, 0))))
+    assert schedule.steps_per_epoch == len(list(batches_row_by_row(one, Cursor(0, 0))))
 
 
+@pytest.mark.slow
 @given(place=with_cursors(), steps=st.integers(0, FEW - 1), data=st.data())
 @settings(max_examples=600, deadline=None)
 def test_a_resume_with_another_size_remainder_and_pass_begins_with_the_first_row_that_was_not_delivered(
@@ -212,7 +213,7 @@ huge_schedules = st.builds(
 @settings(max_examples=300, deadline=None)
 @example(Schedule(2**63 - 1, 4096, "wrap", None), 2**62, 1, 4095)
 @example(Schedule(2**63 - 1, 4096, "pad", None), 2**62, 1, 4095)
-def test_places_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
+def test_positions_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
     position = schedule.rows - short
     if offset < short:
         expected = (epoch, position + offset, True)
@@ -225,7 +226,7 @@ def test_places_at_the_end_of_a_huge_epoch(schedule, epoch, short, offset):
 
 @given(n=st.integers(1, 9), size=st.integers(2**40, 2**62), offset=st.integers(0, 2**62))
 @settings(max_examples=100, deadline=None)
-def test_places_in_a_batch_of_very_many_epochs(n, size, offset):
+def test_positions_in_a_batch_of_very_many_epochs(n, size, offset):
     assume(offset < size)
     wrapped, padded = (Schedule(n, size, remainder, None) for remainder in ("wrap", "pad"))
     assert batch_rows(wrapped, Cursor(5, n - 1), [offset]) == [

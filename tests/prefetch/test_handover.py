@@ -135,6 +135,7 @@ class Scene:
         assert self.handover._waiting == {}
 
 
+@pytest.mark.slow
 def test_every_order_of_producer_and_consumer():
     def check(choose):
         scene = Scene(choose, depth=1, count=1)
@@ -177,6 +178,7 @@ def test_every_order_of_close_and_another(other, ready):
     assert all_orders(check) >= 10
 
 
+@pytest.mark.slow
 @given(
     depth=st.integers(1, 3),
     count=st.integers(0, 4),

@@ -1,4 +1,4 @@
-"""What tells one set of data from another."""
+"""Digests of files and arrays differ if the data differ."""
 
 import numpy as np
 

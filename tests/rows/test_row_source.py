@@ -46,7 +46,7 @@ def _index(batch):
 
 
 class Counted(Squares):
-    """Its identity takes long: a feed asks for it once."""
+    """Counts the reads of its identity, which may be slow."""
 
     asked = 0
 
@@ -67,7 +67,7 @@ def test_a_feed_asks_for_the_identity_once(sharding):
 
 
 class Returning(Squares):
-    """Whoever wrote it took `read` for a function of the rows alone: nothing is written."""
+    """Its `read` returns the rows and does not write them to `out`."""
 
     def read(self, rows, out):
         return {"row": np.zeros((len(rows), 2)), "square": rows**2}
@@ -89,7 +89,7 @@ class Typed(Squares):
         self.spec = {"square": np.int16}
 
 
-def test_what_is_no_source_or_has_no_spec_is_told(sharding):
+def test_a_class_and_a_source_without_a_spec_are_refused(sharding):
     with pytest.raises(TypeError, match=r"got the class Squares; pass Squares\(\.\.\.\)"):
         Feed(Squares, 8, sharding)
     with pytest.raises(TypeError, match=r"batch\['square'\]: each leaf of a row must .*, got type"):
@@ -97,7 +97,7 @@ def test_what_is_no_source_or_has_no_spec_is_told(sharding):
 
 
 class Delegating:
-    """A source whose members are another one's, but for the special method."""
+    """A source that delegates all members but `__len__` to another one."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -155,16 +155,16 @@ def test_a_source_that_was_given_is_not_closed(sharding):
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         (OSError("the disk is gone"), r"failed to read this row with OSError: .* row 33, epoch 0, position 33\]"),
         (StopIteration(), "failed to read 16 rows, the first of them 32, with StopIteration"),  # of no row
     ],
 )
-def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, told):
+def test_what_a_source_raises_is_an_error_of_the_feed(sharding, fault, message):
     with Feed(Squares(64, fails_at=33, fault=fault), 16, sharding, order=Order(shuffle=False)) as feed:
         next(feed), next(feed)
-        with pytest.raises(RowError, match=f"Squares {told}") as caught:
+        with pytest.raises(RowError, match=f"Squares {message}") as caught:
             next(feed)
         assert caught.value.__cause__ is fault
         assert feed.position == 32
@@ -208,7 +208,7 @@ def test_an_empty_source_is_refused(sharding):
         Feed(Squares(0), 16, sharding)
 
 
-# --- what the sources of feedline offer besides ---
+# --- what the sources of feedline offer in addition ---
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_one_row_of_a_source_is_a_tree_in_memory_of_its_own(shards):
 
 
 @pytest.mark.parametrize("index", [slice(3), "x", 1.0, [0, 1], None])
-def test_what_is_no_row_index_is_a_type_error(shards, index):
+def test_an_index_that_is_not_an_integer_is_a_type_error(shards, index):
     with pytest.raises(TypeError, match=r"source\[i\] is one row, got .*grain\.MapDataset\.source\(source\)\["):
         shards[index]
 
@@ -245,8 +245,8 @@ def test_grain_maps_mixes_and_slices_a_source(shards, sharding, delivered):
 
 def test_a_source_describes_itself(shards, tmp_path):
     first, last = tmp_path / "0.npz", tmp_path / "2.npz"
-    told = f"<ArraySource: rows 12, label int64[], x int64[2], from {first} … {last}, 3 files>"
-    assert repr(shards) == told
+    described = f"<ArraySource: rows 12, label int64[], x int64[2], from {first} … {last}, 3 files>"
+    assert repr(shards) == described
     assert repr(open_source(first)).endswith(f"x int64[2], from {first}>")
     assert (
         repr(ArraySource([np.zeros((60_000, 28, 28), np.uint8)]))

@@ -16,7 +16,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 GREATEST = float(np.finfo(np.float32).max)
 HALF_WAY = GREATEST + 2.0**103
-"""Half way between the greatest float32 and what would follow. It is rounded to even, and so to infinity."""
+"""Half way between the largest float32 and its would-be successor: it is rounded to even, and so to infinity."""
 
 
 def cast(values, placed):

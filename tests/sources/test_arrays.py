@@ -98,7 +98,7 @@ def test_a_name_with_brackets_that_exists_is_a_file_and_no_pattern(tmp_path):
     assert len(open_source(tmp_path / "rows[1].npy")) == 3
 
 
-def test_pickled_it_carries_paths_and_not_the_rows(tmp_path):
+def test_a_pickled_source_holds_paths_and_not_the_rows(tmp_path):
     x = _rows(10_000)
     np.save(tmp_path / "x.npy", x)
     source = ArraySource([{"x": tmp_path / "x.npy"}])
@@ -136,7 +136,7 @@ def test_a_missing_file_and_a_glob_with_no_match_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin", ".array_record"])
-def test_a_folder_in_place_of_a_file_is_told_with_the_glob_that_works(tmp_path, suffix):
+def test_a_folder_in_place_of_a_file_is_refused_with_the_glob_that_works(tmp_path, suffix):
     (tmp_path / f"folder{suffix}").mkdir()
     options = {"dtype": np.uint8} if suffix in (".bin", ".array_record") else {}
     with pytest.raises(ValueError, match=rf"is a folder; pass a glob of files: .*folder\{suffix}/\*\{suffix}"):
@@ -188,7 +188,7 @@ def test_objects_in_files_are_refused(tmp_path):
         ({"x": np.array([[1], [1, 2]], object)}, TypeError, "dtype object; .* pad them"),
     ],
 )
-def test_trees_that_are_no_rows_are_refused(source, error, match):
+def test_trees_that_cannot_be_rows_are_refused(source, error, match):
     with pytest.raises(error, match=match):
         ArraySource([source])
 
@@ -200,7 +200,7 @@ def test_shards_that_do_not_fit_together_are_refused():
         ArraySource([{"x": np.zeros(2)}, {"y": np.zeros(2)}])
 
 
-def test_too_many_open_files_is_said(tmp_path):
+def test_too_many_open_files_is_an_error(tmp_path):
     for i in range(40):
         np.save(tmp_path / f"{i}.npy", np.zeros(2))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

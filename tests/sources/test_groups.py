@@ -28,8 +28,8 @@ KINDS = {
 def _source(group, lengths=((4, 4),)):
     """Of one leaf, whose rows are two numbers; each group is read as `group`."""
     spec = {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.int16))}
-    held = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
-    return GroupSource(lambda path, options: held, ["made.up"], OpenOptions())
+    file = GroupedFile(spec, lengths, lambda leaf, within: group, lambda: "made up")
+    return GroupSource(lambda path, options: file, ["made.up"], OpenOptions())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,7 @@ def test_a_replaced_file_ends_a_feed_that_substitutes_bad_rows(tmp_path, shardin
             next(feed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mapped_arrow_file_that_is_cut_is_an_error_and_no_signal(tmp_path, stream):
     path, table = tmp_path / "x.arrow", pa.table({"x": np.arange(100_000)})

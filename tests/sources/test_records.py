@@ -63,7 +63,7 @@ def test_records_that_share_one_buffer_are_written_before_the_next_is_read(shard
         np.testing.assert_array_equal(batch["x"], np.repeat(batch["y"][:, None], 3, axis=1))
 
 
-def test_a_dataset_that_gives_too_few_records_at_once_is_asked_one_by_one():
+def test_records_are_read_one_by_one_if_grain_gives_too_few_at_once():
     dataset = _dataset()
     dataset._getitems = lambda indices: [dataset[i] for i in indices[:-1]]
     out = {"x": np.empty((10, 3), np.float32), "y": np.empty(10, np.int64)}
@@ -375,7 +375,7 @@ def test_a_state_over_other_records_is_refused(sharding, other, field):
             resumed.set_state(saving.get_state())
 
 
-def test_a_grain_that_gives_no_groups_is_asked_one_by_one(monkeypatch):
+def test_records_are_read_one_by_one_if_grain_has_no_batch_method(monkeypatch):
     source = RecordSource(grain.MapDataset.range(200).map(lambda i: {"x": np.int32(3 * i)}))
     rows = np.arange(199, -1, -1)
     monkeypatch.delattr(grain.MapDataset, "_getitems")

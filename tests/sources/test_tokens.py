@@ -101,13 +101,13 @@ def test_identity_follows_windows_and_data(tmp_path):
         ({"dtype": np.uint8, "cache_bytes": 1}, ValueError, r"cache_bytes is for \.parquet"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, options, error, match):
+def test_invalid_options_are_refused(tmp_path, options, error, match):
     np.arange(100, dtype=np.uint8).tofile(tmp_path / "x.bin")
     with pytest.raises(error, match=match):
         feedline.open_source(tmp_path / "x.bin", **options)
 
 
-def test_formats_are_not_mixed_and_missing_columns_are_told(tmp_path):
+def test_mixed_formats_and_missing_columns_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(3))
     np.savez(tmp_path / "b.npz", x=np.zeros(3), y=np.zeros(3))
     with pytest.raises(ValueError, match=r"must be of one format, got \.npy, \.npz"):

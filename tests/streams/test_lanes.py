@@ -57,6 +57,7 @@ def seen_of(batch):
     return list(zip(x.tolist(), valid.tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this loop")
 @settings(max_examples=60)
 @given(
@@ -356,6 +357,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this loop gets no batch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_of_grains_own_transformations_are_resumed_exactly(sharding, kind):

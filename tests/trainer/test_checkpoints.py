@@ -103,6 +103,7 @@ def assert_same_bits(found, expected):
         np.testing.assert_array_equal(a, b, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_that_goes_on_has_the_same_bits(mode, tmp_path):
     program = program_of(mode)
@@ -115,6 +116,7 @@ def test_a_run_that_goes_on_has_the_same_bits(mode, tmp_path):
     assert int(resumed.step) == 12
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path):
     seen = []
     run(program_of("jit_multi", WIDE), 9, tmp_path, seen=seen)
@@ -125,6 +127,7 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
         shutil.rmtree(tmp_path / str(step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
 def test_a_mode_goes_on_from_another(before, after, tmp_path):
     losses = run(program_of(before), 10)[1]

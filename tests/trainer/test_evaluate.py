@@ -32,6 +32,7 @@ def padded(rows, batch_size, sharding):
         yield jax.device_put({**batch, "valid": position < count}, sharding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 @pytest.mark.parametrize("batch_size", [40, 104])
 def test_each_row_counts_once(mode, batch_size):

@@ -29,7 +29,7 @@ HOLDER = (
 
 def test_a_directory_that_another_run_uses_is_refused_until_that_is_gone(tmp_path):
     """Also when it was killed; and what it was writing is not removed."""
-    half = tmp_path / f"12{folder.HALF}"
+    half = tmp_path / f"12{folder.TEMPORARY}"
     half.mkdir()
     mesh = Mesh(jax.devices(), "d")
     with (

@@ -9,7 +9,7 @@ from flax import nnx
 from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
 
 from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes, as_signal
+from feedline.trainer.model import MLP, Sizes, as_features
 
 SIZES = Sizes(features=64, classes=10, layers=2, width=32)
 
@@ -44,6 +44,7 @@ def test_adam_follows_the_oracle():
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_valid_change_nothing():
     descent, rows = learner_of(optax.sgd(1.0)), made_up_rows(32)
     valid = np.arange(32) % 3 > 0
@@ -56,6 +57,7 @@ def test_rows_that_are_not_valid_change_nothing():
         np.testing.assert_allclose(a[0], b[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_batch_without_a_valid_row_has_no_gradient():
     descent = learner_of(optax.sgd(1.0))
     before = jax.jit(descent.init)()
@@ -75,6 +77,7 @@ def test_sums_against_the_oracle():
     assert float(found.loss) == pytest.approx(losses(z, rows["label"][:77]).sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_first_weights():
     first, again, other = (
         weights_of(jax.jit(learner_of(optax.sgd(1.0), seed=s).init)().parameters) for s in (5, 5, 6)
@@ -87,7 +90,7 @@ def test_the_seed_decides_the_first_weights():
 def test_only_bytes_are_scaled(dtype):
     image = np.array([[[0, 1], [1, 0]]]).astype(dtype)
     expected = np.array([[0, 1, 1, 0]], np.float32) / (255 if dtype == "uint8" else 1)
-    found = as_signal(jnp.asarray(image))
+    found = as_features(jnp.asarray(image))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, expected)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from feedline.trainer import loop
 from feedline.trainer.learner import Learner
-from feedline.trainer.live import LiveLine, described
+from feedline.trainer.live import LiveLine, progress_line
 from feedline.trainer.loop import NotFinite, Progress, train
 from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import compiled
@@ -127,6 +127,7 @@ def test_an_endless_iterator_is_cut_by_the_caller_and_loses_no_batch(clock):
     assert (progress.step, len(asked)) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 def test_nothing_moves_without_being_asked_and_the_loss_falls(mode):
     sizes = Sizes(features=64, classes=10, width=32)
@@ -144,8 +145,10 @@ LATER = Progress(step=1001, rows=128128, loss=0.5, elapsed_s=2.0, elapsed_rows=1
 
 
 def test_progress_as_a_line():
-    assert described(FIRST, 2000) == "step 1 of 2,000 | loss 2.3000"
-    assert described(LATER, 2000) == ("step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | waiting for input 5.0%")
+    assert progress_line(FIRST, 2000) == "step 1 of 2,000 | loss 2.3000"
+    assert progress_line(LATER, 2000) == (
+        "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | waiting for input 5.0%"
+    )
 
 
 def test_elsewhere_than_on_a_terminal_lines_are_rare():

@@ -48,6 +48,7 @@ def test_every_mode_follows_the_oracle(mode):
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_padding_that_falls_on_some_devices_only_weighs_nothing(mode):
     padded = [{**batch, "valid": np.arange(64) < 37} for batch in BATCHES]

@@ -112,7 +112,7 @@ class ArrayRecordSource(IndexedSource):
                 shard,
                 rows[0],
                 f"decode must give arrays of one form; of {len(rows)} records from this one on it made {found}, "
-                f"and of the first it made what would be {wanted}; crop or pad them there",
+                f"and the form of the first record gives {wanted}; crop or pad them there",
             )
         return leaves
 

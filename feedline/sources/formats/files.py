@@ -85,7 +85,9 @@ def _check_dtype(path: Path, name: str, array: Array) -> None:
 def _raw(file: MappedFile, dtype: Any) -> Array:
     """The array of a file that consists only of elements of one dtype."""
     if dtype is None:
-        raise ValueError("raw bytes do not say what they are; feedline.open_source(path, dtype=...) does")
+        raise ValueError(
+            "raw bytes do not say what they are; pass their dtype: feedline.open_source(path, dtype=...)"
+        )
     size = len(file.bytes)
     if size % dtype.itemsize:
         raise ValueError(f"it has {size} bytes, no multiple of the {dtype.itemsize} that one {dtype} takes")

@@ -48,7 +48,7 @@ class OpenOptions:
             checked_integer("stride", self.stride, at_least=1)
             if self.window is None or self.stride > self.window:
                 raise ValueError(
-                    f"stride is how far windows stand apart, 1 to window, got stride={self.stride} with "
+                    f"stride is the distance between windows, 1 to window, got stride={self.stride} with "
                     f"window={self.window}; leave it out for windows that follow each other"
                 )
         if self.columns is not None:

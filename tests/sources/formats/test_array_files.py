@@ -70,7 +70,7 @@ def read(source, *rows):
         ("{[]: 1}", "its header is no Python literal"),
     ],
 )
-def test_headers_that_cannot_be_true_are_refused_by_name(tmp_path, header, match):
+def test_invalid_headers_are_refused_with_the_name_of_the_file(tmp_path, header, match):
     (tmp_path / "bad.npy").write_bytes(npy(header))
     with pytest.raises(ValueError, match=rf"bad\.npy cannot be read as a \.npy file of numbers: .*{match}"):
         feedline.open_source(tmp_path / "bad.npy")
@@ -126,14 +126,14 @@ def test_a_dtype_that_numpy_save_loses_gets_the_line_that_works(tmp_path, is_sou
     rows = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     np.save(tmp_path / "x.npy", rows)
     np.savez(tmp_path / "x.npz", y=rows)
-    for name, told in (("x.npy", "x.npy"), ("x.npz", "x.npz: y")):
+    for name, leaf in (("x.npy", "x.npy"), ("x.npz", "x.npz: y")):
         with pytest.raises(TypeError, match=r"elements of . bytes have lost their dtype: numpy\.save") as error:
             feedline.open_source(tmp_path / name)
-        assert told in str(error.value)
+        assert leaf in str(error.value)
         assert line in str(error.value)
     rows.tofile(tmp_path / "x.bin")
-    told = eval(line.removeprefix("dtype="), {"np": np, "ml_dtypes": ml_dtypes})
-    is_source_of(feedline.open_source(tmp_path / "x.bin", dtype=told), rows)
+    dtype_in_message = eval(line.removeprefix("dtype="), {"np": np, "ml_dtypes": ml_dtypes})
+    is_source_of(feedline.open_source(tmp_path / "x.bin", dtype=dtype_in_message), rows)
 
 
 # --- .npz ---
@@ -244,7 +244,7 @@ def test_another_process_refuses_a_file_that_changed(tmp_path, suffix):
 
 
 @SUFFIXES
-def test_a_file_that_is_replaced_or_deleted_is_held(tmp_path, suffix):
+def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path, suffix):
     path = save(tmp_path / f"x{suffix}", ROWS)
     source = opened(path)
     save(tmp_path / f"new{suffix}", ROWS + 1)
@@ -272,7 +272,7 @@ def test_a_feed_ends_before_it_reads_a_file_that_was_written_to_or_truncated(tmp
             assert not isinstance(error.value, RowError)
 
 
-def test_of_many_files_each_is_looked_at_in_turn(tmp_path):
+def test_many_files_are_checked_in_turn(tmp_path):
     for i in range(20):
         save(tmp_path / f"{i:02}.npy", ROWS)
     source = feedline.open_source(tmp_path / "*.npy")
@@ -282,6 +282,7 @@ def test_of_many_files_each_is_looked_at_in_turn(tmp_path):
         [read(source, 3) for _ in range(5)]
 
 
+@pytest.mark.slow
 def test_worker_processes_refuse_what_was_saved_over_the_file_of_the_feed(tmp_path, sharding):
     path = save(tmp_path / "x.npy", ROWS)
     with feedline.Feed(path, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
@@ -303,6 +304,7 @@ except feedline.FeedError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1000, 1000)))
     done = subprocess.run(
@@ -321,7 +323,7 @@ def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
         ({"x": ROWS[:0]}, ValueError, r"at least one row, got arrays of length 0 in .*x\.npz"),
     ],
 )
-def test_arrays_of_a_file_that_are_no_rows_are_refused_by_its_name(tmp_path, arrays, error, match):
+def test_arrays_of_a_file_that_cannot_be_rows_are_refused_with_its_name(tmp_path, arrays, error, match):
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(error, match=match):
         feedline.open_source(tmp_path / "x.npz")

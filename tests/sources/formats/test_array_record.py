@@ -89,7 +89,7 @@ def test_a_record_that_cannot_be_decoded_is_named(tmp_path):
     assert isinstance(error.value.__cause__, IndexError)
 
 
-def test_a_decoder_that_changes_its_form_or_fails_on_many_is_told(tmp_path):
+def test_a_decoder_that_changes_its_form_or_fails_on_many_is_refused(tmp_path):
     _write(tmp_path / "x.array_record", [b"1", b"2", b"3"])
 
     def first_only(records):
@@ -127,7 +127,7 @@ def test_a_decoder_may_return_lists_of_numbers_and_a_masked_record_is_named(tmp_
         feedline.open_source(tmp_path / "x.array_record", decode=lambda rs: [np.zeros(2) for _ in rs])
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+def test_files_of_another_format_are_refused(tmp_path):
     records = [record.tobytes() for record in _records(2000)]
     _write(tmp_path / "x.array_record", records)
     _write(tmp_path / "none.array_record", [])
@@ -168,7 +168,7 @@ def test_identity_follows_the_data_and_not_the_path(tmp_path):
     assert str(tmp_path) not in str(a)
 
 
-def test_pickled_it_carries_paths_and_not_the_records(tmp_path):
+def test_a_pickled_source_holds_paths_and_not_the_records(tmp_path):
     _write(tmp_path / "x.array_record", [record.tobytes() for record in _records(5000)])
     source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
     assert len(pickle.dumps(source)) < 2000

@@ -44,7 +44,7 @@ def test_a_file_that_is_truncated_or_written_to_ends_the_feed(tmp_path, sharding
         assert error.value.file == str(path)
 
 
-def test_a_file_that_is_replaced_is_held_by_who_has_it_open_and_refused_by_others(tmp_path):
+def test_a_replaced_file_stays_readable_where_it_is_open_and_is_refused_elsewhere(tmp_path):
     path = write(tmp_path / "x.array_record", 0)
     source = opened(path)
     pickled = pickle.dumps(source)
@@ -59,7 +59,7 @@ def test_a_file_that_is_replaced_is_held_by_who_has_it_open_and_refused_by_other
         pickle.loads(pickled)
 
 
-def test_too_many_open_files_is_said(tmp_path):
+def test_too_many_open_files_is_an_error(tmp_path):
     for i in range(40):
         write(tmp_path / f"{i}.array_record", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

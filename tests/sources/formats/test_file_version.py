@@ -1,4 +1,4 @@
-"""A file that was replaced, rewritten or removed is told from the one that was opened."""
+"""A file that was replaced, rewritten or removed since it was opened is refused."""
 
 import os
 
@@ -47,7 +47,7 @@ def truncated(path):
         (os.remove, "it cannot be found any more"),
     ],
 )
-def test_a_change_is_told(path, change, found):
+def test_a_changed_file_is_refused(path, change, found):
     version = FileVersion.of(path)
     change(path)
     with pytest.raises(FeedError, match=found) as error:

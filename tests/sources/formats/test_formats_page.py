@@ -26,12 +26,12 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_its_table_is_that_of_the_code():
-    told = {}
+    documented = {}
     for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
         suffixes, _, options, _, _ = (cell.strip() for cell in row.split("|"))
         named = set(re.findall(r"`(\w+)`", options)) or {"window", "stride", "columns"}  # "the same"
-        told |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
-    assert told == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
+        documented |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
+    assert documented == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
 
 
 def test_its_extras_are_those_of_the_package():

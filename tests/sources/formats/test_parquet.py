@@ -70,6 +70,7 @@ def test_columns_of_fixed_width_in_shards(tmp_path, is_source_of, kind):
     is_source_of(some, {name: whole[name] for name in ("label", "list")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
 @pytest.mark.parametrize("cache_bytes", [0, 100, 1 << 20])
 def test_little_memory_reads_the_same(tmp_path, is_source_of, kind, cache_bytes):
@@ -125,7 +126,7 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("values", "found", "told", "remedy", "expected"),
+    ("values", "found", "type_name", "remedy", "expected"),
     [
         (
             ["a", "b"],
@@ -143,11 +144,13 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
         ([{"y": 1}, {"y": 2}], "struct", "table.flatten", lambda c: c.flatten()[0], [1, 2]),
     ],
 )
-def test_columns_of_other_rows_are_refused_with_a_remedy(tmp_path, kind, values, found, told, remedy, expected):
+def test_columns_of_other_rows_are_refused_with_a_remedy(
+    tmp_path, kind, values, found, type_name, remedy, expected
+):
     table = pa.table({"odd": values, "fine": [1, 2]})
     KINDS[kind](table, tmp_path / f"x.{kind}")
     rule = rf"column 'odd' of .*x\.{kind} must have rows of one size that are numbers, got {found}"
-    with pytest.raises(TypeError, match=rf"{rule}.*{told}.*columns="):
+    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*columns="):
         feedline.open_source(tmp_path / f"x.{kind}")
     assert list(feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"]).spec) == ["fine"]
     KINDS[kind](table.set_column(0, "odd", remedy(table["odd"])), tmp_path / f"y.{kind}")
@@ -256,7 +259,7 @@ def test_a_compressed_stream_is_refused_with_the_lines_that_help(tmp_path, is_so
 
 
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
-def test_what_is_decoded_is_read_and_not_mapped(tmp_path, kind):
+def test_decoded_files_are_read_and_not_mapped(tmp_path, kind):
     """A disk that fails under a mapped file ends the process."""
     KINDS[kind](_table(_rows(300)), tmp_path / f"x.{kind}")
     source = feedline.open_source(tmp_path / f"x.{kind}")
@@ -266,14 +269,14 @@ def test_what_is_decoded_is_read_and_not_mapped(tmp_path, kind):
     assert f"x.{kind}" not in Path("/proc/self/maps").read_text()
 
 
-def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
+def test_columns_whose_names_begin_alike_are_distinguished(tmp_path):
     pq.write_table(pa.table({"x.y": [1, 2], "x": [3, 4]}), tmp_path / "x.parquet")
     source, out = feedline.open_source(tmp_path / "x.parquet", columns=["x"]), np.empty(2, np.int64)
     source.read(np.arange(2), {"x": out})
     assert out.tolist() == [3, 4]
 
 
-def test_a_missing_library_is_told_with_the_line_that_installs_it(tmp_path, monkeypatch):
+def test_a_missing_library_is_an_error_with_the_line_that_installs_it(tmp_path, monkeypatch):
     for kind in ("parquet", "arrow"):
         (tmp_path / f"x.{kind}").touch()
         for module in ("pyarrow", "pyarrow.parquet", "pyarrow.ipc"):

@@ -40,6 +40,7 @@ def _rows(count=100):
     return {"image": random.integers(1, 255, (count, 6, 5), np.uint8), "label": random.integers(1, 9, count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", DRIVERS)
 @pytest.mark.parametrize("chunks", [(100, 6, 5), (7, 4, 5), (1, 1, 1), (1000, 6, 5)])
 def test_an_array_is_read_chunk_by_chunk(tmp_path, is_source_of, version, chunks):

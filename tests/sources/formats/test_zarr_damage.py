@@ -85,7 +85,7 @@ def test_rows_of_a_missing_chunk_are_bad_rows_also_where_the_fingerprint_samples
 
 
 @pytest.mark.parametrize("version", METADATA)
-def test_missing_chunks_have_the_fill_value_if_that_is_asked_for(tmp_path, version):
+def test_missing_chunks_have_the_fill_value_if_requested(tmp_path, version):
     path = edit(write(tmp_path / "x.zarr", version), version, fill_value=-7)
     (path / CHUNKS[version].format(2)).unlink()
     source = feedline.open_source(path, missing_chunks="fill")
@@ -192,7 +192,7 @@ def test_other_processes_see_that_chunks_changed_where_the_identity_samples_them
         ({"chunks": [10]}, r"x\.zarr cannot be read as a Zarr array"),
     ],
 )
-def test_metadata_that_cannot_be_true_are_refused(tmp_path, version, changes, match):
+def test_invalid_metadata_are_refused(tmp_path, version, changes, match):
     path = edit(write(tmp_path / "x.zarr", version), version, **changes)
     with pytest.raises(ValueError, match=match):
         feedline.open_source(path)
@@ -209,7 +209,7 @@ def test_an_array_of_very_many_chunks_is_opened_at_once(tmp_path, version):
     assert error.value.row == (2**40 - 1) // 10 * 10
 
 
-def test_metadata_that_are_no_object_or_of_no_kind_are_named(tmp_path):
+def test_metadata_that_are_no_object_or_of_an_unknown_kind_are_named(tmp_path):
     for text in ("[]", "{", "[" * 100_000, '{"node_type": 3}'):
         path = tmp_path / "x.zarr"
         path.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `feedline train` does: two feeds and the trainer joined, and the result told."""
+"""Runs `feedline train`: builds the feeds and the trainer, trains, tests and prints the result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jax
 import optax
 from flax import nnx
 
-from feedline.cli.steps import run_steps
 from feedline.cli.train_options import TrainOptions
+from feedline.cli.train_steps import run_steps
 from feedline.data import labelled
 from feedline.data.labelled import Labelled
 from feedline.feed import Feed
@@ -25,11 +25,11 @@ from feedline.trainer.loop import Progress
 from feedline.trainer.model import MLP, Sizes
 from feedline.trainer.modes import Compiled, compiled
 
-_CLOSE_S = 2.0  # a thread that is stuck in a read ends with the process, which is about to end
+_CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
 
 def train_and_test(options: TrainOptions) -> int:
-    """Train, test, and print on the first process. All processes call it. The exit code."""
+    """Train, test, and print on process 0. All processes call it. Returns the exit code."""
     data = _data(options)
     program = compiled(_learner(options, data), options.mode)
     with _training_feed(options, data, program) as feed, _test_feed(options, data, program) as test_feed:
@@ -104,7 +104,7 @@ def _test_feed(
 def _result(
     options: TrainOptions, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
 ) -> dict[str, Any]:
-    """What --json prints. The loss is null if no step was left to do."""
+    """The object that --json prints. The loss is null if no step was left."""
     return {
         "mode": options.mode,
         "devices": program.sharding.mesh.size,
@@ -121,7 +121,7 @@ def _result(
 
 
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
-    """The result for a person, in three lines, or in one if there was no step left to do."""
+    """The printed summary: three lines, or one if no step was left."""
     where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
     quality = (
         f"test accuracy {tested.accuracy:.2%} ({tested.correct:,} of {_counted(tested.rows, 'rows')}), "

@@ -1,4 +1,4 @@
-"""Faults as people make them, put between the feed and the audit, to see that the audit finds them."""
+"""Typical faults, inserted between the feed and the audit to show that the audit finds them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from feedline.audit.job import Fault
 from feedline.audit.layouts import AXES, Layout
 
 
-def planted(
-    fault: Fault | None, layout: Layout, batches: Iterator[Any], over: Callable[[Mesh], Iterator[Any]]
+def with_fault(
+    fault: Fault | None, layout: Layout, batches: Iterator[Any], batches_on: Callable[[Mesh], Iterator[Any]]
 ) -> Iterator[Any]:
-    """The batches, with the fault in them if this layout has one. `over(mesh)` gives them on another mesh."""
+    """The batches, with the fault if it applies to this layout. `batches_on(mesh)` are those on another mesh."""
     if fault == "swap" and layout.name == "data":
         return _swapped(batches)
     if fault == "local-order" and layout.processes > 1 and layout.name == "permuted devices":
-        return _by_process(batches, over)
+        return _by_process(batches, batches_on)
     if fault == "late-state" and layout.saves.startswith("stopped"):
         return _one_ahead(batches)
     return batches
 
 
 def _swapped(batches: Iterator[Any]) -> Iterator[Any]:
-    """In the second batch the first two rows of the first shard are exchanged."""
+    """Swaps the first two rows of the first shard of the second batch."""
 
     def leaf(array: jax.Array) -> jax.Array:
         shards = []
@@ -44,21 +44,21 @@ def _swapped(batches: Iterator[Any]) -> Iterator[Any]:
         yield jax.tree.map(leaf, batch) if number == 1 else batch
 
 
-def _by_process(batches: Iterator[Any], over: Callable[[Mesh], Iterator[Any]]) -> Iterator[Any]:
-    """Process i supplies the i-th stretch of every batch, whatever the sharding says."""
+def _by_process(batches: Iterator[Any], batches_on: Callable[[Mesh], Iterator[Any]]) -> Iterator[Any]:
+    """Process i supplies the i-th block of rows of every batch, and ignores the sharding."""
 
-    def leaf(values: jax.Array, meant: jax.Array) -> Any:
+    def leaf(values: jax.Array, correct: jax.Array) -> Any:
         rows = values.shape[0] // jax.process_count()
         own = np.asarray(values)[jax.process_index() * rows :][:rows]
-        return jax.make_array_from_process_local_data(meant.sharding, own, meant.shape)
+        return jax.make_array_from_process_local_data(correct.sharding, own, correct.shape)
 
-    alone = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), AXES)
-    for batch, values in zip(batches, over(alone), strict=False):
+    one_device = Mesh(np.array(jax.local_devices()[:1]).reshape(1, 1), AXES)
+    for batch, values in zip(batches, batches_on(one_device), strict=False):
         yield jax.tree.map(leaf, values, batch)
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """A prefetching wrapper that forgets the state: the feed's counts the batch that waits in here."""
+    """Prefetches one batch without adapting the state, so that the feed's state counts the waiting batch."""
     waiting = next(batches)
     for batch in batches:
         yield waiting

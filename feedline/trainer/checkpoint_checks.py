@@ -1,4 +1,4 @@
-"""What is refused of a checkpoint: damage, other data, another model, parts of different steps."""
+"""Checks of a checkpoint: damage, other data, another model, and parts of different steps are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from feedline.errors import FeedError
 from feedline.trainer.learner import State
 
 
-def vanished(folder: Path, meanwhile: str) -> FeedError:
+def checkpoint_removed(folder: Path, meanwhile: str) -> FeedError:
+    """The error for a checkpoint that another program removed, for example while "it was read"."""
     return FeedError(
         f"the checkpoint of step {folder.name.partition('.')[0]} was removed while {meanwhile}: another program "
         f"deletes in {folder.parent}; stop that, and start again to go on from the newest checkpoint that is left",
@@ -24,12 +25,13 @@ def vanished(folder: Path, meanwhile: str) -> FeedError:
 
 
 @contextlib.contextmanager
-def damage_is_told(folder: Path) -> Iterator[None]:
+def naming_the_checkpoint(folder: Path) -> Iterator[None]:
+    """Raise errors of Orbax as a `FeedError` that names the checkpoint's folder."""
     try:
         yield
     except Exception as error:
         if not folder.exists():
-            raise vanished(folder, "it was read") from error
+            raise checkpoint_removed(folder, "it was read") from error
         raise FeedError(
             f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
             stage="checkpoint",
@@ -39,7 +41,7 @@ def damage_is_told(folder: Path) -> Iterator[None]:
 
 
 def check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
-    """Whether a checkpoint, of which `saved` is the metadata, holds the arrays of `state`. Reads none of them."""
+    """Refuse a checkpoint whose metadata `saved` differs from the arrays of `state`. Reads no arrays."""
     if saved.keys() != {"state", "feed"} or saved["state"] is None:
         raise ValueError(
             f"a checkpoint of this trainer holds its state and a feed's, but {folder} holds "
@@ -61,6 +63,7 @@ def check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> N
 
 
 def check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose feed had another fingerprint."""
     for field in ours:
         if saved.get(field) != ours[field]:
             raise ValueError(
@@ -70,6 +73,7 @@ def check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, A
 
 
 def check_same_step(folder: Path, trained: int, delivered: int) -> None:
+    """Refuse a checkpoint whose folder, trainer and feed are not at the same step."""
     if not int(folder.name) == trained == delivered:
         raise ValueError(
             f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {folder.name}, "

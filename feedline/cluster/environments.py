@@ -1,4 +1,4 @@
-"""What tells the processes of one machine apart: the environment's variables of each."""
+"""The environment variables that give each process of one machine its index and its devices. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 _CPU_DEVICES = "--xla_force_host_platform_device_count"
 
 
-def spread(
+def process_environments(
     environ: Mapping[str, str],
     *,
     processes: int,
@@ -16,27 +16,27 @@ def spread(
     devices_per_process: int | None = None,
     gpus: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """The variables of each process: its place among the others, and its devices.
+    """The environment variables of each process.
 
     Args:
-      environ: what all of them start from.
+      environ: variables that all processes get.
       coordinator: "host:port", where process 0 is to listen.
-      cpu: run on the CPU, as JAX_PLATFORMS=cpu in `environ` does too.
-      devices_per_process: on the CPU, how many devices it is split into (None: as XLA_FLAGS says);
-        else how many GPUs each process gets (None: an equal share).
-      gpus: the names of this machine's GPUs, as CUDA_VISIBLE_DEVICES writes them; empty if unknown.
+      cpu: run on the CPU, like JAX_PLATFORMS=cpu in `environ`.
+      devices_per_process: on the CPU, the number of devices (None: what XLA_FLAGS says); else the number of GPUs
+        (None: an equal share).
+      gpus: the names of this machine's GPUs, as in CUDA_VISIBLE_DEVICES; empty if unknown.
 
     Raises:
       ValueError: there are too few GPUs.
 
     Example:
-      >>> for variables in spread({}, processes=2, coordinator="localhost:61500", gpus="0123"):
+      >>> for variables in process_environments({}, processes=2, coordinator="localhost:61500", gpus="0123"):
       ...     print(variables["FEEDLINE_PROCESS"], variables["CUDA_VISIBLE_DEVICES"])
       0 0,1
       1 2,3
     """
     common = {
-        # Python writes whole blocks into a pipe otherwise; what a killed process said last is lost.
+        # Otherwise Python buffers what it writes into a pipe, and the last output of a killed process is lost.
         "PYTHONUNBUFFERED": "1",
         **environ,
         "FEEDLINE_COORDINATOR": coordinator,
@@ -49,7 +49,7 @@ def spread(
     else:
         own = _share_gpus(processes, devices_per_process, gpus)
     if any(own):
-        common.pop("JAX_LOCAL_DEVICE_IDS", None)  # Numbers what was visible before.
+        common.pop("JAX_LOCAL_DEVICE_IDS", None)  # It counts devices that are not all visible any more.
     return [{**common, **own[process], "FEEDLINE_PROCESS": str(process)} for process in range(processes)]
 
 
@@ -59,14 +59,13 @@ def _split_cpu(variables: dict[str, str], devices: int | None) -> None:
         flags = variables.get("XLA_FLAGS", "").split()
         kept = [flag for flag in flags if not flag.startswith(f"{_CPU_DEVICES}=")]
         variables["XLA_FLAGS"] = " ".join([*kept, f"{_CPU_DEVICES}={devices}"])
-        variables.pop("JAX_NUM_CPU_DEVICES", None)  # Goes before the flag.
+        variables.pop("JAX_NUM_CPU_DEVICES", None)  # It would override the flag.
 
 
 def _share_gpus(processes: int, devices: int | None, gpus: Sequence[str]) -> list[dict[str, str]]:
     if devices is None and (processes == 1 or not gpus):
         return [{}] * processes
     share = devices or len(gpus) // processes
-    # Unknown GPUs are numbered.
     names = gpus or [str(number) for number in range(processes * share)]
     if not 0 < processes * share <= len(names):
         each = f" with {share} GPUs each" if share else ""

@@ -1,4 +1,4 @@
-"""What is found about this process: which of how many it is, and where the coordinator listens."""
+"""What a launcher says about this process: its index, the number of processes, the coordinator, its devices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _DIGITS = 18
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class ProcessInfo:
     """One of several processes, as its launcher describes it.
 
     Attributes:
-      launcher: what started it, e.g. "Slurm".
-      evidence: the variable that says so, with its value.
+      launcher: what started the process, e.g. "Slurm".
+      evidence: the variable that shows it, with its value.
       coordinator: "host:port", where process 0 listens.
-      processes: how many there are, two or more.
-      process: index of this one, 0 ≤ process < processes.
-      local_devices: the host's GPUs that are this process's own. None: all that it sees. CPU
-        devices are always all its own.
+      processes: number of processes, at least 2.
+      process: index of this process, 0 ≤ process < processes.
+      local_devices: indices of the host's GPUs that belong to this process. None: all visible ones. CPU
+        devices always belong to the process that sees them.
 
     Example:
-      >>> print(Found("Slurm", "SLURM_PROCID=1", "node1:61500", 4, 1, (1,)))
+      >>> print(ProcessInfo("Slurm", "SLURM_PROCID=1", "node1:61500", 4, 1, (1,)))
       process 1 of 4, found Slurm (SLURM_PROCID=1), coordinator node1:61500, local device 1
     """
 
@@ -75,7 +75,7 @@ class Found:
 
 
 def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: int = 0) -> int:
-    """The variable as an index, or a count of at least one; a `ValueError` says what is wrong."""
+    """The variable's value as an index or a count. `ValueError` if it is not set, no integer, or too small."""
     value = environ.get(name)
     if not value:
         raise ValueError(
@@ -89,42 +89,40 @@ def integer(environ: Mapping[str, str], name: str, launcher: str, *, at_least: i
 
 
 def is_number(value: str) -> bool:
-    """Whether it is an index or a count: digits, and no more than any has, as Python refuses thousands of them."""
+    """Whether the value is a decimal number of at most 18 digits; `int` refuses one of thousands of digits."""
     return value.isascii() and value.isdecimal() and len(value) <= _DIGITS
 
 
 def agreed_port(environ: Mapping[str, str], job: str) -> int:
-    """A port that every process of the job names without asking: JAX_COORDINATOR_PORT, or a hash.
+    """A port that every process of the job computes alike: JAX_COORDINATOR_PORT, or a hash of the job's name.
 
-    Jobs and steps with neighbouring numbers get unrelated ports, so that two of them may share
-    a host.
+    Jobs and steps with neighbouring numbers get unrelated ports, so that two of them may run on one host.
     """
     if environ.get("JAX_COORDINATOR_PORT"):
         return integer(environ, "JAX_COORDINATOR_PORT", "The environment")
     return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
 
 
-def own_devices(environ: Mapping[str, str], local: int, locals_: int) -> tuple[int, ...] | None:
-    """Which of the host's GPUs are this process's own: each belongs to one process.
+def own_devices(environ: Mapping[str, str], local_process: int, processes_on_host: int) -> tuple[int, ...] | None:
+    """Indices of the host's GPUs that belong to this process; each GPU belongs to one process.
 
     Args:
-      local: index of this process among those on its host.
-      locals_: how many processes run on its host.
+      local_process: index of this process among the processes on its host.
+      processes_on_host: number of processes on its host.
 
     Returns:
-      None where there is nothing to divide: the process is alone on its host, the launcher has
-      already given each process its own, or JAX_LOCAL_DEVICE_IDS says it. One GPU, by the local
-      index, where nobody knows how many there are (jax's rule). Else an equal share of those
-      that are visible.
+      None if there is nothing to divide: the process is the only one on its host, the launcher has already
+      divided the GPUs, or JAX_LOCAL_DEVICE_IDS is set. One GPU, with the index of the process on its host, if
+      the number of GPUs is unknown (jax does the same). Else an equal share of the visible GPUs.
 
     Example:
-      >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local=1, locals_=2)
+      >>> own_devices({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, local_process=1, processes_on_host=2)
       (2, 3)
     """
-    if locals_ == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
+    if processes_on_host == 1 or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None
     visible = next((environ[name] for name in _VISIBLE if name in environ), None)
     if visible is None:
-        return (local,)
-    share = len(visible.split(",")) // locals_
-    return tuple(range(local * share, (local + 1) * share)) or None
+        return (local_process,)
+    share = len(visible.split(",")) // processes_on_host
+    return tuple(range(local_process * share, (local_process + 1) * share)) or None

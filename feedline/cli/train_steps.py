@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from feedline.agreement.stop import should_stop, stopping
-from feedline.cli.interrupt import Ended, interrupts_wait
+from feedline.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline.cli.train_options import DEFAULT_SAVE_EVERY, TrainOptions
 from feedline.errors import FeedError
 from feedline.feed import Feed
@@ -23,38 +23,40 @@ from feedline.trainer.loop import NotFinite, Progress, train
 from feedline.trainer.modes import Compiled, mesh_for
 
 _ROWS_SHOWN = 8
-_NOTHING = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
+_NO_STEPS = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
 
 
 def run_steps(options: TrainOptions, program: Compiled, feed: Feed, rows: int) -> tuple[State, Progress]:
-    """Train as long as the options say, and save on the way if they say so. The last state, and what was done.
+    """Train for the steps or epochs of the options, with checkpoints if they ask for them.
+
+    Returns the last state, and the progress of this run.
 
     Args:
-      rows: of the feed's source.
+      rows: number of rows in the feed's source.
 
     Raises:
       KeyboardInterrupt: Ctrl-C.
-      FeedError: the loss is no finite number.
-      Ended: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
+      FeedError: the loss is not finite.
+      EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
     """
     if options.checkpoint_dir is None:
-        with _rows_are_told(options, feed, rows):
+        with _naming_rows(options, feed, rows):
             return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
-    with interrupts_wait():  # imported here, for it takes a while and few ask for it
+    with interrupts_wait():  # imported here: Orbax takes long to import, and few runs need it
         from feedline.trainer.checkpoints import Checkpoints
     mesh, every = mesh_for(options.mode), options.save_every or DEFAULT_SAVE_EVERY
     with Checkpoints(options.checkpoint_dir, feed, mesh, every) as checkpoints:
         state = checkpoints.restore(program.init())
         done, left = feed.get_state()["step"], steps_left(options, feed, rows)
-        _tell(f"checkpoints in {options.checkpoint_dir}: {_found(done, left)}")
-        with stopping() as stop, _rows_are_told(options, feed, rows):
+        _print_once(f"checkpoints in {options.checkpoint_dir}: {_start_message(done, left)}")
+        with stopping() as stop, _naming_rows(options, feed, rows):
             batches = _until_stop(feed, done)
             state, progress = _run(program, state, batches, done, left, checkpoints.after_step)
         checkpoints.save(state)
     if stop.signal is not None:
         how = "interrupted" if stop.signal == signal.SIGINT else "terminated"
-        told = f"{how} after step {done + progress.step:,}, which is saved" if _first() else ""
-        raise Ended(told, stop.signal)
+        message = f"{how} after step {done + progress.step:,}, which is saved" if _is_first_process() else ""
+        raise EndedBySignal(message, stop.signal)
     return state, progress
 
 
@@ -66,21 +68,21 @@ def _run(
     left: int,
     after_step: Callable[[State, jax.Array], None] | None = None,
 ) -> tuple[State, Progress]:
-    """`left` steps after the `done` ones."""
+    """Train `left` steps, after `done` steps of earlier runs."""
     if not left:
-        return state, _NOTHING
-    with LiveLine(done + left, done=done) if _first() else contextlib.nullcontext() as live:
+        return state, _NO_STEPS
+    with LiveLine(done + left, done=done) if _is_first_process() else contextlib.nullcontext() as live:
         return train(program.step, state, itertools.islice(batches, left), report=live, after_step=after_step)
 
 
 @contextlib.contextmanager
-def _rows_are_told(options: TrainOptions, feed: Feed, rows: int) -> Iterator[None]:
-    """A loss that is no finite number is told with the rows of its step."""
+def _naming_rows(options: TrainOptions, feed: Feed, rows: int) -> Iterator[None]:
+    """Turn a `NotFinite` into a `FeedError` that lists the rows of its step."""
     began = feed.get_state()
     try:
         yield
     except NotFinite as error:
-        state = _later(began, error.step - 1, options.batch_size, rows)
+        state = _state_after(began, error.step - 1, options.batch_size, rows)
         of_batch = feed.rows_of(state)
         shown = ", ".join(map(str, of_batch[:_ROWS_SHOWN])) + (", …" if len(of_batch) > _ROWS_SHOWN else "")
         raise FeedError(
@@ -94,8 +96,8 @@ def _rows_are_told(options: TrainOptions, feed: Feed, rows: int) -> Iterator[Non
         ) from error
 
 
-def _later(state: Mapping[str, Any], batches: int, batch_size: int, rows: int) -> dict[str, Any]:
-    """The feed's state so many batches after `state`, where the last rows of each epoch are dropped."""
+def _state_after(state: Mapping[str, Any], batches: int, batch_size: int, rows: int) -> dict[str, Any]:
+    """The feed's state `batches` batches after `state`, if the last rows of each epoch are dropped."""
     in_this_epoch = max(0, rows - state["position"]) // batch_size
     if batches < in_this_epoch:
         return {**state, "position": state["position"] + batches * batch_size}
@@ -104,7 +106,7 @@ def _later(state: Mapping[str, Any], batches: int, batch_size: int, rows: int) -
 
 
 def steps_left(options: TrainOptions, feed: Feed, rows: int) -> int:
-    """Steps from where the feed stands, perhaps in batches of another size until now, to the options' end."""
+    """Steps from the feed's position to the end that the options ask for. Batch sizes may have changed before."""
     if options.passes is None:
         delivered: int = feed.get_state()["step"]
         return max(0, (options.steps or 0) - delivered)
@@ -113,26 +115,26 @@ def steps_left(options: TrainOptions, feed: Feed, rows: int) -> int:
     return max(0, whole_epochs * feed.steps_per_epoch + this_epoch)
 
 
-def _found(done: int, left: int) -> str:
-    """Where this run begins."""
+def _start_message(done: int, left: int) -> str:
+    """The line that says from which step this run continues."""
     if not done:
         return "none yet, training begins"
     after = f"step {done:,} is saved"
     return f"{after}, training goes on from there" if left else f"{after}, and no step is left to do"
 
 
-def _tell(message: str) -> None:
-    if _first():
+def _print_once(message: str) -> None:
+    if _is_first_process():
         print(f"feedline: {message}", file=sys.stderr, flush=True)
 
 
-def _first() -> bool:
+def _is_first_process() -> bool:
     return jax.process_index() == 0
 
 
 def _until_stop(batches: Iterable[Batch], done: int) -> Iterator[Batch]:
-    """The batches up to the one after whose step a signal ends the loop; `done` steps were done before."""
+    """Yield batches until a signal ends the loop. `done` steps were done by earlier runs."""
     for step, batch in enumerate(batches, done + 1):
         yield batch
-        if should_stop(step):  # asked once that step was started
+        if should_stop(step):  # called after that step was dispatched
             return

@@ -1,4 +1,4 @@
-"""At which (epoch, position) the rows of a run stand: the audit's own arithmetic, beside feedline's. Pure."""
+"""The epoch and position of each delivered row, computed independently of feedline's schedule. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from feedline.audit.held import Settings
+from feedline.audit.observed import Settings
 
-Place = tuple[int, int]
+EpochPosition = tuple[int, int]
 
 
-def starts(settings: Settings, after: Place = (0, 0)) -> Iterator[Place]:
-    """(epoch, position) of the first row of each batch that comes after the rows before `after`.
+def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
+    """(epoch, position) of the first row of each batch, where the first batch starts at `after` or later.
 
     Example:
       >>> ten = Settings(rows=10, batch_size=4, remainder="drop", epochs=None, transformed=False)
-      >>> [place for place, _ in zip(starts(ten), range(3), strict=False)]
+      >>> [start for start, _ in zip(batch_starts(ten), range(3), strict=False)]
       [(0, 0), (0, 4), (1, 0)]
     """
     rows, size, (epoch, position) = settings.rows, settings.batch_size, after
-    while rows is None:  # a stream: it alone knows where its epochs end
+    while rows is None:  # a stream: the length of its epochs is unknown
         yield epoch, position
         position += size
     while True:
@@ -35,9 +35,11 @@ def starts(settings: Settings, after: Place = (0, 0)) -> Iterator[Place]:
         position += size
 
 
-def places(settings: Settings, first: Place, batches: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """int64[batches, batch_size] twice: epoch and position of each row. Where it is padded, position ≥ rows."""
-    begin = np.array([place for place, _ in zip(starts(settings, first), range(batches), strict=False)])
+def row_positions(
+    settings: Settings, first: EpochPosition, batches: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Epoch and position of each row, each int64[batches, batch_size]. Padded rows have a position ≥ rows."""
+    begin = np.array([start for start, _ in zip(batch_starts(settings, first), range(batches), strict=False)])
     begin = begin.reshape(batches, 2, 1)
     position = begin[:, 1] + np.arange(settings.batch_size)
     epoch = np.broadcast_to(begin[:, 0], position.shape)

@@ -1,4 +1,4 @@
-"""A group of processes that ends with the process that made it, however that ends."""
+"""A group of processes that is killed when the process that made it ends, in whatever way."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-# What asks a process to end; the guard must outlive it.
-PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+# Signals that ask a process to end. The guard ignores them, because it must outlive the group.
+FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 _GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -s KILL 0"
 
 
-class Group:
-    """Starts processes, signals them, and leaves none behind.
+class ProcessGroup:
+    """Starts processes and signals them; none of them outlives the process that owns the group.
 
-    The first process of the group is its guard: a shell that waits for the end of a pipe into which
-    nobody writes, and whose other end only we hold. When we end, even by SIGKILL, the kernel closes
-    that end, and the guard kills its whole group, itself included. So:
+    The first process of the group is its guard: a shell that reads from a pipe. Only the owner has the writing
+    end, and never writes. When the owner ends, even by SIGKILL, the kernel closes that end, and the guard kills
+    the whole group and itself. So:
 
-    1. No process outlives us. One that is being started has our end of the pipe too, and joins the
-       group before it becomes its program and so lets go of that end. The guard wakes when the last
-       end is closed: by then every process is in the group, and its own children are born into it.
-    2. No signal reaches a stranger. The group's number is the guard's pid, which the kernel gives to
-       nobody else while we have not reaped the guard; we do that last.
+    1. No process outlives the owner. A process that is being started has the writing end too, and joins the
+       group before it executes its program, which closes that end. The guard wakes when the last copy is closed;
+       then every process is in the group, and so are its children.
+    2. No signal reaches another program. The group's number is the guard's pid, which the kernel does not use
+       again before the owner has reaped the guard; that happens last.
 
-    A program that leaves the group (`setsid`, a daemon) leaves our reach; we still signal one that
-    we started ourselves.
+    A program that leaves the group (`setsid`, a daemon) is not killed with it, but still gets signals if the owner
+    started it directly.
 
     Called, owned and closed by one thread.
 
     Example:
-      >>> with Group() as group:
+      >>> with ProcessGroup() as group:
       ...     child = group.start(["sleep", "1000"], {}, stdout=subprocess.DEVNULL)
       >>> child.returncode
       -9
@@ -48,7 +48,7 @@ class Group:
             stdout=subprocess.PIPE,
             process_group=0,
         )
-        # From here on it ignores what is sent to the group.
+        # Once it is ready, it ignores the signals that are sent to the group.
         with self._guard.stdout as ready:  # type: ignore[union-attr]
             ready.readline()
         return self
@@ -61,7 +61,7 @@ class Group:
         stdout: int = subprocess.PIPE,
         stderr: int = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
-        """Starts a program in the group, without input. Raises `OSError` if it cannot be run."""
+        """Starts a program in the group, with no standard input. `OSError` if it cannot be run."""
         child = subprocess.Popen(
             command,
             env=environ,
@@ -75,7 +75,7 @@ class Group:
         return child
 
     def signal(self, number: int) -> None:
-        """Sends a signal to every process of the group, grandchildren included."""
+        """Sends a signal to every process of the group, including children of the programs."""
         os.killpg(self._guard.pid, number)
         for child in self._started:
             if child.poll() is None and os.getpgid(child.pid) != self._guard.pid:
@@ -90,5 +90,5 @@ class Group:
             for stream in (child.stdout, child.stderr):
                 if stream is not None:
                     stream.close()
-        with self._guard:  # Closes the pipe and reaps.
+        with self._guard:  # Closes the pipe and reaps the guard.
             pass

@@ -1,4 +1,4 @@
-"""Starts the processes of each launch and gathers what they held; nothing of them is left at the end."""
+"""Starts the processes of each launch and collects what they observed; no process outlives the audit."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from feedline.audit.held import Failed, Held, Refused
 from feedline.audit.job import DONE, Job, job_file, result_file
 from feedline.audit.layouts import Layout
-from feedline.cluster.group import Group
+from feedline.audit.observed import Crashed, Observed, Refused
+from feedline.cluster.process_group import ProcessGroup
 from feedline.errors import FeedError
 
-Result = Held | Refused
-Answer = TypeVar("Answer")
+Result = Observed | Refused
+Read = TypeVar("Read")
 _START_S = 120.0
 _SHOWN_LINES = 8
-_SAID = re.compile(rf"\[(\d+)\] {DONE} (\d+)".encode())
+_DONE_LINE = re.compile(rf"\[(\d+)\] {DONE} (\d+)".encode())
 
 
 def results(
     job: Job, launches: Sequence[Sequence[Layout]], environ: Mapping[str, str], limit_s: float
 ) -> Generator[tuple[Layout, list[Result]], None, None]:
-    """Each layout with what its processes held, as soon as all of them are done with it.
+    """Yields each layout with what its processes observed, as soon as all of them are done with it.
 
     Raises:
       FeedError: a process failed, or a layout took longer than `limit_s`.
@@ -47,14 +47,14 @@ def _launched(
 ) -> Iterator[tuple[Layout, list[Result]]]:
     processes = range(layouts[0].processes)
     log = folder / f"{launch}.log"
-    # When the group ends the launcher dies by kill -9, and so does all that it started. That is also what
-    # becomes of the layout that is to be killed: it waits for it with its feed open.
-    with log.open("wb") as errors, Group() as group:
-        answers = _Answers(group.start(_command(folder, launch, layouts[0]), environ, stderr=errors.fileno()), log)
-        answers.wait(processes, 0, "the start", _START_S, lambda process: None)
+    # When the block ends, the launcher and all its processes are killed by SIGKILL. A layout with killed=True
+    # relies on that: its processes wait with their feeds open.
+    with log.open("wb") as errors, ProcessGroup() as group:
+        output = _Output(group.start(_command(folder, launch, layouts[0]), environ, stderr=errors.fileno()), log)
+        output.wait(processes, 0, "the start", _START_S, lambda process: None)
         for number, layout in enumerate(layouts, 1):
             read = functools.partial(_result, layout, folder, launch, number)
-            yield layout, answers.wait(processes, number, layout.title, limit_s, read)
+            yield layout, output.wait(processes, number, layout.title, limit_s, read)
 
 
 def _command(folder: Path, launch: int, layout: Layout) -> list[str]:
@@ -64,48 +64,48 @@ def _command(folder: Path, launch: int, layout: Layout) -> list[str]:
     return [sys.executable, "-m", "feedline", "launch", *options, "--", sys.executable, "-c", program]
 
 
-class _Answers:
-    """What the processes of one launch say on their standard output. Other lines are dropped."""
+class _Output:
+    """Reads the `DONE` lines in the standard output of one launch, and drops all other lines."""
 
     def __init__(self, launcher: subprocess.Popen[bytes], log: Path) -> None:
         assert launcher.stdout is not None
         self._output = launcher.stdout.fileno()
         self._log = log
-        self._said: set[tuple[int, int]] = set()
-        self._unread = b""  # Has no line end.
+        self._done: set[tuple[int, int]] = set()  # (process, number)
+        self._incomplete_line = b""  # Has no line end.
 
     def wait(
-        self, processes: range, number: int, what: str, limit_s: float, read: Callable[[int], Answer]
-    ) -> list[Answer]:
-        """What `read(process)` gives once the process is done with `number`, each as soon as it is.
+        self, processes: range, number: int, what: str, limit_s: float, read: Callable[[int], Read]
+    ) -> list[Read]:
+        """Waits until all processes are done with `number`; calls `read(process)` as soon as each is.
 
         Raises:
           FeedError: not all were done in time, or a process ended.
         """
         deadline = time.monotonic() + limit_s
-        found: dict[int, Answer] = {}
+        found: dict[int, Read] = {}
         while True:
-            found |= {i: read(i) for i in processes if i not in found and (i, number) in self._said}
+            found |= {i: read(i) for i in processes if i not in found and (i, number) in self._done}
             missing = [str(i) for i in processes if i not in found]
             if not missing:
                 return [found[i] for i in processes]
             if not select.select([self._output], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise FeedError(
                     f"{what} must take no more than {limit_s:g} s, and process {', '.join(missing)} took longer; "
-                    f"find what it waits for, or give it more by --limit-s.{self._last_lines()}"
+                    f"find what it waits for, or raise --limit-s.{self._last_lines()}"
                 )
-            self._listen(what)
+            self._read(what)
 
-    def _listen(self, what: str) -> None:
+    def _read(self, what: str) -> None:
         chunk = os.read(self._output, 1 << 16)
         if not chunk:
             raise FeedError(
                 f"a process must live as long as the audit, and one ended in {what}.{self._last_lines()}"
             )
-        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        *lines, self._incomplete_line = (self._incomplete_line + chunk).split(b"\n")
         for line in lines:
-            if said := _SAID.fullmatch(line):
-                self._said.add((int(said[1]), int(said[2])))
+            if match := _DONE_LINE.fullmatch(line):
+                self._done.add((int(match[1]), int(match[2])))
 
     def _last_lines(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
@@ -113,7 +113,7 @@ class _Answers:
 
 
 def _result(layout: Layout, folder: Path, launch: int, number: int, process: int) -> Result:
-    result: Result | Failed = pickle.loads(result_file(folder, launch, number, process).read_bytes())
-    if isinstance(result, Failed):
+    result: Result | Crashed = pickle.loads(result_file(folder, launch, number, process).read_bytes())
+    if isinstance(result, Crashed):
         raise FeedError(f"{layout.title}: {result.line}", process=process)
     return result

@@ -1,4 +1,4 @@
-"""What `--help` says of a subcommand: a sentence in the list of all, its whole text alone."""
+"""The `--help` text of a subcommand: one sentence in the list of subcommands, or its whole description."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import textwrap
 _ATTRIBUTES = re.compile(r"^\s*Attributes:$", re.MULTILINE)
 
 
-def described(command: type, *, alone: bool) -> str:
-    """A command's docstring without its attributes, which are listed as options.
+def help_text(command: type, *, alone: bool) -> str:
+    """A command's docstring without its attributes, which tyro lists as options.
 
-    tyro wraps no paragraph of it, and in the list of subcommands it would show all of them. It joins lines that
-    begin with a letter, so the paragraphs after the first are a list.
+    tyro does not wrap paragraphs, and would show all of them in the list of subcommands. It joins lines that begin
+    with a letter, so the paragraphs after the first are formatted as a list.
+
+    Args:
+      alone: True: the whole text, for `feedline COMMAND --help`; False: its first sentence, for the list.
 
     Example:
       >>> class Command:
@@ -22,7 +25,7 @@ def described(command: type, *, alone: bool) -> str:
       ...
       ...     In many ways.
       ...     '''
-      >>> described(Command, alone=False)
+      >>> help_text(Command, alone=False)
       'Do it.'
     """
     text = _ATTRIBUTES.split(inspect.getdoc(command) or "")[0].strip()

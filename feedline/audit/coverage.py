@@ -1,0 +1,101 @@
+"""Checks that every row comes once an epoch, and that delivered rows have the values of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline.audit.digest import row_digests
+from feedline.audit.observed import Coverage, Difference, Observed, State, combined_digests
+from feedline.audit.positions import row_positions
+from feedline.feed import Feed
+from feedline.rows.row_source import RowSource
+from feedline.sources.open_source import as_source
+from feedline.sources.records import RecordSource
+
+_MOST_ROWS = 1 << 23
+"""The largest number of row indices that are counted: they take 8 bytes each."""
+
+
+def measure_coverage(feed: Feed, source: Any, observed: Observed, first: State) -> Coverage | Difference:
+    """Count the row indices of whole epochs, and compare delivered rows with those of the source.
+
+    Args:
+      feed: on one device.
+      source: the source of the feed.
+      observed: what the feed delivered after the state `first`.
+    """
+    rows = observed.settings.rows
+    if rows is None:
+        return Coverage(0, 0, 0, "a stream has no row indices, so that rows come once was not shown")
+    try:
+        epochs = _counted(feed, observed, rows) if rows <= _MOST_ROWS else 0
+        compared = 0 if observed.settings.transformed else _compared(feed, as_source(source), observed, first)
+    except Difference as difference:
+        return difference
+    drops = observed.settings.remainder == "drop"
+    left_out = rows % observed.settings.batch_size if drops else 0
+    limit = f"row indices of an epoch are counted up to {_MOST_ROWS:,} rows, here are {rows:,}"
+    return Coverage(epochs, left_out, compared, not_shown="" if epochs else limit)
+
+
+def _counted(feed: Feed, observed: Observed, rows: int) -> int:
+    """How many of the epochs that the feed visited were counted; a `Difference` if one is wrong."""
+    epochs: int = min(observed.states[-1]["epoch"] + 1, max(1, _MOST_ROWS // rows))
+    for epoch in range(epochs):
+        indices = np.concatenate(list(_row_indices(feed, observed, rows, epoch)))[:rows]
+        times = np.bincount(indices[indices >= 0], minlength=rows)
+        if times.max() > 1 or len(times) > rows:
+            raise Difference(f"row {times.argmax()} of the source comes {times.max()} times in epoch {epoch}")
+        if np.count_nonzero(times) < len(indices):
+            raise Difference(f"row {times.argmin()} of the source does not come in epoch {epoch}")
+    return epochs
+
+
+def _row_indices(feed: Feed, observed: Observed, rows: int, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+    """The row indices of an epoch's batches, from `rows_of`, which reads no data."""
+    size = observed.settings.batch_size
+    stop = rows - size + 1 if observed.settings.remainder == "drop" else rows
+    for position in range(0, stop, size):
+        yield feed.rows_of({**feed.get_state(), "epoch": epoch, "position": position})
+
+
+def _compared(feed: Feed, source: RowSource | Any, observed: Observed, first: State) -> int:
+    """How many delivered rows have the values of the source; a `Difference` if one has not."""
+    epochs, _ = row_positions(observed.settings, (0, 0), len(observed.batches))
+    compared = 0
+    for number, (before, epoch) in enumerate(zip([first, *observed.states], epochs, strict=False)):
+        indices = feed.rows_of({**first, **before})
+        real = np.flatnonzero(indices >= 0)
+        asked = indices[real]
+        if isinstance(source, RecordSource):
+            asked = epoch[real] * len(source) + asked
+        out = _empty(source.spec, len(real))
+        source.read(asked, out)
+        for path, values in jax.tree_util.tree_leaves_with_path(out):
+            _compare(observed, number, f"batch{jax.tree_util.keystr(path)}", values, indices)
+        compared += len(real)
+    return compared
+
+
+def _empty(spec: Any, rows: int) -> Any:
+    return jax.tree.map(lambda leaf: np.empty((rows, *leaf.shape), leaf.dtype), spec)
+
+
+def _compare(observed: Observed, number: int, name: str, values: Any, indices: npt.NDArray[np.int64]) -> None:
+    leaf = observed.names.index(name)
+    shape, dtype = observed.row_specs[leaf]
+    delivered = combined_digests(observed.batches[number][leaf], len(indices), shape)[indices >= 0]
+    wrong = delivered != row_digests(values.astype(dtype), leaf, shape, tuple((0, size) for size in shape))
+    if wrong.any():
+        row = int(np.flatnonzero(indices >= 0)[wrong.argmax()])
+        raise Difference(
+            f"it is not row {indices[row]} of the source, which rows_of returns for it",
+            batch=number,
+            row=row,
+            leaf=name,
+        )

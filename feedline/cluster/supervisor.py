@@ -1,0 +1,201 @@
+"""Supervises the processes of one launch: waits for output, signals, ends and deadlines at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import select
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from feedline.cluster.lines import Lines, recent_lines
+from feedline.cluster.process_group import ProcessGroup
+
+_CHUNK = 1 << 16  # The capacity of a pipe.
+# How long the output is read after all processes have ended: a process outside the group may hold a pipe open.
+_DRAIN_S = 1.0
+_STDOUT, _STDERR = 1, 2
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+    """One pipe of one process, and the file descriptor to which its lines are written."""
+
+    lines: Lines
+    target: int
+
+
+class Supervisor:
+    """Starts the processes of one launch and waits until the last has ended.
+
+    When a process fails, the others get SIGTERM, and SIGKILL `grace_s` later. After SIGTERM or SIGINT to the
+    launcher, all processes get that signal, and SIGKILL `stop_s` later or at the second signal. Called by one
+    thread, which owns `group` and `signals` and closes them afterwards.
+    """
+
+    def __init__(self, group: ProcessGroup, signals: socket.socket, grace_s: float, stop_s: float) -> None:
+        self._group = group
+        self._signals = signals
+        self._grace_s = grace_s
+        self._stop_s = stop_s
+        self._running: dict[int, subprocess.Popen[bytes]] = {}  # Processes whose end was not seen yet.
+        self._last: list[deque[bytes]] = []  # The newest lines of each process.
+        self._forwarded: list[int] = []  # Signals, in the order in which they came.
+        self._failed: tuple[int, int] | None = None  # Index and return code of the first process that failed.
+        self._overdue = False  # Whether the deadline passed before the last process ended.
+        self._deadline: float | None = None  # When to send SIGKILL; None if no process was asked to end.
+
+    def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
+        """Runs the command once for each environment; returns the exit code (see `launch`)."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals, selectors.EVENT_READ)
+            try:
+                self._start(command, environments, selector)
+            except OSError as error:
+                return _cannot_run(command, error)
+            while self._running:
+                self._wait(selector, self._remaining_s())
+                self._reap()
+                if self._remaining_s() == 0:
+                    self._overdue = bool(self._running)
+                    self._kill()
+            self._kill()
+            self._drain(selector)
+        return self._report(len(environments))
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for index, environ in enumerate(environments):
+            child = self._group.start(command, environ)
+            self._running[index] = child
+            self._last.append(recent_lines())
+            for pipe, target in ((child.stdout, _STDOUT), (child.stderr, _STDERR)):
+                assert pipe is not None
+                stream = _Stream(Lines(index, self._last[index]), target)
+                selector.register(pipe, selectors.EVENT_READ, stream)
+
+    def _remaining_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _wait(self, selector: selectors.BaseSelector, timeout_s: float | None) -> None:
+        """Waits for output or signals, and handles them."""
+        for key, _ in selector.select(timeout_s):
+            if key.data is None:
+                for number in self._signals.recv(_CHUNK):
+                    self._forward(number)
+                continue
+            chunk = os.read(key.fd, _CHUNK)
+            _write(key.data.target, key.data.lines.add(chunk) if chunk else key.data.lines.end())
+            if not chunk:
+                selector.unregister(key.fileobj)
+
+    def _drain(self, selector: selectors.BaseSelector) -> None:
+        """Shows the output that is still in the pipes after all processes have ended."""
+        selector.unregister(self._signals)
+        self._deadline = time.monotonic() + _DRAIN_S
+        while selector.get_map() and self._remaining_s():
+            self._wait(selector, self._remaining_s())
+        self._wait(selector, 0)
+        for key in selector.get_map().values():
+            _write(key.data.target, key.data.lines.end())
+
+    def _forward(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            return
+        self._forwarded.append(number)
+        ending = sum(forwarded in _ENDING_SIGNALS for forwarded in self._forwarded)
+        if ending == 1 and self._deadline is None:
+            self._deadline = time.monotonic() + self._stop_s
+        self._group.signal(signal.SIGKILL if ending > 1 else number)
+
+    def _reap(self) -> None:
+        for index, child in list(self._running.items()):
+            code = child.poll()
+            if code is None:
+                continue
+            del self._running[index]
+            if code != 0 and self._failed is None:
+                self._failed = (index, code)
+                if self._deadline is None:
+                    self._deadline = time.monotonic() + self._grace_s
+                if not self._forwarded:  # Otherwise the processes have got a signal already.
+                    self._group.signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._deadline = None
+        self._group.signal(signal.SIGKILL)
+
+    def _lines(self, index: int) -> str:
+        return "".join(f"\n{line.decode(errors='replace')[:-1]}" for line in self._last[index])
+
+    def _report(self, processes: int) -> int:
+        if self._failed is None:
+            return 0
+        index, code = self._failed
+        message = f"feedline launch: process {index} of {processes} {_ended(code)}"
+        if self._forwarded:
+            names = ", ".join(signal.Signals(number).name for number in self._forwarded)
+            message += f", after {names} had been passed on"
+            message += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
+        elif silent := silent_processes(self._last[index]):
+            index = silent[0]
+            indices = ", ".join(map(str, silent))
+            first = self._failed[0]
+            message = (
+                f"feedline launch: process {indices} of {processes} was silent: it did not end, but sent no "
+                f"heartbeats, for which jax ended process {first}; the others were stopped. Its last lines:"
+            ) + self._lines(index)
+        elif processes > 1:
+            message += f"; the others were stopped. Its last lines:{self._lines(index)}"
+        _write(_STDERR, f"{message}\n".encode())
+        return code if code > 0 else 128 - code
+
+
+def silent_processes(lines: Sequence[bytes]) -> list[int]:
+    """The processes whose heartbeats jax misses, from what it writes when it ends a process for that.
+
+    Example:
+      >>> silent_processes([b"[0] unhealthy (stopped sending heartbeats):\\n", b"[0] 1\\n"])
+      [1]
+    """
+    match = re.search(rb"stopped sending heartbeats\):\n((?:\[\d+\] \S*?\d+\n)+)", b"".join(lines))
+    return [int(task) for task in re.findall(rb"(\d+)\n", match[1])] if match else []
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    hint = "; the kernel sends it when memory runs out" if code == -signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({signal.strsignal(-code)}{hint})"
+
+
+def _cannot_run(command: Sequence[str], error: OSError) -> int:
+    exists = not isinstance(error, FileNotFoundError)
+    fix = "make it executable, or name its interpreter first" if exists else "correct it, or give its path"
+    message = f"feedline launch: cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}"
+    _write(_STDERR, f"{message}, as in `-- python train.py`\n".encode())
+    return 126 if exists else 127
+
+
+def _write(descriptor: int, text: bytes) -> None:
+    """Writes all bytes without Python's buffers, which would try again at exit to write what failed."""
+    while text:
+        try:
+            text = text[os.write(descriptor, text) :]
+        except BlockingIOError:  # Another program has made the terminal non-blocking.
+            select.select([], [descriptor], [])
