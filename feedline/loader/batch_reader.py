@@ -191,22 +191,21 @@ class BatchReader:
 
     def _read(self, part: Part) -> None:
         """Read rows of known index."""
-        read, here = part.buffers.read, part.here
-        rows = self._elements(part) if isinstance(self.source, RecordSource) else part.indices
+        read, here, rows = part.buffers.read, part.here, part.indices
+        asked = self._elements(part) if isinstance(self.source, RecordSource) else rows
         try:
             if self.form.by_leaf and is_columnar(self.source):
                 for i, columns in part.cuts:
-                    self.source.read_leaf(i, part.indices, columns, read[i][here])
+                    self.source.read_leaf(i, rows, columns, read[i][here])
                 return
             out = self.form.spec.tree([leaf[here] for leaf in read])
-            returned: Any = self.source.read(rows, out)  # type: ignore[func-returns-value]
+            returned: Any = self.source.read(asked, out)  # type: ignore[func-returns-value]
             if returned is not None:
                 raise TypeError(f"read writes its rows into out, and must not return a {type(returned).__name__}")
         except FeedError:
             raise
         except Exception as error:  # of any type: a StopIteration would look like the end of the feed
-            count = len(part.indices)
-            which = "this row" if count == 1 else f"{count} rows, the first of them {part.indices[0]},"
+            which = "this row" if len(rows) == 1 else f"{len(rows)} rows, the first of them {rows[0]},"
             raise RowError(
                 f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
                 stage="read",

@@ -280,12 +280,12 @@ def test_every_split_into_processes_takes_the_same_rows(data):
         batches = LocalBatches(reader, BatchBuffers(form, 2), start, data.draw(st.integers(1, 3)))
         parts = data.draw(st.permutations(range(batches.parts)))
         (batch,) = [one for one in [batches.read(0, part) for part in parts] if one]
-        narrow, told, values = batch.leaves
+        narrow, mask_leaf, values = batch.leaves
         np.testing.assert_array_equal(narrow, rows[plans[0].rows])
         np.testing.assert_array_equal(
             values, np.repeat(rows[plans[1].rows, None], 4, axis=1)[:, plans[1].columns[0]]
         )
-        np.testing.assert_array_equal(told, valid[mask])
+        np.testing.assert_array_equal(mask_leaf, valid[mask])
         met = [i for i in union_of_rows(plans).tolist() if wanted.valid[i] and order[i][2] in bad]
         assert [one.at for one in batch.bad] == met
         assert pickle.loads(pickle.dumps(batch.bad)) == batch.bad
@@ -322,10 +322,10 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
     with _feed(sharding, Columns(bad={3, 4, 25}), bad_rows_budget=0.07) as feed:  # of 16 rows 1.12, so 2
         next(feed), next(feed)  # of 32 rows 2.24, so 3
         assert feed.statistics().bad_rows == 3
-    told = r"allows 2 bad rows in the 16 rows .* and 3 are.* damaged \[stage read, row 3, "
+    message = r"allows 2 bad rows in the 16 rows .* and 3 are.* damaged \[stage read, row 3, "
     with (
         _feed(sharding, Columns(bad={3, 4, 5}), bad_rows_budget=0.07) as feed,
-        pytest.raises(RowError, match=told),
+        pytest.raises(RowError, match=message),
     ):
         next(feed)
 
@@ -364,9 +364,9 @@ def test_a_resumed_feed_has_the_same_substitutes(sharding):
 def test_a_source_without_a_good_row_is_an_error_after_few_reads(sharding):
     source = Columns(bad=range(N))
     reading = Reading(threads=0, bad_rows="substitute")  # no batch is read ahead after one that failed
-    told = r"all 16 that were drawn are bad.* it is damaged \[.*row 0, epoch 0, position 0\]"
+    message = r"all 16 that were drawn are bad.* it is damaged \[.*row 0, epoch 0, position 0\]"
     options = {"order": Order(shuffle=False), "reading": reading}
-    with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=told) as raised:
+    with Feed(source, B, sharding, **options) as feed, pytest.raises(RowError, match=message) as raised:
         next(feed)
     assert (raised.value.row, raised.value.epoch, raised.value.position) == (0, 0, 0)
     assert len(source.reads) <= 1 + 5 + 16  # the whole, halves of it, and what could stand in
@@ -414,8 +414,10 @@ def test_the_first_row_must_be_good(sharding):
 
 
 def test_the_row_that_the_transform_gets_first_must_be_good(sharding):
-    told = r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
-    with pytest.raises(RowError, match=told):
+    message = (
+        r"when the feed is built.*Columns failed to read it with OSError: it is damaged \[stage read, row 0\]"
+    )
+    with pytest.raises(RowError, match=message):
         _feed(sharding, Columns(bad={0}), transform=lambda batch, rows: batch)
     with _feed(sharding, Columns(bad={0})) as feed:  # of columns nothing else is learnt from a row
         next(feed)
@@ -495,8 +497,8 @@ def test_raise_names_the_file(sharding, tmp_path):
     damaged[start : start + 2000] = bytes(2000)
     path.write_bytes(damaged)
     source = open_source(path)
-    told = r"row 2\d\d\d, epoch 0, position \d+, file .*x\.parquet\]"
-    with Feed(source, 64, sharding, order=Order(SEED)) as feed, pytest.raises(RowError, match=told):
+    message = r"row 2\d\d\d, epoch 0, position \d+, file .*x\.parquet\]"
+    with Feed(source, 64, sharding, order=Order(SEED)) as feed, pytest.raises(RowError, match=message):
         next(feed)
     reading = Reading(bad_rows="mask", bad_rows_budget=0.5)
     with Feed(source, 64, sharding, order=Order(SEED), epochs=1, reading=reading) as feed:
@@ -553,8 +555,8 @@ def test_an_error_of_a_stream_ends_it_and_is_no_bad_row(sharding):
 
 
 def test_a_bad_item_of_a_stream_is_raised_with_its_position(sharding):
-    told = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
-    with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=told):
+    message = r"the form of the first.*\[stage read, row 5, epoch 0, position 5\]"
+    with Feed(_stream(STREAM_BAD), B, sharding) as feed, pytest.raises(RowError, match=message):
         next(feed)
 
 
@@ -572,10 +574,10 @@ def test_a_bad_item_is_raised_if_its_substitute_is_refused_too(sharding):
         return batch
 
     reading = Reading(bad_rows="substitute", bad_rows_budget=99)
-    told = r"refused \[row 5, epoch 0, position 5\]"
+    message = r"refused \[row 5, epoch 0, position 5\]"
     with (
         Feed(_stream({}), B, sharding, transform=refuse, reading=reading) as feed,
-        pytest.raises(RowError, match=told),
+        pytest.raises(RowError, match=message),
     ):
         next(feed)
 

@@ -87,9 +87,9 @@ def test_an_error_comes_at_once_and_the_source_is_closed_after_the_read_ahead(ga
         next(feed)  # while the other thread is inside
     feed.close(timeout_s=0.01)
     assert gated.closed == []
-    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told.startswith("feedline-read-")
-    assert told.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert message.startswith("feedline-read-")
+    assert message.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
     closing = spawn(feed.close)
     gated.gate.set()
     closing.result(PATIENCE_S)

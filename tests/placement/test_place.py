@@ -203,7 +203,7 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
 
 
 @pytest.mark.parametrize(
-    ("sharding", "told"),
+    ("sharding", "message"),
     [
         (None, r"^sharding must be a jax\.sharding\.Sharding, got None; for example NamedSharding\("),
         (P("a"), r"^sharding must be a jax\.sharding\.Sharding, got P.*; for example"),
@@ -215,8 +215,8 @@ def test_shardings_that_are_no_prefix_of_the_batch_are_refused(sharding):
     ],
 )
 @pytest.mark.parametrize("refuse", [check_shardings, lambda sharding: broadcast(sharding, {"x": 1, "y": 2})])
-def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, told):
-    with pytest.raises(TypeError, match=told):
+def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, message):
+    with pytest.raises(TypeError, match=message):
         refuse(sharding)
 
 

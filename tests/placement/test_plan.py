@@ -267,11 +267,11 @@ def test_sizes_that_the_shards_do_not_divide_are_refused_with_the_nearest_that_w
         return
     with pytest.raises(ValueError, match=r"^x: the ") as error:
         plan_leaf(sharding, with_size(size), DEVICES, "x")
-    told = str(error.value)
+    message = str(error.value)
     what, found, numbers = re.fullmatch(
         r"x: the (batch size|size of axis \d) must be a multiple of the (\d+) shards that its mesh axes make, "
         rf"got {size}; (.+) would work",
-        told,
+        message,
     ).groups()
     assert what == ("batch size" if axis == 0 else f"size of axis {axis}")
     assert int(found) == shards

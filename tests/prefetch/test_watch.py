@@ -71,13 +71,13 @@ def test_one_warning_with_stage_and_stacks_comes_before_the_error(watch, clock, 
     watch.warn_or_raise(waiting=2)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("feedline", logging.WARNING)
-    told = record.getMessage()
-    assert told.startswith(
+    message = record.getMessage()
+    assert message.startswith(
         'no stage has advanced for 30 s while the training loop waits; the last was "read", '
         "2 batches after the next one are placed. Stacks of all threads:\n-- "
     )
-    assert "-- MainThread\n" in told
-    assert "test_one_warning_with_stage_and_stacks_comes_before_the_error" in told
+    assert "-- MainThread\n" in message
+    assert "test_one_warning_with_stage_and_stacks_comes_before_the_error" in message
     assert watch.patience_s() == 270
     clock.now += 269
     watch.warn_or_raise(0)
@@ -168,11 +168,11 @@ def test_stacks_show_where_each_thread_is():
 
     hanging = spawn(a_read_that_hangs)
     arrived(here)
-    told = stacks()
+    message = stacks()
     go_on.set()
     hanging.result(PATIENCE_S)
-    assert "-- MainThread\n" in told
-    assert "in a_read_that_hangs" in told
+    assert "-- MainThread\n" in message
+    assert "in a_read_that_hangs" in message
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
     with alarmed(0.01, lambda: "a block has taken too long"):
         arrived(warned)
     assert threading.enumerate() == before
-    (told,) = warned.text
-    assert told.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
-    assert "test_an_alarm_warns_once_with_stacks_and_its_thread_ends" in told
+    (message,) = warned.text
+    assert message.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
+    assert "test_an_alarm_warns_once_with_stacks_and_its_thread_ends" in message
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -296,9 +296,9 @@ def test_a_hang_without_prefetch_is_warned_of(warned):
 
     with Feed(Rows(), 8, SHARDING, prefetch=0, reading=READING) as feed:
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
-    (told,) = warned.text
-    assert 'while `next` makes a batch itself; the last was "read". Stacks' in told
-    assert "in read\n" in told
+    (message,) = warned.text
+    assert 'while `next` makes a batch itself; the last was "read". Stacks' in message
+    assert "in read\n" in message
 
 
 def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
@@ -307,6 +307,6 @@ def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
         return {"x": np.int32(index)}
 
     Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=READING).close()
-    (told,) = warned.text
-    assert told.startswith("building a feed has taken 0.02 s so far: it opens the source, reads its first row")
-    assert "in read\n" in told
+    (message,) = warned.text
+    assert message.startswith("building a feed has taken 0.02 s so far: it opens the source, reads its first row")
+    assert "in read\n" in message

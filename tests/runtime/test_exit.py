@@ -168,8 +168,8 @@ if __name__ == "__main__":
 """
     done, _ = run(tmp_path, script)
     assert done.returncode == 1
-    told = "A worker process imports your script again: what writes the file must stand under `if __name__ =="
-    assert told in done.stderr
+    message = "A worker process imports your script again: what writes the file must stand under `if __name__ =="
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("end", ["", "feed.close()", "feed.close(); del batch"])
@@ -283,7 +283,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_worker_that_ends_early_is_an_error_within_seconds(tmp_path, how):
-    ends, told = ENDS[how]
+    ends, message = ENDS[how]
     workers = 2 if how == "is killed" else 1  # another one that lives on, or none
     done, _ = run(
         tmp_path,
@@ -316,7 +316,7 @@ if __name__ == "__main__":
     )
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    assert re.match(f"WorkerError a worker process must live as long as its feed, and one ended with {told}", line)
+    assert re.match(f"WorkerError a worker process must live as long as its feed, .* ended with {message}", line)
     assert "__main__" not in line  # the guard is there: workers delivered batches
 
 
@@ -383,9 +383,9 @@ feed.close()
         flags=("-W", "ignore"),  # Python and JAX warn of a fork beside threads
     )
     assert (done.returncode, done.stderr) == (0, "")
-    *told, state, parent = done.stdout.splitlines()
-    assert [line.startswith("a feed works in the process that built it, ") for line in told] == [True] * 3
-    assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in told[0]
+    *message, state, parent = done.stdout.splitlines()
+    assert [line.startswith("a feed works in the process that built it, ") for line in message] == [True] * 3
+    assert "a fork of it: threads, JAX's too, do not survive a fork. Start the process by mult" in message[0]
     assert (state, parent) == ("state 1", "went on 2")
 
 
@@ -459,7 +459,7 @@ batches.close()
         flags=("-W", "ignore"),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    told, parent = done.stdout.splitlines()
-    assert told.startswith("the iterator of prefetch_to_mesh works in the process that built it, ")
-    assert told.endswith('"spawn"), and there call prefetch_to_mesh again, with an iterator of its own')
+    message, parent = done.stdout.splitlines()
+    assert message.startswith("the iterator of prefetch_to_mesh works in the process that built it, ")
+    assert message.endswith('"spawn"), and there call prefetch_to_mesh again, with an iterator of its own')
     assert parent == "went on 1"

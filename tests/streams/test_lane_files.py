@@ -89,8 +89,8 @@ def small_files():
 
 
 def test_a_full_disk_names_the_file_and_leaves_nothing_half_written(tmp_path):
-    told = r"could not write a lane \(File too large\).* save to another"
-    with pytest.raises(OSError, match=told) as caught, small_files():
+    message = r"could not write a lane \(File too large\).* save to another"
+    with pytest.raises(OSError, match=message) as caught, small_files():
         save_lanes(state(), tmp_path / "new")
     assert caught.value.filename == str(tmp_path / "new" / "lane-00000-of-00003.json")
     assert list((tmp_path / "new").iterdir()) == []

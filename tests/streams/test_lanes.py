@@ -241,13 +241,13 @@ def go_on_from(feed, state):
     return next(feed)
 
 
-@pytest.mark.parametrize(("lane", "told"), WRONG)
-def test_a_lane_with_a_wrong_state_is_named_and_continues_from_the_right_one(sharding, lane, told):
+@pytest.mark.parametrize(("lane", "message"), WRONG)
+def test_a_lane_with_a_wrong_state_is_named_and_continues_from_the_right_one(sharding, lane, message):
     with Feed(lanes_of([20, 20]), 8, sharding, epochs=1) as feed:
         next(feed)
         state = json.loads(json.dumps(feed.get_state()))
         for _ in range(2):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=message):
                 go_on_from(feed, {**state, "lanes": {**state["lanes"], "1": lane}})
         feed.set_state(state)
         assert [seen_of(batch)[0][0] for batch in feed] == [4, 8, 12, 16]
@@ -398,10 +398,10 @@ def test_a_document_longer_than_a_packed_row_is_an_error_with_the_way_out(shardi
 
         return Lanes(make_lane, 2)
 
-    told = (
+    message = (
         r"lane [01] failed after \d+ items .* 40, 8.* A document must fit into one packed row: cut or drop longer"
     )
-    with pytest.raises(FeedError, match=told), Feed(packed(None), 8, sharding, epochs=1) as feed:
+    with pytest.raises(FeedError, match=message), Feed(packed(None), 8, sharding, epochs=1) as feed:
         list(feed)
     with Feed(packed(8), 8, sharding, epochs=1) as feed:  # the way out
         assert len(list(feed)) > 1

@@ -235,14 +235,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_a_stopiteration_of_a_function_is_no_end(sharding, kind):
-    told = "lane 0 failed after {} items of epoch 0 with StopIteration, raised by a function .*; give next"
+    message = "lane 0 failed after {} items of epoch 0 with StopIteration, raised by a function .*; give next"
     with Feed(MISTAKES[kind](19), 8, sharding, epochs=1) as feed:
         for _ in range(2):
             next(feed)
         for _ in range(2):
-            with pytest.raises(FeedError, match=told.format(19)):
+            with pytest.raises(FeedError, match=message.format(19)):
                 next(feed)
-    with pytest.raises(FeedError, match=told.format(0)):
+    with pytest.raises(FeedError, match=message.format(0)):
         Feed(MISTAKES[kind](0), 8, sharding, epochs=1)
 
 
@@ -290,8 +290,8 @@ def test_a_state_of_another_stream_is_refused_by_its_first_item(sharding):
         "spec": grain.MapDataset.range(40).to_iter_dataset(),
     }
     for field, stream in others.items():
-        told = f"the state was saved over other data: its '{field}' is"
-        with Feed(stream, 8, sharding) as other, pytest.raises(ValueError, match=told):
+        message = f"the state was saved over other data: its '{field}' is"
+        with Feed(stream, 8, sharding) as other, pytest.raises(ValueError, match=message):
             other.set_state(state)
     with Feed(_stream(60), 8, sharding) as longer:  # begins alike
         longer.set_state(state)
