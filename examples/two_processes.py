@@ -14,7 +14,7 @@ import feedline
 
 
 def main() -> None:
-    feedline.cluster.initialize()  # before any other use of jax; then jax.devices() has the devices of all processes
+    feedline.cluster.initialize()  # before any other use of jax; then jax.devices() lists those of all processes
 
     # 10,000 rows of 8 numbers, whose sum is to be learned. Every process can read all of them.
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
