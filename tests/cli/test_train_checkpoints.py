@@ -178,7 +178,7 @@ def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):
 
 
 def killed_while_saving(folder, chance):
-    """Train, and kill the run at a random moment of a save. Returns the step it began from, and the saved steps."""
+    """Train, and kill the run at a random moment of a save. Returns its first step and the saved steps."""
     told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")
     with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         begun = next(line for line in training.stderr if "checkpoints in" in line)
