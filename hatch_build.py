@@ -1,7 +1,7 @@
-"""Compiles feedline/native/columns.c when a wheel is built or the project is installed: a build hook of hatchling.
+"""A build hook of hatchling that compiles feedline/native/columns.c for wheels and installations.
 
 The wheel is tagged for the platform and for any Python 3, since the library does not call Python. Without a C
-compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is a pure one: an install never fails for want of it.
+compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is pure Python: a missing compiler is no error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIBRARY = "feedline/native/libcolumns.so.2"
 
 
 class CompileColumns(BuildHookInterface):  # type: ignore[misc]
-    """Adds the compiled library to a wheel; for an editable install it is put beside its source."""
+    """Adds the compiled library to a wheel, or for an editable install writes it next to its source."""
 
     PLUGIN_NAME = "custom"
 
@@ -45,7 +45,7 @@ class CompileColumns(BuildHookInterface):  # type: ignore[misc]
 
 
 def _compiled(source: Path, library: Path, warn: Any) -> bool:
-    """Compile the library: whether it is there now. What stands in the way is a warning, never an error."""
+    """Compile the library, and return whether that succeeded. A failure is a warning, never an error."""
     if os.environ.get("FEEDLINE_PURE_PYTHON", "0") not in ("", "0"):
         return False
     compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
@@ -54,9 +54,9 @@ def _compiled(source: Path, library: Path, warn: Any) -> bool:
             "no C compiler was found (cc, gcc, clang, $CC): feedline computes with NumPy, slower, the same batches"
         )
         return False
-    done = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
-    if done.returncode or not library.exists():
+    result = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
+    if result.returncode or not library.exists():
         library.unlink(missing_ok=True)
-        warn(f"{compiler[0]} could not compile {source.name}, so feedline computes with NumPy:\n{done.stderr}")
+        warn(f"{compiler[0]} could not compile {source.name}, so feedline computes with NumPy:\n{result.stderr}")
         return False
     return True

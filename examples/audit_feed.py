@@ -1,8 +1,8 @@
-"""A feed to audit: sharded along rows and columns, with an augmentation that is random.
+"""A feed to audit: sharded along rows and columns, with a random augmentation.
 
 feedline audit examples.audit_feed:make_feed --processes 1,2
 
-Audit the function that your training calls, so that it is the same feed.
+Audit the same function that your training calls.
 """
 
 import jax
@@ -13,7 +13,7 @@ import feedline
 
 
 def mirrored(batch, rows):
-    """Mirrors half of the images. Which ones follows from `rows.key`, so it is the same half on any layout."""
+    """Mirrors half of the images. `rows.key` selects them, so it is the same half on any layout."""
     flip = (rows.key % 2 == 1)[:, None, None]
     return {**batch, "image": np.where(flip, batch["image"][:, :, ::-1], batch["image"])}
 
@@ -31,7 +31,7 @@ def make_feed(mesh: Mesh) -> feedline.Feed:
 
 
 def main() -> None:
-    """A look at it without the audit."""
+    """Takes one batch, without the audit."""
     mesh = Mesh(np.array(jax.devices()).reshape(-1, 1), ("data", "model"))
     with make_feed(mesh) as feed:
         batch = next(feed)

@@ -1,4 +1,4 @@
-"""Checkpoints of a loop of one's own, with Orbax: the arrays, and where the feed stands.
+"""Checkpoints of your own training loop, with Orbax: the arrays, and the state of the feed.
 
 python examples/checkpoints.py
 """
@@ -29,7 +29,7 @@ def train_step(weights, batch):
 
 
 def train(folder: Path, devices: int, last_step: int) -> list[float]:
-    """Go on from the newest checkpoint, if there is one, to `last_step`. The losses of these steps."""
+    """Train to `last_step`, from the newest checkpoint if there is one. Returns the losses of these steps."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
     weights = {"slope": np.zeros(8, np.float32), "offset": np.zeros((), np.float32)}
     weights = jax.device_put(weights, NamedSharding(mesh, PartitionSpec()))
@@ -52,7 +52,7 @@ def train(folder: Path, devices: int, last_step: int) -> list[float]:
                 parts = ocp.args.Composite(
                     state=ocp.args.StandardSave(weights), feed=ocp.args.JsonSave(feed.get_state())
                 )
-                manager.save(step, args=parts)  # copies the weights, and writes while the loop goes on
+                manager.save(step, args=parts)  # copies the weights, and writes while the loop continues
     return losses
 
 

@@ -17,13 +17,13 @@ SIZE = 32
 def crop_and_flip(batch: dict[str, np.ndarray], rows: feedline.Rows) -> dict[str, np.ndarray]:
     """Crop each image at random and mirror half of them.
 
-    What is random comes from rows.key: 64 random bits a row, a function of (seed, epoch, position). So
-    an image is cropped in the same way whichever process, thread or worker does it, and in another way in
-    each epoch. No loop: one gather and one choice for all images that this call was given.
+    The randomness comes from rows.key: 64 random bits a row, a function of (seed, epoch, position). So an
+    image is cropped in the same way by any process, thread or worker, and in another way in each epoch.
+    No loop: one gather and one choice for all images of the call.
     """
     image = batch["image"]  # uint8[k, 40, 40, 3]
-    places = image.shape[1] - SIZE + 1
-    top, left = rows.key % places, rows.key // places % places
+    offsets = image.shape[1] - SIZE + 1
+    top, left = rows.key % offsets, rows.key // offsets % offsets
     mirrored = rows.key >> 63 == 1  # the highest bit, which the crop does not use
 
     windows = sliding_window_view(image, (SIZE, SIZE), axis=(1, 2))  # [k, 9, 9, 3, 32, 32], no copy
@@ -32,7 +32,7 @@ def crop_and_flip(batch: dict[str, np.ndarray], rows: feedline.Rows) -> dict[str
 
 
 def images_on(devices: list[jax.Device], source: dict[str, np.ndarray]) -> np.ndarray:
-    """All images of two epochs, as the devices of a mesh get them."""
+    """All images of two epochs, read back from the devices."""
     sharding = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec("data"))
     with feedline.Feed(source, batch_size=64, sharding=sharding, epochs=2, transform=crop_and_flip) as feed:
         return np.concatenate([np.asarray(batch["image"]) for batch in feed])

@@ -1,4 +1,4 @@
-"""An iterator that you already have, with its transfers moved behind the compute.
+"""Prefetch for an existing iterator, so that its transfers overlap the compute.
 
 python examples/existing_iterator.py
 """
@@ -14,7 +14,7 @@ import feedline
 
 
 class MyLoader:
-    """Stands for your loader. Like many, it writes every batch into the same memory."""
+    """An example of a loader that, like many, writes every batch into the same memory."""
 
     def __init__(self, batches: int) -> None:
         self.batch = {"x": np.empty((64, 32), np.float32)}
@@ -42,7 +42,7 @@ def main() -> None:
 
     with feedline.prefetch_to_mesh(MyLoader(5), sharding) as batches:
         for batch in batches:
-            # two more batches are already placed, and yet the state is that of the one in hand
+            # two more batches are already placed, but the state is that of the delivered one
             print(f"mean {step(batch):.0f}, state {batches.get_state()}")
 
 

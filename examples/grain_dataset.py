@@ -15,7 +15,7 @@ import feedline
 
 
 def records(count: int) -> list[tuple[bytes, int]]:
-    """Stands for your files: each record is a compressed image and its label."""
+    """In place of your files: each record is a compressed image and its label."""
     return [(zlib.compress(np.full((12, 12, 3), i % 256, np.uint8)), i % 10) for i in range(count)]
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         state = json.dumps(feed.get_state())  # goes into a checkpoint
 
     with feedline.Feed(dataset, batch_size=32, sharding=sharding, order=order, epochs=2) as feed:
-        feed.set_state(json.loads(state))  # goes on after row 320, now in batches of 32
+        feed.set_state(json.loads(state))  # continues after row 320, now in batches of 32
         next(feed)
         print(f"resumed at epoch {feed.epoch}, position {feed.position}")
 

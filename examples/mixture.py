@@ -12,12 +12,12 @@ import feedline
 
 
 def example(origin: int, i: int) -> dict[str, np.ndarray]:
-    """Stands for your records: which data set it is of, and its number there."""
+    """In place of your records: the data set of a record, and its number there."""
     return {"origin": np.int32(origin), "number": np.int32(i)}
 
 
 def make_lane(lane: int, count: int) -> grain.IterDataset:
-    """Three of four examples from the first data set, one from the second, each over and over again."""
+    """Three of four examples from the first data set, one from the second, each repeated endlessly."""
     web = grain.MapDataset.range(lane, 40_000, count).map(lambda i: example(0, i))
     books = grain.MapDataset.range(lane, 3_000, count).map(lambda i: example(1, i))
     return grain.IterDataset.mix(

@@ -1,9 +1,9 @@
-"""A loop that SIGTERM or Ctrl-C ends between two steps, saved, on any number of processes.
+"""A training loop that saves and ends between two steps after SIGTERM or Ctrl-C, on any number of processes.
 
 python examples/preemption.py runs/3 60
 feedline launch --processes 2 --cpu --devices-per-process 2 -- python examples/preemption.py runs/3 60
 
-The arguments: the folder of the checkpoints, and the number of steps. Started again it goes on where it was ended.
+The arguments are the folder of the checkpoints, and the number of steps. Started again, it continues.
 """
 
 import sys
@@ -60,7 +60,7 @@ def main(folder: Path, last_step: int) -> int:
     if jax.process_index() == 0:
         weight = float(weights["slope"][0])
         print(f"{'stopped' if stopped else 'ended'} after step {step}, first weight {weight:.6f}", flush=True)
-    return 143 if stopped else 0  # 128 + SIGTERM: what schedulers expect of a job that SIGTERM ended
+    return 143 if stopped else 0  # 128 + SIGTERM: the code that schedulers expect after SIGTERM
 
 
 if __name__ == "__main__":

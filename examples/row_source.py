@@ -1,4 +1,4 @@
-"""A RowSource of one's own: rows of a SQLite table, read many at a time.
+"""Your own RowSource: rows of a SQLite table, read many at a time.
 
 python examples/row_source.py
 """
@@ -33,7 +33,7 @@ class SqliteImages:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Tells this data from other data when a checkpoint is restored: its size, and some of its bytes."""
+        """Identifies the data when a checkpoint is restored: its size, and some of its bytes."""
         digest = hashlib.sha256()
         for pixels, label in self._fetch(sorted({0, self._count // 2, self._count - 1})):
             digest.update(pixels + label.to_bytes(4, "little"))
@@ -44,10 +44,10 @@ class SqliteImages:
 
     def read(self, rows: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Called with rows in any order and with repeats, from several threads at once."""
-        wanted, places = np.unique(rows, return_inverse=True)
-        pixels, labels = zip(*self._fetch(wanted.tolist()), strict=True)
-        out["image"][:] = np.frombuffer(b"".join(pixels), np.uint8).reshape(-1, 8, 8)[places]
-        out["label"][:] = np.array(labels, np.int32)[places]
+        ids, offsets = np.unique(rows, return_inverse=True)
+        pixels, labels = zip(*self._fetch(ids.tolist()), strict=True)
+        out["image"][:] = np.frombuffer(b"".join(pixels), np.uint8).reshape(-1, 8, 8)[offsets]
+        out["label"][:] = np.array(labels, np.int32)[offsets]
 
     def close(self) -> None:
         self._connection.close()
@@ -63,7 +63,7 @@ class SqliteImages:
 
 
 def write(path: Path, count: int) -> None:
-    """Stands for your data: each image has its label in all pixels."""
+    """In place of your data: each image has its label in all pixels."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE images (id INTEGER PRIMARY KEY, pixels BLOB, label INTEGER)")
         rows = ((i, bytes([i % 10] * 64), i % 10) for i in range(count))

@@ -16,12 +16,12 @@ LENGTH = 128
 
 
 def document(i: int) -> dict[str, np.ndarray]:
-    """Stands for your tokenised text: document i holds 5 to 100 times the token i."""
+    """In place of your tokenised text: document i repeats the token i 5 to 100 times."""
     return {"tokens": np.full(5 + i * 7919 % 96, i, np.int32)}
 
 
 def make_lane(lane: int, count: int) -> grain.IterDataset:
-    """Every `count`-th document, shuffled; whatever its length, as many as fit go into a row."""
+    """Every `count`-th document, shuffled, and packed: each row holds as many documents as fit."""
     documents = grain.MapDataset.range(lane, 2000, count).seed(lane).shuffle().map(document).to_iter_dataset()
     packed = grain.experimental.FirstFitPackIterDataset(
         documents, length_struct={"tokens": LENGTH}, num_packing_bins=16
@@ -29,7 +29,9 @@ def make_lane(lane: int, count: int) -> grain.IterDataset:
     return packed.map(
         lambda row: {
             "tokens": row["tokens"],
-            "segments": row["tokens_segment_ids"],  # which document of the row; 0 where it is not filled
+            "segments": row[
+                "tokens_segment_ids"
+            ],  # the number of the document in the row; 0 where the row is not filled
             "positions": row["tokens_positions"],
         }
     )
@@ -46,7 +48,7 @@ def main() -> None:
         state = json.dumps(feed.get_state())  # several processes: feedline.save_lanes(feed.get_state(), folder)
 
     with feedline.Feed(lanes, batch_size=16, sharding=sharding, epochs=1, remainder="pad") as feed:
-        feed.set_state(json.loads(state))  # goes on with the next row of each lane, now in batches of 16
+        feed.set_state(json.loads(state))  # continues with the next row of each lane, now in batches of 16
         rows = sum(int(batch["valid"].sum()) for batch in feed)
     print(f"{5 * 32} rows before the resume and {rows} after it")
 

@@ -14,7 +14,7 @@ import feedline
 
 
 def main() -> None:
-    feedline.cluster.initialize()  # before anything else of jax: now jax.devices() are those of all processes
+    feedline.cluster.initialize()  # before any other use of jax; then jax.devices() lists those of all processes
 
     # 10,000 rows of 8 numbers, whose sum is to be learned. Every process can read all of them.
     x = np.random.default_rng(0).normal(size=(10_000, 8)).astype(np.float32)
@@ -32,7 +32,7 @@ def main() -> None:
         loss, gradient = jax.value_and_grad(loss_of)(weights)
         return weights - 0.1 * gradient, loss
 
-    # made on the devices: a device_put to the devices of other processes would compare it on all of them
+    # created on the devices: device_put to devices of other processes would compare the value on all of them
     weights = jax.jit(lambda: jnp.zeros(8), out_shardings=everywhere)()
     with feedline.Feed(source, batch_size=800, sharding=sharding, epochs=5) as feed:
         for batch in feed:

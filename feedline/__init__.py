@@ -1,36 +1,36 @@
-"""feedline hands a JAX training loop global batches that already lie on the mesh.
+"""feedline delivers global batches to a JAX training loop, already placed on the mesh.
 
 A map of the package. First what a user calls and sees::
 
     feed        the loop's iterator of global batches: its state and life cycle
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
-    options     Order, Reading and Blocks, checked when they are made
-    errors      the family of FeedError
-    state       what a checkpoint holds, and the checks when it is restored
-    statistics  what a feed has done so far
+    options     Order, Reading and Blocks, validated on construction
+    errors      FeedError and its subclasses
+    state       makes the state for a checkpoint, and validates it when it is restored
+    statistics  a snapshot of a feed's counts and times
 
 then one folder a stage, in the order in which data flows::
 
-    order/      which row stands at which position of a run     pure
+    order/      which row stands at which position of an epoch: pure functions
     rows/       what a row is, and the contract of its source
     sources/    what rows are read from
       formats/    one module for each file format
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
     placement/  process-local batch → global jax.Array on the mesh
-    prefetch/   batches that are placed before the step asks for them
+    prefetch/   places batches before the step asks for them
     pipeline/   composes the stages
 
-and what stands beside them::
+and the other folders::
 
     native/     one C file for order and gather, and its ctypes binding
     runtime/    what Python and JAX require of threads and processes
     agreement/  what processes tell each other
-    cluster/    joins a run of many processes, and launches one
-    audit/      what `feedline audit` checks
-    bench/      what `feedline bench` measures
-    trainer/    a bundled MLP trainer, given any iterator of batches
-    data/       what `feedline train` can learn
+    cluster/    joins the processes of a run, and launches runs
+    audit/      the checks of `feedline audit`
+    bench/      the measurements of `feedline bench`
+    trainer/    a bundled MLP trainer, for any iterator of batches
+    data/       the data sets of `feedline train`
     cli/        the `feedline` command
 
 Names are resolved on first use (as SPEC 1 does), so ``import feedline`` imports no jax.

@@ -1,3 +1,3 @@
-"""The version of this code. An installed package's metadata may be of other code than what is imported."""
+"""The version of this code. Not read from installed metadata, which may belong to another copy of feedline."""
 
 __version__ = "0.1.0"

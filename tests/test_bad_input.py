@@ -1,4 +1,4 @@
-"""What a user can get wrong: each gets an error that names rule, finding and fix, and leaves no thread."""
+"""Wrong arguments: each is an error that names rule, finding and fix, and leaves no thread."""
 
 import threading
 from collections import OrderedDict
@@ -30,7 +30,7 @@ class Half:
 
 
 class OnDisk:
-    """Stands for a group or an array of HDF5."""
+    """Like a group or an array of HDF5."""
 
     def __init__(self, held):
         self.held = held
@@ -49,7 +49,7 @@ class OnDisk:
 
 
 class Split(dict):
-    """Stands for a DatasetDict of Hugging Face, which is a dict, but no tree for JAX."""
+    """Like a DatasetDict of Hugging Face, which is a dict, but not a pytree for JAX."""
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ def test_a_transform_that_raises_stopiteration_while_the_feed_is_built():
 
 
 @pytest.mark.parametrize("epoch_position", [(-1, 0), (0, -1)])
-def test_negative_places(epoch_position):
+def test_negative_positions(epoch_position):
     with Feed(X, 8, SHARDING) as feed, pytest.raises(ValueError, match="must be at least 0, got -1"):
         feed.seek(*epoch_position)
 

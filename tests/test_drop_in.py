@@ -97,7 +97,7 @@ def test_without_copy_the_cpu_backend_adopts_the_memory():
         assert np.unique(batch).tolist() == [seen]
 
 
-def test_the_state_is_that_of_the_batch_in_hand():
+def test_the_state_is_that_of_the_delivered_batch():
     source = Reusing(5)
     with prefetch_to_mesh(source, SHARDING, prefetch=5) as batches:
         assert batches.get_state() == {"given": 0}
@@ -119,7 +119,7 @@ def test_it_is_neither_copied_nor_pickled(way):
         assert len(list(batches)) == 2
 
 
-def test_an_iterator_without_a_state_has_none_to_forward():
+def test_an_iterator_without_a_state_forwards_none():
     with prefetch_to_mesh(numbered(2), SHARDING) as batches, pytest.raises(TypeError, match="has no get_state"):
         batches.get_state()
 
@@ -138,12 +138,12 @@ def test_what_the_iterator_raises_comes_after_the_batches_before_it(prefetch):
         next(batches)
 
 
-def test_the_form_of_batches_may_change_midway():
+def test_the_shapes_of_batches_may_change():
     source = [*numbered(2), *numbered(1, rows=16)]
     assert [batch["x"].shape for batch in prefetch_to_mesh(source, SHARDING)] == [(8, 4), (8, 4), (16, 4)]
 
 
-def test_the_users_iterator_is_closed_once_whether_it_was_begun_or_not():
+def test_the_users_iterator_is_closed_once_started_or_not():
     for begun in (False, True):
         source = Reusing(5)
         batches = prefetch_to_mesh(source, SHARDING)

@@ -1,4 +1,4 @@
-"""Every example runs as the README says, in a process of its own, and prints what it is about."""
+"""Every example runs in its own process, and prints the expected line."""
 
 import os
 import subprocess

@@ -60,7 +60,7 @@ def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tm
     assert "exit code -6" in found[1][1].detail
 
 
-def test_what_refutes_is_told_by_a_comparison_of_reads(scripts):
+def test_a_comparison_of_reads_finds_what_refutes(scripts):
     fuzz, inputs = scripts
     chance = random.Random(0)
     assert fuzz.compared(ArraySource([inputs.rows()]), chance).kind == "right"

@@ -1,4 +1,4 @@
-"""Options are checked when they are made, and do not change afterwards."""
+"""Options are validated on construction, and immutable."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ def test_numpy_integers_become_integers(dtype):
 
 @pytest.mark.parametrize("value", NO_INTEGERS)
 @pytest.mark.parametrize("name", ["Order.seed", *(f"Reading.{name}" for name in COUNTS)])
-def test_what_is_no_integer_is_refused(name, value):
+def test_a_value_that_is_not_an_integer_is_refused(name, value):
     if name == "Reading.threads" and value is None:
         return
     options, field = name.split(".")
@@ -112,7 +112,7 @@ def test_a_budget_is_a_count_or_a_share(value, kept):
         (None, TypeError, r"a count or a share of the rows, got None"),
     ],
 )
-def test_what_is_no_budget_is_refused(value, error, match):
+def test_a_wrong_budget_is_refused(value, error, match):
     with pytest.raises(error, match=match):
         Reading(bad_rows="mask", bad_rows_budget=value)
 

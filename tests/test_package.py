@@ -1,4 +1,4 @@
-"""The package as a whole: its names, who may import whom, and the examples in its docstrings."""
+"""The package as a whole: its names, the import directions, and the examples in its docstrings."""
 
 import ast
 import doctest
@@ -169,7 +169,7 @@ def test_the_family_of_errors(name):
     assert str(getattr(feedline, name)("no")) == "no"
 
 
-def test_what_other_processes_are_told_of_an_error_is_plain():
+def test_an_error_sent_to_other_processes_is_json():
     error = feedline.RowError("no", stage="read", row=np.int64(5), file=Path("x.npy"))
     error.locate(np.int64(5), np.int32(1), np.int64(7))
     told = json.loads(json.dumps(as_arguments(error)))

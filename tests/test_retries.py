@@ -1,4 +1,4 @@
-"""Reads that fail until the error has come: what follows are the batches and counts of a run without one."""
+"""Reads that fail until an error is raised: afterwards batches and counts are those of a feed without errors."""
 
 import itertools
 import threading

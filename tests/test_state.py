@@ -1,4 +1,4 @@
-"""States: whole after JSON, refused by name where the data differs, and the same digest for ever."""
+"""States: unchanged by JSON, refused with the field's name over other data, and digests that never change."""
 
 import copy
 import itertools
@@ -36,7 +36,7 @@ def without(name):
     return {key: value for key, value in STATE.items() if key != name}
 
 
-def test_what_a_state_is():
+def test_a_state_has_all_fields():
     assert STATE == {"version": 1, "step": 12, "epoch": 3, "position": 456, "fingerprint": FINGERPRINT}
     assert VERSION == 1
     assert FIELDS == ("rows", "spec", "data", "order", "format")
@@ -115,7 +115,7 @@ def test_long_values_are_cut_and_told_apart_by_their_digest():
 
 
 @pytest.mark.parametrize("allow", ["rows", "", ("row",), ("rows", "version"), ("Rows",), {"position"}, ("",)])
-def test_permissions_that_are_no_fields_are_refused(allow):
+def test_permissions_that_name_no_field_are_refused(allow):
     with pytest.raises(
         ValueError, match=r"^allow must be a collection of fields out of \('rows', .*\), got "
     ) as error:
@@ -124,7 +124,7 @@ def test_permissions_that_are_no_fields_are_refused(allow):
 
 
 @pytest.mark.parametrize("state", [None, 3, "state", b"{}", [("version", 1)], json.dumps(STATE)])
-def test_what_is_no_dict_is_refused(state):
+def test_a_state_that_is_not_a_dict_is_refused(state):
     with pytest.raises(TypeError, match=r"^a state is the dict that feed\.get_state\(\) returned, got ") as error:
         check(state, FINGERPRINT, ())
     assert str(error.value).endswith(f"got {type(state).__name__}")
@@ -140,7 +140,7 @@ def test_other_versions_are_refused(state):
 
 @pytest.mark.parametrize("name", ["step", "epoch", "position"])
 @pytest.mark.parametrize("value", [None, True, False, -1, 2**63, 1.0, "1", [1], np.float64(1)])
-def test_numbers_that_are_no_naturals_are_refused(name, value):
+def test_negative_or_non_integer_numbers_are_refused(name, value):
     with pytest.raises(
         ValueError, match=rf"^a state's '{name}' must be an integer in \[0, 2\^63\), got "
     ) as error:
@@ -172,7 +172,7 @@ def test_a_position_beyond_the_rows_is_refused_whatever_is_allowed(position):
 
 
 @pytest.mark.parametrize("lanes", [{}, {"lanes": None}, {"lanes": []}, {"lanes": {}}])
-def test_in_the_middle_of_a_stream_its_lanes_are_needed(lanes):
+def test_a_state_in_the_middle_of_a_stream_needs_its_lanes(lanes):
     state = {**STATE, "fingerprint": OF_A_STREAM, **lanes}
     told = r"^the state of a stream holds its lanes, and this one has none; restore"
     with pytest.raises(ValueError, match=told):
@@ -196,7 +196,7 @@ A, B = {"next_index": 3}, {"next_index": 7}
         (7, {"0": A, "1": B}, "each of 2 lanes gives the same .* a multiple of 2, and it is 7"),
     ],
 )
-def test_a_state_of_lanes_that_contradicts_itself_is_refused(position, lanes, told):
+def test_an_inconsistent_state_of_lanes_is_refused(position, lanes, told):
     with pytest.raises(ValueError, match=f"{told}.*; pass what feed.get_state.* returned, unchanged$"):
         check_lanes({"position": position, "lanes": lanes}, 2, ["1"])
     assert check_lanes({"position": 6, "lanes": {"0": A, "1": B}}, 2, ["1"]) == {"0": A, "1": B}

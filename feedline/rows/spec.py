@@ -72,7 +72,7 @@ def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]
 
 
 def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
-    """Refuse values that `leaf.placed_dtype` cannot represent: integers out of range, floats that would become inf.
+    """Refuse values that `leaf.placed_dtype` cannot hold: integers out of range, floats that would become inf.
 
     Floats that fit are rounded. Infinities and NaNs are allowed.
 

@@ -1,4 +1,4 @@
-"""The benchmark of the path of columns runs, gives every figure, and reads what the peers benchmark saved."""
+"""The benchmark of columns runs, gives every figure, and reads a saved result of the peers benchmark."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The GPU benchmark: small on CPU devices all of it runs, and a trace as a GPU writes it is read rightly."""
+"""The GPU benchmark: all parts run with small sizes on CPU devices, and the trace of a GPU is read correctly."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def result(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_all_of_it_runs_on_cpu_devices(result):
+def test_all_parts_run_on_cpu_devices(result):
     sections = result["sections"]
     assert {name: len(found["results"]) for name, found in sections.items()} == {
         "transfer": 2 * 2 * 2,
@@ -69,7 +69,7 @@ def test_all_of_it_runs_on_cpu_devices(result):
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_into_the_time_is_named(tmp_path):
+def test_cases_that_do_not_fit_into_the_time_are_listed(tmp_path):
     ran = run(tmp_path / "gpu.json", "--budget-s", "0", "--only", "transfer", "feed")
     assert ran.returncode == 0, ran.stderr
     sections = json.loads((tmp_path / "gpu.json").read_text())["sections"]
@@ -79,7 +79,7 @@ def test_what_does_not_fit_into_the_time_is_named(tmp_path):
     assert sections["overlap"]["skipped"] == {"all": "not among --only"}
 
 
-def test_a_case_that_fails_is_told_and_the_others_go_on(module):
+def test_a_case_that_fails_is_recorded_and_the_others_run(module):
     found = module("gpu").section({"bad": lambda: 1 // 0, "good": lambda: {"rate": 1.0}}, float("inf"))
     assert found["errors"] == {"bad": "ZeroDivisionError: integer division or modulo by zero"}
     assert [each["rate"] for each in found["results"]] == [1.0]
@@ -159,7 +159,7 @@ def test_verdicts(module):
 
 
 @pytest.mark.slow
-def test_a_result_is_drawn(module, result, tmp_path):
+def test_a_result_is_plotted(module, result, tmp_path):
     pytest.importorskip("matplotlib")
     module("plot_gpu").draw(result, tmp_path / "gpu.png")
     for found in result["sections"].values():

@@ -1,4 +1,4 @@
-"""The benchmark of the C library runs, and measures every way in every case."""
+"""The benchmark of the C library runs, and measures every variant in every case."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the library was not built")
-def test_it_runs_and_measures_every_way():
+def test_it_measures_every_variant():
     done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

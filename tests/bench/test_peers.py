@@ -1,4 +1,4 @@
-"""The peers benchmark: it runs, tells whoever cannot run or delivers wrong rows, and adds up rightly."""
+"""The peers benchmark: it runs, reports entrants that fail or deliver wrong rows, and computes ratios."""
 
 import doctest
 import importlib.util
@@ -160,7 +160,7 @@ def test_rows_that_are_not_right_are_counted(consume, tmp_path, spoil, expected)
     assert 0.9 < found["jump"] < 1.1
 
 
-def test_an_order_that_is_no_shuffle_shows(consume, tmp_path):
+def test_an_unshuffled_order_has_a_small_jump(consume, tmp_path):
     task = consume.Task(str(random_bytes(tmp_path, 16 * 1024)), 16, 64, 2, str(tmp_path))
     found = consume.check(reader(in_order), task, {}, 2)
     assert (found["rows"], found["missing"]) == (128, 0)
@@ -198,13 +198,13 @@ def test_a_peer_is_stopped_between_its_rounds(peer):
         state_of(pid)
 
 
-def test_a_peer_that_ends_tells_why(peer):
+def test_a_peer_that_ends_reports_its_error(peer):
     peer.ask({"do": "last"}, 30)
     with pytest.raises(CannotRun, match=r"again: it ended with code 1: the disk is full"):
         peer.ask({"do": "again"}, 30)
 
 
-def test_a_peer_that_hangs_is_given_up(peer):
+def test_a_peer_that_hangs_is_killed(peer):
     peer.ask({"do": "deaf"}, 30)
     with pytest.raises(CannotRun, match=r"it gave no answer in 0\.2 s"):
         peer.ask({"do": "again"}, 0.2)
@@ -217,14 +217,14 @@ def test_an_entrant_without_requirements_runs_here(tmp_path):
     assert str(interpreter_for(tmp_path / "requirements.txt", tmp_path)) == sys.executable
 
 
-def test_what_this_interpreter_lacks_is_named(tmp_path):
+def test_missing_requirements_are_named(tmp_path):
     wanted = tmp_path / "requirements.txt"
     wanted.write_text(f"# why\nnumpy=={np.__version__}\nno-such-thing==1.0\njax==0.0.1\n")
     with pytest.raises(CannotRun, match=r"lacks no-such-thing==1\.0 jax==0\.0\.1; give a folder"):
         interpreter_for(wanted, None)
 
 
-def test_a_failed_installation_tells_its_error(tmp_path, monkeypatch):
+def test_a_failed_installation_reports_its_error(tmp_path, monkeypatch):
     wanted = tmp_path / "requirements.txt"
     wanted.write_text("no-such-thing==1.0\n")
 
@@ -266,7 +266,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
     assert "limit                not measured: the disk is full" in told
 
 
-def test_a_sweep_goes_on_without_a_setting_that_fails(tmp_path, monkeypatch, capsys):
+def test_a_sweep_continues_without_a_setting_that_fails(tmp_path, monkeypatch, capsys):
     started = []
 
     class Fake:

@@ -1,4 +1,4 @@
-"""Functions that `feedline audit` is given by its test, right ones and wrong ones."""
+"""Correct and faulty feeds for the test of `feedline audit`."""
 
 import os
 import threading
@@ -42,7 +42,7 @@ def lanes(mesh):
 
 
 class Locked:
-    """Records that cannot travel to worker processes."""
+    """Records that cannot be pickled for worker processes."""
 
     def __init__(self):
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""`feedline audit` in real processes: what is right passes, and each kind of fault is found and named."""
+"""`feedline audit` in real processes: correct feeds pass, and each kind of fault is found and named."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PATIENCE_S = 100
 
 
 def audit(target, *options):
-    """Exit code, the object that --json prints, and what stands on standard error."""
+    """The exit code, the object that --json prints, and standard error."""
     command = [sys.executable, "-m", "feedline", "audit", str(target), *options, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=HERE, check=False)
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -29,7 +29,7 @@ def same(told):
 
 
 @pytest.mark.slow
-def test_a_feed_as_it_should_be():
+def test_a_correct_feed_passes():
     code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "2")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
     outcomes = same(told)
@@ -43,7 +43,7 @@ def test_a_feed_as_it_should_be():
     assert any("arrays in memory" in what for what in told["not_covered"])
 
 
-def test_a_file_is_read_by_workers_too_and_compared_with_what_it_holds(tmp_path, capfd):
+def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, capfd):
     np.save(tmp_path / "rows.npy", np.arange(600).reshape(100, 6))
     assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0
     told = capfd.readouterr().out
@@ -81,14 +81,14 @@ def test_a_transform_that_looks_at_other_rows_is_found():
 
 
 @pytest.mark.slow
-def test_a_stream_says_what_is_not_shown():
+def test_a_stream_lists_what_is_not_covered():
     code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
     assert (code, told["rows"], told["epochs_counted"]) == (0, None, 0)
     assert "a stream has no row indices, so that rows come once was not shown" in told["not_covered"]
 
 
 @pytest.mark.slow
-def test_lanes_that_several_processes_saved_go_on_on_others():
+def test_lanes_saved_by_several_processes_continue_on_others():
     """The state half way is saved when some lanes have ended; an epoch is 10 batches."""
     code, told, _ = audit("feeds_to_audit:lanes", "--processes", "1,2,4", "--batches", "12")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
@@ -171,7 +171,7 @@ def hanging(tmp_path):
 
 
 def heard(end):
-    """What comes next through the pipe; nothing once nobody holds its other end any more."""
+    """The next bytes of the pipe; none once no process has its other end open."""
     assert select.select([end], [], [], PATIENCE_S)[0]
     return end.read(4)
 

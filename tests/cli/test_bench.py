@@ -1,4 +1,4 @@
-"""`feedline bench`: each benchmark runs, small, and says what it found; no figure is judged here."""
+"""`feedline bench`: each benchmark runs with small sizes and reports results; no figure is judged."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def make_feed(mesh):
 
 
 def bench(*arguments, folder):
-    """The saved object of one run, which is also its last line."""
+    """The saved object of one run, which equals the last line that it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "feedline", "bench", *arguments, "--json", "--out", "out.json"],
         cwd=folder, capture_output=True, text=True, timeout=120,
@@ -62,7 +62,7 @@ def test_a_feed_of_ones_own_is_measured(target, tmp_path):
     assert (tmp_path / "own.svg").stat().st_size > 0
 
 
-def test_a_target_that_is_not_there_is_named(tmp_path):
+def test_a_missing_target_is_named(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "feedline", "bench", "feed", "nothing.npy"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
@@ -80,7 +80,7 @@ def test_a_target_that_is_not_there_is_named(tmp_path):
         ("resume", ["--repeats", "3"]),
     ],
 )
-def test_the_others_run_and_are_drawn(name, options, tmp_path):
+def test_the_other_benchmarks_run_and_are_plotted(name, options, tmp_path):
     """In this process, on its eight devices."""
     files = ["--out", str(tmp_path / "out.json"), "--plot", str(tmp_path / f"{name}.png")]
     assert main(["bench", name, *options, "--cpu-devices", "0", *files]) == 0

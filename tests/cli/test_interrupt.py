@@ -1,4 +1,4 @@
-"""Ctrl-C: it gets through, it waits where it must, and it ends a training run cleanly."""
+"""Ctrl-C: it is never lost, it is delayed during imports, and it ends training cleanly."""
 
 import signal
 import subprocess
@@ -38,7 +38,7 @@ def test_one_interrupt_is_raised_once():
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_what_was_there_is_restored_and_other_errors_go_their_way(monkeypatch):
+def test_hooks_are_restored_and_other_errors_are_passed_on(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
     hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
@@ -48,7 +48,7 @@ def test_what_was_there_is_restored_and_other_errors_go_their_way(monkeypatch):
     assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM)) == (hook, handler)
 
 
-def test_an_interrupt_waits():
+def test_an_interrupt_is_delayed():
     reached = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  the point is where it is raised
         with interrupts_wait():

@@ -1,4 +1,4 @@
-"""What `feedline train` can learn: the shipped digits, own files, and a test part that shares no row."""
+"""The data sets of `feedline train`: the digits, a user's files, and disjoint training and test parts."""
 
 import doctest
 
@@ -23,7 +23,7 @@ def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
 
-def test_the_digits_are_whole_small_and_attributed():
+def test_the_digits_are_complete_small_and_attributed():
     parts = [contents(digits().train), contents(digits().test)]
     assert [part["image"].shape for part in parts] == [(1437, 64), (360, 64)]
     for part in parts:

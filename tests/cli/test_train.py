@@ -1,4 +1,4 @@
-"""`feedline train`: the modes agree, the digits are learnt, and wrong arguments are told in one line."""
+"""`feedline train`: the modes agree, the digits are learnt, and a wrong argument is a one-line error."""
 
 import contextlib
 import io
@@ -67,7 +67,7 @@ def test_the_modes_reach_the_same_losses(results):
 
 
 @pytest.mark.slow
-def test_the_state_tells_where_the_feed_stands(results):
+def test_the_state_names_the_next_row(results):
     state = results["jit_multi"]["state"]
     assert (state["step"], state["epoch"], state["position"]) == (440, 39, 11 * 128)
     source = {name: DIGITS / "train" / f"{name}.npy" for name in ("image", "label")}
@@ -149,7 +149,7 @@ def test_own_data(form, tmp_path, capsys):
         (["--cpu-devices", "2"], "--cpu-devices must be set before jax is imported"),
     ],
 )
-def test_wrong_arguments_are_told_in_one_line(options, told, capsys):
+def test_a_wrong_argument_is_a_one_line_error(options, told, capsys):
     assert main(["train", *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -191,8 +191,8 @@ def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, 
 
 
 @pytest.mark.parametrize("position", [0, 13, 20, 29, 30, 33])
-def test_the_state_some_batches_later_is_that_of_a_walk(position):
-    """Where the last rows of each epoch are dropped, and the first batches may have been of another size."""
+def test_the_state_some_batches_later_equals_that_of_stepping(position):
+    """The last rows of each epoch are dropped, and earlier batches may have had another size."""
     rows, size, state = 33, 4, {"epoch": 2, "position": position}
     for batches in range(30):
         epoch, at = 2, position

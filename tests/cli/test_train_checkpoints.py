@@ -1,4 +1,4 @@
-"""`feedline train --checkpoint-dir`: it goes on bit for bit after an end, Ctrl-C, kill -9 and a full disk."""
+"""`feedline train --checkpoint-dir`: it resumes bit for bit after an end, Ctrl-C, kill -9 and a full disk."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def command(*options):
 
 @pytest.fixture
 def here(capsys):
-    """`here(*options)`: runs `feedline train` in this process, and gives its result and what it told."""
+    """`here(*options)`: runs `feedline train` in this process, and returns its result and its standard error."""
 
     def run(*options):
         assert main(["train", "--json", *SMALL, *options]) == 0
@@ -70,7 +70,7 @@ def outcome(result):
     return result["final_loss"], result["test_accuracy"], result["state"]
 
 
-def test_started_again_it_ends_as_if_it_had_never_stopped(here, tmp_path, capsys):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(here, tmp_path, capsys):
     folder = tmp_path / "new" / "run"
     whole, _ = here("--epochs", "3")
     begun, told = here("--epochs", "2", "--checkpoint-dir", str(folder), "--save-every", "8")
@@ -106,7 +106,7 @@ def test_started_again_it_ends_as_if_it_had_never_stopped(here, tmp_path, capsys
         (22, 1, 1408, {"steps": 21}, 0),
     ],
 )
-def test_the_end_is_counted_in_epochs_or_steps_whatever_the_batch_size_was(step, epoch, position, options, left):
+def test_the_end_is_counted_in_epochs_or_steps_for_any_earlier_batch_size(step, epoch, position, options, left):
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     train = Train(**options)
     with feedline.Feed({"x": np.zeros(1437)}, train.batch_size, one, epochs=train.passes) as feed:
@@ -114,7 +114,7 @@ def test_the_end_is_counted_in_epochs_or_steps_whatever_the_batch_size_was(step,
         assert steps_left(train, feed, rows=1437) == left
 
 
-def test_what_does_not_fit_is_told_in_one_line(tmp_path, capsys):
+def test_checkpoint_options_that_do_not_fit_are_a_one_line_error(tmp_path, capsys):
     folder = ["--checkpoint-dir", str(tmp_path)]
     assert main(["train", *SMALL, "--steps", "1", *folder]) == 0
     for options, told in [
@@ -167,7 +167,7 @@ def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
 
 
-def test_sigterm_saves_the_last_step_though_nobody_reads_what_it_says(tmp_path):
+def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):
     told = command("--steps", "1000000000", "--checkpoint-dir", str(tmp_path), "--save-every", "1000000000")
     with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
@@ -178,7 +178,7 @@ def test_sigterm_saves_the_last_step_though_nobody_reads_what_it_says(tmp_path):
 
 
 def killed_while_saving(folder, chance):
-    """Train, and kill it while it saves, at a random moment. The step that it went on from, and what is saved."""
+    """Train, and kill the run at a random moment of a save. Returns its first step and the saved steps."""
     told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")
     with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         begun = next(line for line in training.stderr if "checkpoints in" in line)
@@ -201,7 +201,7 @@ def killed_while_saving(folder, chance):
     return int(found[1].replace(",", "")) if found else 0, saved(folder)
 
 
-def test_killed_while_saving_it_goes_on_from_the_last_whole_checkpoint(here, tmp_path):
+def test_a_run_killed_while_saving_continues_from_the_last_complete_checkpoint(here, tmp_path):
     chance, newest = random.Random(7), 0
     for _ in range(3):
         before, whole = killed_while_saving(tmp_path, chance)
@@ -214,7 +214,7 @@ def test_killed_while_saving_it_goes_on_from_the_last_whole_checkpoint(here, tmp
     assert not list(tmp_path.glob(f"*{TEMPORARY}"))
 
 
-def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
+def test_a_full_disk_is_an_error_and_no_incomplete_checkpoint_is_used(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
     here("--steps", "2", *folder)
 
@@ -237,7 +237,7 @@ def test_a_full_disk_is_told_and_no_half_checkpoint_is_used(here, tmp_path):
     assert saved(tmp_path) == [2, 8]
 
 
-def test_two_processes_go_on_from_one_and_one_from_two(here, tmp_path):
+def test_two_processes_continue_from_one_and_one_from_two(here, tmp_path):
     folder = ["--checkpoint-dir", str(tmp_path)]
     here("--steps", "7", *folder)
     options = ["--mode", "pmap", "--steps", "15", "--save-every", "5"]

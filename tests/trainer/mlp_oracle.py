@@ -1,4 +1,4 @@
-"""What the trainer is held against: the MLP, its gradient by the chain rule, and Adam, in NumPy float64.
+"""The oracle of the trainer: the MLP, its gradient by the chain rule, and Adam, in NumPy float64.
 
 Weights are a list of (kernel [in, out], bias [out]), from the first hidden layer to the scores.
 """

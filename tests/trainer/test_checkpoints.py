@@ -1,4 +1,4 @@
-"""Checkpoints: a run that goes on takes the steps of one that never stopped; what does not fit is refused."""
+"""Checkpoints: a resumed run takes the steps of an uninterrupted one; mismatched checkpoints are refused."""
 
 import functools
 import logging
@@ -55,7 +55,7 @@ def three(tmp_path_factory):
 
 
 def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
-    """What the newest checkpoint gives: the trainer's state, and the feed's."""
+    """The trainer's state and the feed's, restored from the newest checkpoint."""
     program = program_of("jit_multi")
     with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
         with Checkpoints(folder, feed, program.sharding.mesh, 1) as checkpoints:
@@ -105,7 +105,7 @@ def assert_same_bits(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_goes_on_has_the_same_bits(mode, tmp_path):
+def test_a_resumed_run_has_the_same_bits(mode, tmp_path):
     program = program_of(mode)
     state, losses = run(program, 12)
     begun = run(program, 8, tmp_path)[1]  # saved after 3 and 6
@@ -129,7 +129,7 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
-def test_a_mode_goes_on_from_another(before, after, tmp_path):
+def test_a_mode_continues_from_another(before, after, tmp_path):
     losses = run(program_of(before), 10)[1]
     run(program_of(before), 6, tmp_path)
     program = program_of(after)
@@ -148,7 +148,7 @@ def test_the_batch_size_may_change(three):
     assert (feed["step"], feed["epoch"], feed["position"]) == (3, 0, 192)
 
 
-def test_the_newest_three_are_kept_and_what_a_killed_run_left_goes(tmp_path):
+def test_the_newest_three_are_kept_and_incomplete_ones_are_removed(tmp_path):
     half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
     run(program_of("jit_multi"), 5, tmp_path, every=1)
@@ -277,7 +277,7 @@ def test_a_directory_that_holds_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["state", "feed"])
-def test_a_checkpoint_of_which_a_part_is_missing_is_told(part, three, tmp_path, quiet):
+def test_a_checkpoint_with_a_missing_part_is_refused(part, three, tmp_path, quiet):
     folder = tmp_path / "copy"
     shutil.copytree(three, folder)
     shutil.rmtree(folder / "3" / part)

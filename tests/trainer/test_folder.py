@@ -27,7 +27,7 @@ HOLDER = (
 )
 
 
-def test_a_directory_that_another_run_uses_is_refused_until_that_is_gone(tmp_path):
+def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
     """Also when it was killed; and what it was writing is not removed."""
     half = tmp_path / f"12{folder.TEMPORARY}"
     half.mkdir()

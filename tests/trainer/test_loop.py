@@ -20,7 +20,7 @@ from feedline.trainer.modes import compiled
 
 
 class Clock:
-    """A clock that stands still unless it is told otherwise."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -129,7 +129,7 @@ def test_an_endless_iterator_is_cut_by_the_caller_and_loses_no_batch(clock):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
-def test_nothing_moves_without_being_asked_and_the_loss_falls(mode):
+def test_there_are_no_implicit_transfers_and_the_loss_falls(mode):
     sizes = Sizes(features=64, classes=10, width=32)
     program = compiled(Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optax.adam(1e-2)), mode)
     batch = jax.device_put(made_up_rows(64), program.sharding)
@@ -151,7 +151,7 @@ def test_progress_as_a_line():
     )
 
 
-def test_elsewhere_than_on_a_terminal_lines_are_rare():
+def test_without_a_terminal_lines_are_rare():
     told = io.StringIO()
     with LiveLine(2000, Console(file=told)) as live:
         for _ in range(100):
@@ -159,7 +159,7 @@ def test_elsewhere_than_on_a_terminal_lines_are_rare():
     assert told.getvalue() == "step 1 of 2,000 | loss 2.3000\n"
 
 
-def test_on_a_terminal_one_line_changes_and_goes():
+def test_on_a_terminal_one_line_is_updated_and_erased():
     told = io.StringIO()
     with LiveLine(2000, Console(file=told, force_terminal=True, color_system=None, width=100)) as live:
         live(FIRST)
@@ -176,7 +176,7 @@ def losses_that_end(clock, values):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_the_first_loss_that_is_no_finite_number_ends_the_loop_at_the_next_look(clock, bad):
+def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock, bad):
     given, reported = [], []
 
     def batches():
@@ -192,6 +192,6 @@ def test_the_first_loss_that_is_no_finite_number_ends_the_loop_at_the_next_look(
     assert 11 <= len(given) <= 15
 
 
-def test_a_loss_that_is_no_finite_number_is_found_at_the_end_without_reports(clock):
+def test_a_loss_that_is_not_finite_is_found_at_the_end_without_reports(clock):
     with pytest.raises(NotFinite, match="at step 3"):
         train(losses_that_end(clock, [1.0, 1.0, float("nan")]), 0, batches_of(clock, 3))

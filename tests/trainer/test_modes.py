@@ -58,7 +58,7 @@ def test_padding_that_falls_on_some_devices_only_weighs_nothing(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_state_stays_replicated_and_the_old_one_is_given_up(mode):
+def test_the_state_stays_replicated_and_the_old_one_is_donated(mode):
     program = program_of(mode)
     before = program.init()
     after, loss = program.step(before, jax.device_put(BATCHES[0], program.sharding))
@@ -77,7 +77,7 @@ def test_first_weights_are_the_same_bits_in_all_modes(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_step_moves_nothing_between_host_and_devices(mode):
+def test_a_step_transfers_nothing_between_host_and_devices(mode):
     program = program_of(mode)
     state = program.init()
     batches = [jax.device_put(batch, program.sharding) for batch in BATCHES]
