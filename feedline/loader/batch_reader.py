@@ -123,11 +123,12 @@ class BatchReader:
             part = part._replace(indices=self.locate(part.start, part.offsets))
             self._read(part)
             return part
-        index = np.empty(len(part.offsets), np.int64)
+        found = []
         for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
             there = _within(part.here, some)
             cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
-            index[some] = self.source.read_in_order(self.order, epoch, positions, cuts)
+            found.append(self.source.read_in_order(self.order, epoch, positions, cuts))
+        index = found[0] if len(found) == 1 else np.concatenate(found)
         index.flags.writeable = False
         return part._replace(indices=index)
 
@@ -138,6 +139,8 @@ class BatchReader:
     def _finish(self, part: Part) -> None:
         """Transform and cast the rows that were read."""
         buffers, here = part.buffers, part.here
+        if buffers.direct:
+            return
         if self.form.by_leaf:
             for i, _ in part.cuts:
                 read, placed = buffers.read[i], buffers.leaves[i]
@@ -223,7 +226,7 @@ class BatchReader:
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""
-        total = PartResult.sum(results)
+        total = results[0] if len(results) == 1 else PartResult.sum(results)
         leaves = buffers.leaves
         if self.form.mask is not None:
             valid = self.schedule.positions(start, self.form.mask).valid

@@ -15,10 +15,12 @@ class Buffers(NamedTuple):
     Attributes:
       read: the leaves as the source writes them, in its dtypes and with the shapes of `LocalForm.read_shapes`.
       leaves: the leaves as they are placed. Where a leaf needs neither transform nor cast, the array in `read`.
+      direct: whether that is so for all leaves.
     """
 
     read: list[Array]
     leaves: list[Array]
+    direct: bool
 
 
 class BatchBuffers:
@@ -36,6 +38,7 @@ class BatchBuffers:
         read = [(shape, leaf.dtype) for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)]
         direct = form.transform is None
         self._own = [not (direct and form == placed[i]) for i, form in enumerate(read)]
+        self._direct = not any(self._own) and len(read) == len(placed)
         self._placed = len(placed)
         self.staging = Staging(placed + [form for form, own in zip(read, self._own, strict=True) if own], idle)
 
@@ -43,4 +46,6 @@ class BatchBuffers:
         """Uninitialised memory for a batch."""
         leased = self.staging.lease()
         leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
-        return Buffers([next(temporary) if own else leaves[i] for i, own in enumerate(self._own)], leaves)
+        if self._direct:
+            return Buffers(leaves, leaves, True)
+        return Buffers([next(temporary) if own else leaves[i] for i, own in enumerate(self._own)], leaves, False)
