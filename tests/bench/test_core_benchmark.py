@@ -9,6 +9,7 @@ import pytest
 
 from feedline.native.library import implementation
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "core.py"
 PEERS = {
     "standings": {

@@ -43,6 +43,7 @@ def test_a_correct_feed_passes():
     assert any("arrays in memory" in what for what in told["not_covered"])
 
 
+@pytest.mark.slow
 def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, capfd):
     np.save(tmp_path / "rows.npy", np.arange(600).reshape(100, 6))
     assert main(["audit", str(tmp_path / "rows.npy"), "--processes", "1", "--batches", "6"]) == 0

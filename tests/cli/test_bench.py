@@ -38,6 +38,7 @@ def bench(*arguments, folder):
 SMALL = ["--gib", "0.01", "--rounds", "2", "--seconds", "0.02"]
 
 
+@pytest.mark.slow
 def test_feeds_are_measured_beside_both_limits(tmp_path):
     found = bench(
         "feed", "--row-bytes", "256", "3072", "--batch-mb", "0.2", *SMALL, "--plot", "feed.png", folder=tmp_path

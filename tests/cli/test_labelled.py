@@ -35,6 +35,7 @@ def test_the_digits_are_complete_small_and_attributed():
     assert "CC BY 4.0" in (DIGITS / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_digits_are_what_the_script_makes(tmp_path):
     from feedline.data import make_digits
 

@@ -143,6 +143,7 @@ def test_a_mode_continues_from_another(before, after, tmp_path):
     np.testing.assert_allclose(run(program, 10, tmp_path)[1], losses[6:], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_batch_size_may_change(three):
     feed = restore(three, batch_size=32)[1]
     assert (feed["step"], feed["epoch"], feed["position"]) == (3, 0, 192)
