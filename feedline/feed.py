@@ -184,7 +184,7 @@ class Feed(Shown, ProcessBound):
                     or isinstance(error, StallError | ProcessError)
                     or not isinstance(error, Exception)
                 )
-                self._stop(0 if stuck else _MOMENT_S)
+                self._stop(0 if stuck else _MOMENT_S, reads=False)
                 raise
 
     def __len__(self) -> int:
@@ -334,14 +334,14 @@ class Feed(Shown, ProcessBound):
         pipeline.start()  # only now that close() can find it
         return pipeline
 
-    def _stop(self, timeout_s: float) -> str | None:
+    def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
         self._pipeline = None
         deadline = time.monotonic() + timeout_s
         stuck = None
         for pipeline in tuple(self._pipelines):
             pipeline.close()
-            left = pipeline.join(max(0.0, deadline - time.monotonic()))
+            left = pipeline.join(max(0.0, deadline - time.monotonic()), reads=reads)
             stuck = stuck or left
             if not left:
                 with contextlib.suppress(ValueError):  # another thread may be doing the same
@@ -351,7 +351,7 @@ class Feed(Shown, ProcessBound):
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._single_thread:
             self._check_open()
-            self._stop(_MOMENT_S)
+            self._stop(_MOMENT_S, reads=False)
             self._loops.moved(restored)
             self._delivered, self._exhausted = delivered, False
 

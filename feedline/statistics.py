@@ -20,7 +20,7 @@ class Statistics:
       place_s: seconds that threads spent in the JAX calls that place batches. Transfers continue afterwards.
       wait_s: seconds the training loop waited in `next`.
       ready: placed batches that wait to be delivered now.
-      threads: threads that read; 0: the placement thread reads.
+      threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
       workers: Grain worker processes.
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.

@@ -200,27 +200,36 @@ def interrupted_at(line, function):
 def test_an_interrupt_at_any_line_of_next_loses_nothing(prefetch):
     """One after the other, at every line that `next` runs for a batch in the middle of a pass."""
     interrupted = []
-    for line in range(1, 1000):
-        # one thread, and a batch that is ready: so `next` runs the same lines each time
-        with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
-            delivered = [rows_in(next(feed)), rows_in(next(feed))]
-            until = time.monotonic() + PATIENCE_S
-            while prefetch and not feed.statistics().ready and time.monotonic() < until:
-                time.sleep(1e-4)
-            where, batch = interrupted_at(line, lambda: next(feed))
-            step = feed.get_state()["step"]
-            assert feed.statistics().batches == step
-            if step == 3 and where:  # an interrupt right after the delivery is one after `next`
-                assert where in ("__next__", "__exit__")
-                delivered.append(ORDER[2])
-            elif batch:
-                delivered.append(rows_in(batch))
-            assert delivered + [rows_in(batch) for batch in feed] == ORDER
-        if where is None:
+    # batches that became ready out of order take more lines: a pass over the lines may miss the last ones
+    for _ in range(20):
+        for line in range(1, 1000):
+            where = _interrupted_next(line, prefetch)
+            if where is None:
+                break
+            interrupted.append(where)
+        if {"__enter__", "__exit__", "take"} <= set(interrupted):
             break
-        interrupted.append(where)
     assert interrupted.count("__next__") > 5
     assert {"__enter__", "__exit__", "take"} <= set(interrupted)
+
+
+def _interrupted_next(line, prefetch):
+    """Interrupt the third `next` at a line, and read on to the end: where that was; None without such a line."""
+    with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
+        delivered = [rows_in(next(feed)), rows_in(next(feed))]
+        until = time.monotonic() + PATIENCE_S
+        while feed.statistics().ready < prefetch and time.monotonic() < until:
+            time.sleep(1e-4)
+        where, batch = interrupted_at(line, lambda: next(feed))
+        step = feed.get_state()["step"]
+        assert feed.statistics().batches == step
+        if step == 3 and where:  # an interrupt right after the delivery is one after `next`
+            assert where in ("__next__", "__exit__")
+            delivered.append(ORDER[2])
+        elif batch:
+            delivered.append(rows_in(batch))
+        assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        return where
 
 
 @pytest.mark.slow
@@ -412,9 +421,9 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
     feed.close(timeout_s=0.01)
     with pytest.raises(ValueError, match=CLOSED):
         waiting.result(PATIENCE_S)
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "feedline-read-0 is still busy with a read or a transfer 0.01 s after close, so the source stays open"
-    ]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert message.startswith("feedline-read-")
+    assert message.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
     feed.close(timeout_s=0.01)
     assert closed == []  # never while it is read
     gate.set()
@@ -432,9 +441,9 @@ def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
         [next(feed) for _ in range(4)]
     caplog.clear()
     feed.close(timeout_s=0.01)
-    assert [record.getMessage() for record in caplog.records] == [
-        "feedline-read-0 is still busy with a read or a transfer 0.01 s after close, so the source stays open"
-    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("feedline-read-")
+    assert message.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
     source.gate.set()
 
 
@@ -452,7 +461,7 @@ def test_every_end_of_a_run_ends_its_threads(way):
             list(feed)
     else:
         next(feed)
-        assert len(reading_threads()) == 3
+        assert len(reading_threads()) == 3 + 2
         feed.seek(0) if way == "seek" else feed.close()
     assert left_behind(before) == []
     feed.close()
@@ -499,7 +508,7 @@ def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_look
 
 
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
-    """Counters, not timed: the calls of Python and C functions in one `next`."""
+    """Counted, not timed: the calls of Python and C functions in one `next`."""
 
     def calls(leaves, batch_size):
         source = {f"x{i}": np.zeros((4 * batch_size, 16), np.float32) for i in range(leaves)}
@@ -521,7 +530,9 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
                 sys.setprofile(None)
             return count
 
-    assert calls(1, 8) == calls(1, 4096) == calls(20, 8) < 100
+    counts = [calls(1, 8), calls(1, 4096), calls(20, 8)]
+    assert max(counts) < 60
+    assert max(counts) - min(counts) < 10  # batches that became ready out of order take some more
 
 
 def test_batches_are_placed_by_the_threads_that_read_them(monkeypatch):
@@ -533,7 +544,8 @@ def test_batches_are_placed_by_the_threads_that_read_them(monkeypatch):
     source = Rows()
     with feed_of(source, reading=Reading(threads=2)) as feed:
         assert [rows_in(batch) for batch in feed] == ORDER
-    assert names <= source.threads <= {"feedline-read-0", "feedline-read-1"}
+    assert names <= source.threads
+    assert all(name.startswith("feedline-read-") for name in names)
 
 
 def test_runs_that_were_given_up_are_let_go_of(monkeypatch):

@@ -39,22 +39,31 @@ class LocalBatches:
         self._reads = reads or Reads()
         self._lock = threading.Lock()
         # of each batch of which parts are missing, by number: its memory, and the parts read so far; held by _lock
-        self._partial: dict[int, tuple[Buffers, list[PartResult]]] = {}
+        self._partial: dict[int, tuple[Buffers, dict[int, PartResult | Exception]]] = {}
 
     def read(self, number: int, part: int) -> HostBatch | None:
-        """Read a part of batch `number`. The call that completes the batch returns it."""
+        """Read a part of batch `number`. The call that completes the batch returns it, or raises its error."""
         start = self._reader.schedule.batch_at(self._origin, number)
         with self._lock:
             if number not in self._partial:
-                self._partial[number] = self._buffers.lease(), []
+                self._partial[number] = self._buffers.lease(), {}
             buffers, results = self._partial[number]
-        result = self._reads.run(functools.partial(self._reader.fill, start, part, self.parts, buffers))
+        result: PartResult | Exception
+        try:
+            result = self._reads.run(functools.partial(self._reader.fill, start, part, self.parts, buffers))
+        except Exception as error:  # noqa: BLE001  raised below, once all parts are done
+            result = error
         with self._lock:
-            results.append(result)
+            results[part] = result
             if len(results) < self.parts:
                 return None
             del self._partial[number]
-        return self._reader.batch(start, self._before(number), buffers, results)
+        ordered = [results[i] for i in range(self.parts)]
+        errors = [each for each in ordered if isinstance(each, Exception)]
+        if errors:
+            raise errors[0]  # that of the first part, whichever came first
+        filled = [each for each in ordered if isinstance(each, PartResult)]
+        return self._reader.batch(start, self._before(number), buffers, filled)
 
     def end(self) -> StopIteration:
         """The end of the pass. Its value is the number of rows left out after the last batch."""

@@ -24,27 +24,26 @@ from feedline.streams.partial_batches import StreamDefinition
 
 
 class Progress(Protocol):
-    """Whom the loader tells of its progress, and who tells it that nobody waits for it any more."""
+    """What the loader reports its progress to. It also says whether the pipeline was closed."""
 
     def advanced(self, stage: str) -> None: ...
     def stopped(self) -> bool: ...
 
 
 class Access(Protocol):
-    """Opens process-local batches after any cursor, and does the arithmetic on cursors.
-
-    Attributes:
-      buffers: the memory in which batches are built.
-      agrees_on_ends: whether the processes agree on the ends of lanes while they read.
-    """
+    """Opens process-local batches after any cursor, and does the arithmetic on cursors."""
 
     @property
-    def buffers(self) -> BatchBuffers: ...
+    def buffers(self) -> BatchBuffers:
+        """The memory in which batches are built."""
+
     @property
-    def agrees_on_ends(self) -> bool: ...
+    def agrees_on_ends(self) -> bool:
+        """Whether the processes agree on the ends of lanes while they read."""
+
     @property
     def order(self) -> Order | None:
-        """Of the rows; None: a stream has its own."""
+        """The order of the rows. None: a stream has its own."""
 
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
@@ -52,7 +51,7 @@ class Access(Protocol):
         """The process-local batches after the cursor `after`, where the iterators of a stream were at `lanes`."""
 
     def end_reads(self, timeout_s: float) -> str | None:
-        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as that is known before it is read; `after` if the pass is over."""
@@ -108,7 +107,7 @@ class RandomAccess:
         return LocalBatches(self.reader, self.buffers, after, parts, self.reads)
 
     def end_reads(self, timeout_s: float) -> str | None:
-        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
         return self.reads.end(timeout_s)
 
     def next_cursor(self, after: Cursor) -> Cursor:

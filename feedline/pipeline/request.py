@@ -56,5 +56,5 @@ class Request:
         if not self.prefetch or self.reading.workers:
             return dataclasses.replace(self.reading, threads=0)
         if self.reading.threads is not None:
-            return self.reading
+            return dataclasses.replace(self.reading, threads=max(1, self.reading.threads))
         return dataclasses.replace(self.reading, threads=min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS))

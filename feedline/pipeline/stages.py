@@ -79,7 +79,7 @@ class Stages:
         return self.access.buffers.staging.mapped
 
     def end_reads(self, timeout_s: float) -> str | None:
-        """Let no further read begin, and wait for those under way. The name of a thread that is still inside."""
+        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
         return self.access.end_reads(timeout_s)
 
     def close(self) -> None:

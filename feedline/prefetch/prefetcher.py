@@ -44,7 +44,7 @@ class Prefetcher(ThreadedPipeline[T], Generic[H, T]):
         """Start the placement thread."""
         self._thread.start()
 
-    def join(self, timeout_s: float) -> str | None:
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """As `ThreadedPipeline.join`."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

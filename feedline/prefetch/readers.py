@@ -38,8 +38,8 @@ class PartialBatches(Protocol[H_co]):
 class Readers(ThreadedPipeline[T], Generic[H, T]):
     """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
 
-    So some threads may place batches while others read. At most `ahead` batches are being read, or wait to be
-    placed: once a batch has been handed over, one more may be read.
+    `threads` of them read at a time. Others may place a batch, or wait for its slot, meanwhile. At most `ahead`
+    batches are being read, or wait to be placed: once a batch has been handed over, one more may be read.
 
     Args:
       batches: what is read.
@@ -65,16 +65,23 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
         self._ahead = ahead
         # (number, part), in the order in which they are read; a None ends a thread
         self._claims: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()  # a thread needs one to read
+        for _ in range(threads):
+            self._permits.put(None)
+        self._reading: dict[threading.Thread, None] = {}  # the threads that are inside a read
         self._next = 0  # the number of the batch that may be read next; held by _lock
         self._lock = threading.Lock()
         self._failed: float = math.inf  # the number of a batch that failed: none after it is needed
-        # daemon: a read that never returns must not keep the interpreter from its exit
+        # All batches ahead but one may wait for their slots, each with a thread. Daemon threads: a read that never
+        # returns must not keep the interpreter from its exit
         self._threads = [
-            threading.Thread(target=self._run, name=f"feedline-read-{i}", daemon=True) for i in range(threads)
+            threading.Thread(target=self._run, name=f"feedline-read-{i}", daemon=True)
+            for i in range(threads + ahead - 1)
         ]
 
     def start(self) -> None:
         """Start the threads."""
+        self._watch.advanced("read")
         for _ in range(self._ahead):
             self._go_on()
         for thread in self._threads:
@@ -85,14 +92,17 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
         super().close()
         for _ in self._threads:
             self._claims.put(None)
+            self._permits.put(None)
 
-    def join(self, timeout_s: float) -> str | None:
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """As `ThreadedPipeline.join`."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
+            if not reads and thread in self._reading:
+                continue
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and (reads or thread not in self._reading):
                 return thread.name
         return None
 
@@ -110,20 +120,46 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
                     self._claims.put(None)
 
     def _run(self) -> None:
-        while (claim := self._claims.get()) is not None and not self._handover.closed and claim[0] < self._failed:
-            try:
-                self._read(*claim)
-            except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
-                self._failed = min(self._failed, claim[0])
-                self._handover.finish(claim[0], Last(error))
+        while self._read_and_place():
+            pass
 
-    def _read(self, number: int, part: int) -> None:
-        """Read a part. If that completes the batch, place it once it has a slot, and hand it over."""
-        host = self._batches.read(number, part)
-        self._watch.advanced("read")
-        if host is None or not self._handover.wait_for_slot(number):
-            return
-        self._watch.advanced("place")
-        self._handover.put(number, placed(self._place, host))
-        self._watch.advanced("read")
-        self._go_on()
+    def _read_and_place(self) -> bool:
+        """Read a part. If that completes the batch, place it once it has a slot. Returns whether to go on."""
+        self._permits.get()
+        try:
+            claim = self._claims.get()
+            # all batches before one that failed are being read, or have been
+            if claim is None or self._handover.closed or claim[0] >= self._failed:
+                return False
+            host = self._read(*claim)
+        finally:
+            self._permits.put(None)
+        if host is not None:
+            self._place_and_put(claim[0], host)
+        return True
+
+    def _read(self, number: int, part: int) -> H | None:
+        me = threading.current_thread()
+        self._reading[me] = None
+        try:
+            return self._batches.read(number, part)
+        except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
+            self._fail(number, error)
+            return None
+        finally:
+            del self._reading[me]
+            self._watch.advanced("read")
+
+    def _place_and_put(self, number: int, host: H) -> None:
+        try:
+            if self._handover.wait_for_slot(number):
+                self._watch.advanced("place")
+                self._handover.put(number, placed(self._place, host))
+                self._watch.advanced("read")
+                self._go_on()
+        except BaseException as error:  # noqa: BLE001
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        self._failed = min(self._failed, number)  # if two threads fail at once, the higher number at worst
+        self._handover.finish(number, Last(error))

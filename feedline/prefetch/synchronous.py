@@ -59,7 +59,7 @@ class Synchronous(Generic[H, T]):
             self._closed = True
             self._source.close()
 
-    def join(self, timeout_s: float) -> str | None:
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the thread of the alarm. It reads nothing, so no stuck thread is ever returned."""
         self._alarm.join(timeout_s)
         return None

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import grain
 import jax
@@ -386,6 +387,21 @@ def test_an_error_that_no_row_caused_is_not_replaced(sharding, fault, error):
             with pytest.raises(error, match="it is damaged"):
                 next(feed)
             assert feed.statistics().bad_rows == 0
+
+
+def test_of_two_bad_rows_in_a_batch_the_first_is_raised_whichever_was_read_first(sharding):
+    class SlowFirst(Columns):
+        def read(self, rows, out):
+            if rows[0] < B // 4:
+                time.sleep(0.05)
+            super().read(rows, out)
+
+    reading = Reading(threads=4, buffer=1)  # four parts a batch
+    source = SlowFirst(bad=[1, B - 1])
+    with Feed(source, B, sharding, order=Order(shuffle=False), epochs=1, reading=reading) as feed:
+        with pytest.raises(RowError) as caught:
+            next(feed)
+        assert caught.value.row == 1
 
 
 def test_a_failed_read_of_rows_that_can_each_be_read_is_no_bad_row(sharding):

@@ -167,7 +167,7 @@ def test_no_reading_thread_outlives_the_feed(sharding, path):
     feed = Feed({"x": path}, 8, sharding, reading=Reading(threads=4, buffer=4))
     next(feed)
     mine = set(threading.enumerate()) - before
-    assert {thread.name for thread in mine} == {f"feedline-read-{i}" for i in range(4)}
+    assert {thread.name for thread in mine} == {f"feedline-read-{i}" for i in range(8)}
     assert all(thread.daemon for thread in mine)
     feed.close()
     for thread in mine:

@@ -10,7 +10,6 @@ from feedline.native.gather import Segments
 from feedline.native.library import library
 from feedline.order.compiled import epoch_order
 from feedline.order.epoch import rows_at
-from feedline.sources.arrays import ArraySource
 from feedline.sources.fill import fill
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
@@ -37,31 +36,26 @@ def parts_of_a_batch(draw):
     return lengths, leaves, order, draw(st.integers(0, 5)), draw(st.just(range(first, last)) | some)
 
 
+@compiled
 @given(part=parts_of_a_batch(), data=st.data())
 @settings(max_examples=200)
 def test_each_leaf_has_the_rows_at_its_positions(part, data):
     lengths, leaves, order, epoch, positions = part
     random = np.random.default_rng(len(lengths))
-    shards = [
-        {
-            f"x{i}": random.integers(0, 100, (length, *shape)).astype(dtype)
-            for i, (shape, dtype) in enumerate(leaves)
-        }
-        for length in lengths
-    ]
-    source = ArraySource(shards)
-    expected_rows = rows_at(order, len(source), epoch, np.asarray(positions, np.int64))
-    cuts, expected = [], []
-    for i, (shape, dtype) in enumerate(leaves):
+    expected_rows = rows_at(order, sum(lengths), epoch, np.asarray(positions, np.int64))
+    copies, outs, expected, segments = [], [], [], []
+    for shape, dtype in leaves:
+        parts = [random.integers(0, 100, (length, *shape)).astype(dtype) for length in lengths]
         columns = tuple(
             data.draw(st.sampled_from([slice(None), slice(0, 1), slice(size // 2, size)])) for size in shape
         )
-        whole = np.concatenate([shard[f"x{i}"] for shard in shards])[expected_rows]
-        expected.append(whole[(slice(None), *columns)])
-        written_as = data.draw(st.sampled_from([np.dtype(dtype), np.dtype(np.float64)]))  # C leaves casts to NumPy
-        cuts.append((i, columns, np.empty(expected[-1].shape, written_as)))
-    np.testing.assert_array_equal(source.read_in_order(order, epoch, positions, cuts), expected_rows)
-    for (_, _, out), wanted in zip(cuts, expected, strict=True):
+        expected.append(np.concatenate(parts)[expected_rows][(slice(None), *columns)])
+        outs.append(np.empty(expected[-1].shape, dtype))
+        segments.append(Segments(parts))
+        copies.append(segments[-1].copy(len(positions), columns, outs[-1]))
+    found = fill(library(), epoch_order(order, sum(lengths), epoch), positions, copies)
+    np.testing.assert_array_equal(found, expected_rows)
+    for out, wanted in zip(outs, expected, strict=True):
         np.testing.assert_array_equal(out, wanted)
 
 

@@ -398,7 +398,7 @@ def test_a_stall_is_warned_of_once_and_then_raised(caplog, stage):
 
 
 def test_taking_what_is_ready_costs_the_same_few_calls_at_any_depth():
-    """Counters, not timed: the calls of Python and C functions in one `take`."""
+    """Counted, not timed: the calls of Python and C functions in one `take`."""
 
     def calls(depth):
         run = prefetcher(Source(*range(depth)), depth=depth, watch=Watch(Reading()))

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import RowSource, open_source
+from feedline.options import Order
+from feedline.order.epoch import rows_at
 from feedline.sources.arrays import ArraySource
 from feedline.sources.formats import files
 
@@ -217,3 +219,21 @@ def test_a_leaf_that_is_an_npz_is_refused(tmp_path):
     np.savez(tmp_path / "two.npz", a=np.zeros(2), b=np.zeros(2))
     with pytest.raises(ValueError, match=r"a leaf is one array, and .* holds several"):
         ArraySource([{"x": tmp_path / "two.npz"}])
+
+
+@pytest.mark.parametrize("positions", [range(3, 17), np.array([16, 3, 3, 0])], ids=["range", "array"])
+@pytest.mark.parametrize("dtype", [np.int32, np.float64], ids=["as it is", "cast"])
+@pytest.mark.parametrize("shards", [[20], [7, 0, 13]], ids=str)
+def test_rows_at_positions_of_an_epoch(positions, dtype, shards):
+    """Read in one call with their lookup. A leaf that is cast on the way is copied by NumPy."""
+    ends = np.cumsum(shards)
+    x, y = np.arange(60, dtype=np.int32).reshape(20, 3), np.arange(20) * 0.5
+    cuts = zip(np.split(x, ends[:-1]), np.split(y, ends[:-1]), strict=True)
+    source = ArraySource([{"x": part_of_x, "y": part_of_y} for part_of_x, part_of_y in cuts])
+    out = [np.empty((len(positions), 2), dtype), np.empty(len(positions))]
+    order = Order(seed=4)
+    rows = source.read_in_order(order, 2, positions, [(0, (slice(1, 3),), out[0]), (1, (), out[1])])
+    expected = rows_at(order, 20, 2, np.asarray(positions))
+    np.testing.assert_array_equal(rows, expected)
+    np.testing.assert_array_equal(out[0], x[expected, 1:3])
+    np.testing.assert_array_equal(out[1], y[expected])
