@@ -38,8 +38,8 @@ class PartialBatches(Protocol[H_co]):
 class Readers(ThreadedPipeline[T], Generic[H, T]):
     """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
 
-    `threads` of them read at a time. Others may place a batch, or wait for its slot, meanwhile. At most `ahead`
-    batches are being read, or wait to be placed: once a batch has been handed over, one more may be read.
+    `threads` of them read or place at a time; others may wait for the slots of batches that were read ahead. At
+    most `ahead` batches are being read, or wait to be placed: once one has been handed over, one more may be read.
 
     Args:
       batches: what is read.
@@ -126,16 +126,21 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
     def _read_and_place(self) -> bool:
         """Read a part. If that completes the batch, place it once it has a slot. Returns whether to go on."""
         self._permits.get()
+        permitted = True
         try:
             claim = self._claims.get()
             # all batches before one that failed are being read, or have been
             if claim is None or self._handover.closed or claim[0] >= self._failed:
                 return False
             host = self._read(*claim)
+            if host is not None:
+                if not self._handover.has_slot(claim[0]):
+                    permitted = False
+                    self._permits.put(None)  # another thread reads while this one waits
+                self._place_and_put(claim[0], host)
         finally:
-            self._permits.put(None)
-        if host is not None:
-            self._place_and_put(claim[0], host)
+            if permitted:
+                self._permits.put(None)
         return True
 
     def _read(self, number: int, part: int) -> H | None:
