@@ -120,27 +120,27 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
                     self._claims.put(None)
 
     def _run(self) -> None:
+        self._permits.get()  # kept, but while this thread waits for a slot
         while self._read_and_place():
             pass
+        self._permits.put(None)
 
     def _read_and_place(self) -> bool:
         """Read a part. If that completes the batch, place it once it has a slot. Returns whether to go on."""
-        self._permits.get()
-        permitted = True
-        try:
-            claim = self._claims.get()
-            # all batches before one that failed are being read, or have been
-            if claim is None or self._handover.closed or claim[0] >= self._failed:
-                return False
-            host = self._read(*claim)
-            if host is not None:
-                if not self._handover.has_slot(claim[0]):
-                    permitted = False
-                    self._permits.put(None)  # another thread reads while this one waits
-                self._place_and_put(claim[0], host)
-        finally:
-            if permitted:
-                self._permits.put(None)
+        claim = self._claims.get()
+        # all batches before one that failed are being read, or have been
+        if claim is None or self._handover.closed or claim[0] >= self._failed:
+            return False
+        host = self._read(*claim)
+        if host is None:
+            return True
+        if self._handover.has_slot(claim[0]):
+            self._place_and_put(claim[0], host)
+        else:
+            self._permits.put(None)  # another thread reads meanwhile
+            self._place_and_put(claim[0], host)
+            del host  # not kept while this thread waits to read again
+            self._permits.get()
         return True
 
     def _read(self, number: int, part: int) -> H | None:
