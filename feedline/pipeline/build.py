@@ -1,4 +1,4 @@
-"""From a request to a stages: open the source, plan what this process reads, agree with the other processes."""
+"""Builds the stages of a feed: opens the source, plans the reads of this process, agrees with the others."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from feedline.streams.partial_batches import StreamDefinition
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 _PLACES = 3
-"""At which processes agree in an epoch of one batch: the batch, its end in a window of its own, and the rest."""
+"""How often processes agree in an epoch of one batch: on the batch, on its end, and on the rows that are left."""
 _AHEAD = 4
-"""Batches past the last one delivered but for those that wait: handed over, placed, read, and read elsewhere."""
+"""Batches in progress beside those that wait: one handed over, one placed, one read here, one read elsewhere."""
 
 
 def build(request: Request) -> Stages:
@@ -157,7 +157,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     lanes.check_batch_size(request.batch_size)
     first = FirstItem(lanes)
     form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
-    reading = dataclasses.replace(request.reading, threads=0)  # the placement thread asks Grain's iterator
+    reading = dataclasses.replace(request.reading, threads=0)  # the placement thread reads the stream
     fingerprint = {
         "rows": None,
         "spec": first.spec.as_json(),
