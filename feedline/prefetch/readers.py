@@ -38,9 +38,9 @@ class PartialBatches(Protocol[H_co]):
 class Readers(ThreadedPipeline[T], Generic[H, T]):
     """Threads that read parts of batches in order; one that completes a batch waits for its slot and places it.
 
-    At most `threads` of them read at a time. The others wait for the slots of batches that were read ahead, and then
-    place these. At most `ahead` batches are being read, or wait to be placed: once one has been handed over, one
-    more may be read.
+    At most `threads` of them read at a time. The others wait for the slots of batches that were read ahead, and
+    then place these. At most `ahead` batches are being read, or wait to be placed: once one has been handed over,
+    one more may be read.
 
     Args:
       batches: what is read.
