@@ -16,6 +16,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from typing import Generic, TypeVar
 
@@ -63,19 +64,20 @@ class Handover(Generic[T]):
         """Whether `close` was called."""
         return self._closed
 
-    def has_slot(self, number: int) -> bool:
-        """Whether this item may be made now. Never waits; any thread may ask."""
-        return number < self._slotted and not self._closed
+    def wait_for_slot(self, number: int, timeout_s: float | None = None) -> bool:
+        """Wait until this item may be made; with a timeout, at most so many seconds. One thread a number.
 
-    def wait_for_slot(self, number: int) -> bool:
-        """Wait until this item may be made. Called once for each item, by any thread. False: closed."""
-        if not self.has_slot(number):
+        Returns:
+          Whether it may be made. False: not yet, or closed.
+        """
+        if number >= self._slotted and not self._closed:
             # entered before the second look: a slot or a close that comes after that look finds the entry
             woken = self._waiting[number] = self._signal()
             if number >= self._slotted and not self._closed:
-                woken.get()
+                with contextlib.suppress(queue.Empty):
+                    woken.get(timeout=timeout_s)
             self._waiting.pop(number, None)
-        return not self._closed
+        return number < self._slotted and not self._closed
 
     def put(self, number: int, item: T) -> None:
         """Hand over an item that has a slot, or the last. Never waits; any thread may call it."""

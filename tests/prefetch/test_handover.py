@@ -204,15 +204,24 @@ def test_the_producer_stops_at_exactly_depth_items():
 
 def test_an_item_has_a_slot_once_all_but_depth_before_it_were_taken():
     handover = Handover(2)
-    assert [handover.has_slot(k) for k in range(3)] == [True, True, False]
+    assert [handover.wait_for_slot(k, 0.0) for k in range(3)] == [True, True, False]
     handover.put(1, "b")
     with pytest.raises(Empty):
         handover.take(0)
     assert handover.waiting == 1
     handover.put(0, "a")
     assert [handover.take(0), handover.waiting] == ["a", 1]
-    assert [handover.has_slot(k) for k in (2, 3)] == [True, False]
+    assert [handover.wait_for_slot(k, 0.0) for k in (2, 3)] == [True, False]
     assert handover.take(0) == "b"
+
+
+def test_a_slot_that_did_not_come_in_time_may_be_waited_for_again():
+    handover = Handover(1)
+    handover.put(0, "a")
+    assert not handover.wait_for_slot(1, 1e-3)
+    later = spawn(lambda: handover.wait_for_slot(1))
+    assert handover.take(0) == "a"
+    assert later.result(PATIENCE_S)
 
 
 def test_waiting_counts_items_that_are_ready_and_not_the_end():
@@ -249,7 +258,7 @@ def test_a_finalizer_may_close_it_in_the_middle_of_anything(side):
             if event == "line":
                 seen += 1
                 if seen == line:
-                    waits = "woken.get()" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+                    waits = "woken.get(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
                     sys.settrace(None)
                     handover.close()
             return trace
