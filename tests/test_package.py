@@ -451,7 +451,14 @@ WITH_EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not is_within(name, WITHOUT_EXAMPLES)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if is_within(name, ("feedline.trainer",)) else name
+        for name in MODULES
+        if not is_within(name, WITHOUT_EXAMPLES)
+    ],
+)
 def test_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failed, attempted = doctest.testmod(importlib.import_module(name))

@@ -63,6 +63,7 @@ def test_a_feed_of_ones_own_is_measured(target, tmp_path):
     assert (tmp_path / "own.svg").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_missing_target_is_named(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "feedline", "bench", "feed", "nothing.npy"],
@@ -75,7 +76,7 @@ def test_a_missing_target_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("order", ["--repeats", "1"]),
+        pytest.param("order", ["--repeats", "1"], marks=pytest.mark.slow),
         ("place", ["--batch-mb", "0.1", "--repeats", "8"]),
         ("overlap", ["--step-ms", "2", "--steps", "4"]),
         ("resume", ["--repeats", "3"]),

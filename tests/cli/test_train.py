@@ -91,6 +91,7 @@ def test_two_processes_reach_the_losses_of_one():
     assert together["state"] == alone["state"]
 
 
+@pytest.mark.slow
 def test_the_summary_is_for_people(capsys):
     assert main(["train", "--data", "synthetic", "--rows", "400", "--features", "6", "--steps", "4"]) == 0
     told = capsys.readouterr()
@@ -102,6 +103,7 @@ def test_the_summary_is_for_people(capsys):
     assert "step 1 of 4 | loss " in told.err
 
 
+@pytest.mark.slow
 def test_training_that_diverges_prints_no_result(capsys):
     options = ["--data", "synthetic", "--rows", "400", "--learning-rate", "1e38", "--steps", "5", "--json"]
     assert main(["train", *options]) == 1

@@ -35,6 +35,7 @@ def test_importing_the_package_imports_no_jax():
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+@pytest.mark.slow
 def test_a_single_process_prints_one_line_and_does_not_join():
     done = python(
         "import feedline\n"
@@ -46,6 +47,7 @@ def test_a_single_process_prints_one_line_and_does_not_join():
     assert (done.stdout, done.stderr) == ("False 1\n", "feedline: process 0 of 1, found no other\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_jax_has_joined_does_not_join_again():
     done = python(
         "import feedline, jax, socket\n"

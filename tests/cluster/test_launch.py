@@ -311,6 +311,7 @@ def test_a_process_in_another_process_group_gets_signals_too():
             assert launcher.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_daemon_that_keeps_the_output_open_does_not_block_the_launcher():
     program = "import subprocess as s; print(s.Popen(['sleep', '1000'], start_new_session=True).pid)"
     with started([sys.executable, "-c", program], processes=1) as launcher:

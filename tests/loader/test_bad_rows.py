@@ -671,6 +671,7 @@ for i in range(300):
 """
 
 
+@pytest.mark.slow
 def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     command = [sys.executable, "-c", WRITES, str(tmp_path / "bad.jsonl")]
     processes = [subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, text=True) for i in range(3)]

@@ -149,6 +149,7 @@ def test_the_batch_size_may_change(three):
     assert (feed["step"], feed["epoch"], feed["position"]) == (3, 0, 192)
 
 
+@pytest.mark.slow
 def test_the_newest_three_are_kept_and_incomplete_ones_are_removed(tmp_path):
     half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
@@ -263,6 +264,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused():
             os.seteuid(user)
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / ".hidden").touch()
     (tmp_path / "lost+found").mkdir()  # the root of a volume

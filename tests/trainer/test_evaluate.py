@@ -51,6 +51,7 @@ def test_without_valid_all_rows_count():
     assert evaluate(program.sums, program.init().parameters, [batch, batch]).rows == 192
 
 
+@pytest.mark.slow
 def test_nothing_moves_without_being_asked():
     program = program_of("pmap")
     batches, parameters = list(padded(ROWS, 40, program.sharding)), program.init().parameters

@@ -18,7 +18,7 @@ def learner_of(optimizer, sizes=SIZES, seed=0):
     return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(seed)), optimizer)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_one_step_of_gradient_descent_takes_the_oracles_gradient(layers):
     sizes = Sizes(features=64, classes=10, layers=layers, width=32)
     descent = learner_of(optax.sgd(1.0), sizes)

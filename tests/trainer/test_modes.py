@@ -38,7 +38,7 @@ def losses_of(mode, batches):
     return seen, state
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["jit_single", "jit_multi", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_every_mode_follows_the_oracle(mode):
     seen, state = losses_of(mode, BATCHES)
     start = weights_of(program_of(mode).init().parameters)
@@ -57,7 +57,9 @@ def test_padding_that_falls_on_some_devices_only_weighs_nothing(mode):
     np.testing.assert_allclose(losses_of(mode, padded)[0], adam(start, few, 3e-3)[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["jit_multi", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("jit_single", "pmap"))]
+)
 def test_the_state_stays_replicated_and_the_old_one_is_donated(mode):
     program = program_of(mode)
     before = program.init()

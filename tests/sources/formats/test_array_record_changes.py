@@ -59,6 +59,7 @@ def test_a_replaced_file_stays_readable_where_it_is_open_and_is_refused_elsewher
         pickle.loads(pickled)
 
 
+@pytest.mark.slow
 def test_too_many_open_files_is_an_error(tmp_path):
     for i in range(40):
         write(tmp_path / f"{i}.array_record", 0)
