@@ -293,8 +293,7 @@ class Feed(Shown, ProcessBound):
         if self._is_forked():
             return  # all that could be closed is the parent's
         self._closed = True
-        deadline = time.monotonic() + timeout_s
-        stuck = self._stop(timeout_s) or self._stages.end_reads(max(0.0, deadline - time.monotonic()))
+        stuck = self._stop(timeout_s)
         if stuck:
             _log.warning(
                 "%s is still busy with a read or a transfer %g s after close, so the source stays open",

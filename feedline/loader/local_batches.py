@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.host_batch import HostBatch
-from feedline.loader.reads import Reads
 from feedline.order.schedule import Cursor
 
 
@@ -20,23 +18,14 @@ class LocalBatches:
       buffers: the memory in which batches are built.
       origin: where batch 0 starts.
       parts: the number of parts of a batch; fewer if a leaf has fewer rows.
-      reads: keeps track of the reads under way.
     """
 
-    def __init__(
-        self,
-        reader: BatchReader,
-        buffers: BatchBuffers,
-        origin: Cursor,
-        parts: int = 1,
-        reads: Reads | None = None,
-    ) -> None:
+    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1) -> None:
         self.parts = min(parts, *(len(plan.rows) for plan in reader.form.plans))
         self.count = reader.schedule.batches_from(origin)
         self._reader = reader
         self._buffers = buffers
         self._origin = origin
-        self._reads = reads or Reads()
         self._lock = threading.Lock()
         # of each batch of which parts are missing, by number: its memory, and the parts read so far; held by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, PartResult | Exception]]] = {}
@@ -50,7 +39,7 @@ class LocalBatches:
             buffers, results = self._partial[number]
         result: PartResult | Exception
         try:
-            result = self._reads.run(functools.partial(self._reader.fill, start, part, self.parts, buffers))
+            result = self._reader.fill(start, part, self.parts, buffers)
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
             result = error
         with self._lock:

@@ -14,7 +14,6 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
-from feedline.loader.reads import Reads
 from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Reading
 from feedline.order.schedule import ENDLESS, Cursor
@@ -50,9 +49,6 @@ class Access(Protocol):
     ) -> LocalBatches | HostIterator[HostBatch]:
         """The process-local batches after the cursor `after`, where the iterators of a stream were at `lanes`."""
 
-    def end_reads(self, timeout_s: float) -> str | None:
-        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
-
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as that is known before it is read; `after` if the pass is over."""
 
@@ -80,15 +76,10 @@ class Access(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RandomAccess:
-    """Rows that can be read in any order: where batch k starts is arithmetic.
-
-    Attributes:
-      reads: those of all its runs.
-    """
+    """Rows that can be read in any order: where batch k starts is arithmetic."""
 
     reader: BatchReader
     buffers: BatchBuffers
-    reads: Reads = dataclasses.field(default_factory=Reads)
     agrees_on_ends: ClassVar[bool] = False
 
     @property
@@ -104,11 +95,7 @@ class RandomAccess:
             return WorkerBatches(self.reader, self.buffers, after, reading)
         # more threads than batches ahead share each batch
         parts = max(1, -(-(reading.threads or 0) // reading.buffer))
-        return LocalBatches(self.reader, self.buffers, after, parts, self.reads)
-
-    def end_reads(self, timeout_s: float) -> str | None:
-        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
-        return self.reads.end(timeout_s)
+        return LocalBatches(self.reader, self.buffers, after, parts)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -175,10 +162,6 @@ class StreamAccess:
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         return StreamBatches(self.stream, self.buffers, after, lanes, watch.advanced, watch.stopped)
-
-    def end_reads(self, timeout_s: float) -> str | None:
-        """Nothing to wait for: the thread that reads the items ends with its pipeline."""
-        return None
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts, as far as is known before it is read."""

@@ -78,12 +78,8 @@ class Stages:
         """Host buffers mapped so far."""
         return self.access.buffers.staging.mapped
 
-    def end_reads(self, timeout_s: float) -> str | None:
-        """Refuse further reads and wait for those under way. Returns the name of a thread that still reads."""
-        return self.access.end_reads(timeout_s)
-
     def close(self) -> None:
-        """Close the source, if it is ours, and let go of idle memory. No read may be under way."""
+        """Close the source, if it is ours, and let go of idle memory. All pipelines have ended."""
         self.access.buffers.staging.close()
         if self.owned is not None:
             self.owned.close()

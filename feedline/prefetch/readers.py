@@ -105,13 +105,10 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
         """As `ThreadedPipeline.join`."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            if not reads and thread in self._reading:
-                continue
-            if thread.is_alive() and thread is not threading.current_thread():
+            awaited = thread is not threading.current_thread() and (reads or thread not in self._reading)
+            if awaited and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive() and (reads or thread not in self._reading):
-                return thread.name
-        return None
+        return next((thread.name for thread in self._threads if thread.is_alive()), None)
 
     def _go_on(self) -> None:
         """Let the threads read one more batch. After the last one they end, and the end is handed over."""

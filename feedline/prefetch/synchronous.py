@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -32,6 +33,8 @@ class Synchronous(Generic[H, T]):
         self._watch = watch
         self._alarm = watch.alarm()
         self._closed = False
+        self._inside: threading.Thread | None = None  # the thread that is inside `take`
+        self._left = threading.Event()  # set when it leaves after `close`
 
     def start(self) -> None:
         """Nothing to start."""
@@ -44,13 +47,21 @@ class Synchronous(Generic[H, T]):
           Closed: `close` was called before.
           Exception: what the source or `place` raised.
         """
-        if self._closed:
-            raise Closed
-        with self._alarm:
-            self._watch.advanced("read")
-            host = next(self._source)
-            self._watch.advanced("place")
-            return placed(self._place, host)
+        try:
+            # set before the look at `_closed`, while `close` sets that before `join` looks at `_inside`: so `join`
+            # waits for this read, or it does not begin
+            self._inside = threading.current_thread()
+            if self._closed:
+                raise Closed
+            with self._alarm:
+                self._watch.advanced("read")
+                host = next(self._source)
+                self._watch.advanced("place")
+                return placed(self._place, host)
+        finally:
+            self._inside = None
+            if self._closed:
+                self._left.set()
 
     def close(self) -> None:
         """Close the source. Idempotent."""
@@ -60,6 +71,9 @@ class Synchronous(Generic[H, T]):
             self._source.close()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for the thread of the alarm. It reads nothing, so no stuck thread is ever returned."""
+        """Wait for another thread that is inside `take`; as `ThreadedPipeline.join`."""
         self._alarm.join(timeout_s)
-        return None
+        inside = self._inside
+        if inside is None or inside is threading.current_thread() or (reads and self._left.wait(timeout_s)):
+            return None
+        return inside.name

@@ -23,11 +23,10 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices
 from feedline.rows.spec import is_numeric
 from feedline.rows.values import as_array, is_in_memory, is_list
-from feedline.sources.fill import fill
 from feedline.sources.formats import arrow, files
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.row_gather import RowGather
+from feedline.sources.row_gather import RowGather, fill
 from feedline.sources.windows import windows
 
 Array = npt.NDArray[Any]

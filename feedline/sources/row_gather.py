@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from feedline.native.gather import Copy, Segments
 from feedline.native.library import library
+from feedline.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline.placement.plan import Columns
 from feedline.rows.shards import Indices
 from feedline.sources.numpy_gather import NumpyGather
@@ -59,3 +60,33 @@ class RowGather:
     def copy(self, count: int, columns: Columns, out: Array) -> Copy | None:
         """The C struct for a copy of the `columns` of `count` rows to `out`; None if C cannot make this copy."""
         return None if self._by_c is None else self._by_c[1].copy(count, columns, out)
+
+
+def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: Sequence[Copy]) -> Indices:
+    """Copy the rows at some positions of an epoch into all leaves of a batch.
+
+    Args:
+      copies: one for each leaf, for as many rows as there are positions (see `Segments.copy`).
+
+    Returns:
+      int64[k]: the row at each position.
+
+    Raises:
+      IndexError: there is no such position, or no such row.
+    """
+    rows = np.empty(len(positions), np.int64)
+    bad = ctypes.c_int64()
+    pointer = PositionsPointer(positions)
+    code = library.feedline_fill(
+        ctypes.byref(epoch),
+        pointer.address,
+        pointer.first,
+        len(positions),
+        rows.ctypes.data,
+        (Copy * len(copies))(*copies),
+        len(copies),
+        ctypes.byref(bad),
+    )
+    if code:
+        raise IndexError(f"positions and rows must be in [0, {epoch.n}), got {bad.value} (code {code})")
+    return rows

@@ -10,7 +10,7 @@ from feedline.native.gather import Segments
 from feedline.native.library import library
 from feedline.order.compiled import epoch_order
 from feedline.order.epoch import rows_at
-from feedline.sources.fill import fill
+from feedline.sources.row_gather import fill
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 

@@ -129,8 +129,10 @@ def test_without_reads_a_join_waits_for_no_read():
     run = readers(Batches(9, 1, lambda number, part: (inside.set(), arrived(gate))), threads=1)
     arrived(inside)
     run.close()
-    assert run.join(PATIENCE_S, reads=False) is None
-    assert run.join(0.1) is not None
+    began = time.monotonic()
+    assert run.join(PATIENCE_S, reads=False) == "feedline-read-0"  # it reads, and is not waited for
+    assert time.monotonic() - began < PATIENCE_S / 2
+    assert run.join(0.1) == "feedline-read-0"
     gate.set()
     assert run.join(PATIENCE_S) is None
 

@@ -8,7 +8,6 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.loader.reads import Reads
 from feedline.sources.arrays import ArraySource
 
 
@@ -17,37 +16,6 @@ def no_thread_is_left():
     before = threading.enumerate()
     yield
     assert left_behind(before) == []
-
-
-def test_end_waits_for_every_read_and_names_a_thread_that_still_reads():
-    reads, gates, inside = Reads(), [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
-    running = [spawn(lambda i=i: reads.run(lambda: (inside[i].set(), arrived(gates[i]), i)[2])) for i in range(2)]
-    for event in inside:
-        arrived(event)
-    names = {thread.name for thread in reads._reading}
-    assert reads.end(0) in names
-    ending = spawn(lambda: reads.end(PATIENCE_S))
-    for gate, read in zip(gates, running, strict=True):
-        assert not ending.done()
-        gate.set()
-        read.result(PATIENCE_S)
-    assert ending.result(PATIENCE_S) is None
-    assert reads.end(0) is None
-
-
-def test_no_read_begins_after_the_end_and_a_failed_read_has_ended():
-    reads = Reads()
-    assert reads.run(lambda: 7) == 7
-    with pytest.raises(ZeroDivisionError):
-        reads.run(lambda: 1 / 0)
-    assert reads.end(0) is None
-    with pytest.raises(ValueError, match="the feed is closed"):
-        reads.run(lambda: pytest.fail("read"))
-
-
-def test_end_does_not_wait_for_the_thread_that_calls_it():
-    reads = Reads()
-    assert reads.run(lambda: reads.end(PATIENCE_S)) is None
 
 
 class Gated:
