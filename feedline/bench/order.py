@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from feedline.options import Blocks, Order
 from feedline.order.epoch import rows_at
 
@@ -65,8 +63,8 @@ def _sample(order: Order, n: int, batch: int, threads: int) -> tuple[float, floa
     clocks: list[tuple[float, float, float]] = []
 
     def look_up(thread: int) -> None:
-        firsts = (np.arange(calls) * threads + thread) * batch % (n - batch)
-        batches = [np.arange(first, first + batch) for first in firsts]
+        firsts = [(call * threads + thread) * batch % (n - batch) for call in range(calls)]
+        batches = [range(first, first + batch) for first in firsts]  # adjacent positions, as those of a batch
         start.wait()
         begun, busy = time.perf_counter(), time.thread_time()
         for positions in batches:
