@@ -1,6 +1,7 @@
 """Every example runs in its own process, and prints the expected line."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,27 +23,50 @@ PRINTED = {
     "token_packing.py": "160 rows before the resume and 777 after it",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",
     "crop_and_flip.py": "8 devices hold the images that 1 device held: True",
+    "copies.py": "fori_loop, total donated      1 array, in the same memory",
 }
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_example(name):
+def printed(name):
+    optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name],
         capture_output=True,
         text=True,
         timeout=120,
-        env=os.environ,
+        env=optimised,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == PRINTED[name]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_example(name):
+    assert printed(name)[-1] == PRINTED[name]
+
+
+def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
+    few, many = 4, 16
+    found = {}
+    for line in printed("loop_in_pmap.py")[2:]:
+        found[line.split()[0]] = [(int(a), int(b)) for a, b in re.findall(r"(\d+) → (\d+)", line)]
+    assert list(found) == ["replicated", "sharded", "scan", "remat", "map"]
+    growth = {form: [b / a for a, b in sizes] for form, sizes in found.items()}
+    for form, (_, temporary, program) in growth.items():
+        assert program > 3 if form in ("replicated", "sharded") else program < 1.05, (form, program)
+        assert temporary < 1.05 if form in ("remat", "map") else temporary > 2.5, (form, temporary)
+    weights = 64  # KiB; all else are rows, of which each device needs an eighth
+    for of_all, own in zip(found["replicated"][0], found["sharded"][0], strict=True):
+        assert of_all - weights == 8 * (own - weights)
+    assert found["replicated"][0] == tuple(weights + 8 * blocks * 8 for blocks in (few, many))
 
 
 def test_two_processes():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
-    printed = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
-    assert printed == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
+    steps = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
+    assert steps == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 
 
 def test_no_example_is_left_out():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, "two_processes.py"}
+    others = {"two_processes.py", "loop_in_pmap.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}
