@@ -1,4 +1,4 @@
-"""Every example runs in its own process, and prints the expected line."""
+"""Every example runs in its own process, and prints what is expected."""
 
 import os
 import re
@@ -45,6 +45,20 @@ def test_example(name):
     assert printed(name)[-1] == PRINTED[name]
 
 
+def test_common_advice():
+    lines = dict(line.split(": ", 1) for line in printed("advice.py"))
+    assert lines["pinned=True"].startswith("no such argument; memory kinds of a device: ")
+    assert "pinned_host" in lines["pinned=True"]
+    assert lines["in-place updates"].endswith("in a compiled step that donates x, the same memory")
+    assert lines["donation"].startswith("the donated array is deleted")
+    assert lines["transfer guard"].endswith("is refused; device_put before it passes")
+    assert lines["sharded input"].endswith("4096 KiB on each of 8 devices replicated, 512 KiB sharded")
+    assert lines["gc.collect()"].startswith("an array is freed with its last reference, without it")
+    assert re.search(r"\d × as long", lines["one compiled step"])
+    assert re.search(r"\d × as long", lines["fewer, larger transfers"])
+    assert re.search(r"\d% of the time", lines["asynchronous dispatch"])
+
+
 def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     few, many = 4, 16
     found = {}
@@ -68,5 +82,5 @@ def test_two_processes():
 
 
 def test_no_example_is_left_out():
-    others = {"two_processes.py", "loop_in_pmap.py"}
+    others = {"two_processes.py", "loop_in_pmap.py", "advice.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}
