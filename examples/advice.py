@@ -137,9 +137,7 @@ def collected() -> str:
     gc.collect()
     freed = held() == before
     if at_once and kept and freed:
-        return (
-            "an array is freed with its last reference, without it; one in a reference cycle only by it"
-        )
+        return "an array is freed with its last reference, without it; one in a reference cycle only by it"
     return f"freed with the last reference: {at_once}; kept by a cycle: {kept}; then freed by it: {freed}"
 
 
