@@ -76,9 +76,10 @@ def test_the_readme(files, capsys):
 
 def test_feed(files, capsys):
     run("docs/feed.md")
-    shape, *accuracies = capsys.readouterr().out.splitlines()
+    shape, *lines = capsys.readouterr().out.splitlines()
     assert shape == "(64, 4, 4)"
-    assert [line.split(" over ")[1] for line in accuracies] == ["200 rows"] * 2
+    assert [line.split(" over ")[1] for line in lines[:2]] == ["200 rows"] * 2
+    assert lines[-1] == "arrays int32[3]: 10 → 100 in 90 steps, 1 a step"
 
 
 def test_checkpoints(files):

@@ -20,8 +20,10 @@ from feedline.feed import Feed
 from feedline.trainer.learner import Batch, State
 from feedline.trainer.live import LiveLine
 from feedline.trainer.loop import NotFinite, Progress, train
+from feedline.trainer.memory import MemoryWatch
 from feedline.trainer.modes import Compiled, mesh_for
 
+AfterStep = Callable[[State, jax.Array], None]
 _ROWS_SHOWN = 8
 _NO_STEPS = Progress(step=0, rows=0, loss=math.nan, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
 
@@ -39,9 +41,20 @@ def run_steps(options: TrainOptions, program: Compiled, feed: Feed, rows: int) -
       FeedError: the loss is not finite.
       EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
     """
+    watch = MemoryWatch(feed) if options.memory else None
+    try:
+        return _run_with_checkpoints(options, program, feed, rows, watch)
+    finally:
+        if watch is not None and _is_first_process():
+            print(watch.report(), file=sys.stderr, flush=True)
+
+
+def _run_with_checkpoints(
+    options: TrainOptions, program: Compiled, feed: Feed, rows: int, watch: MemoryWatch | None
+) -> tuple[State, Progress]:
     if options.checkpoint_dir is None:
         with _naming_rows(options, feed, rows):
-            return _run(program, program.init(), feed, 0, steps_left(options, feed, rows))
+            return _run(program, program.init(), feed, 0, steps_left(options, feed, rows), _after_step(watch))
     with interrupts_wait():  # imported here: Orbax takes long to import, and few runs need it
         from feedline.trainer.checkpoints import Checkpoints
     mesh, every = mesh_for(options.mode), options.save_every or DEFAULT_SAVE_EVERY
@@ -51,7 +64,8 @@ def run_steps(options: TrainOptions, program: Compiled, feed: Feed, rows: int) -
         _print_once(f"checkpoints in {options.checkpoint_dir}: {_start_message(done, left)}")
         with stopping() as stop, _naming_rows(options, feed, rows):
             batches = _until_stop(feed, done)
-            state, progress = _run(program, state, batches, done, left, checkpoints.after_step)
+            after_step = _after_step(watch, checkpoints.after_step)
+            state, progress = _run(program, state, batches, done, left, after_step)
         checkpoints.save(state)
     if stop.signal is not None:
         how = "interrupted" if stop.signal == signal.SIGINT else "terminated"
@@ -66,13 +80,25 @@ def _run(
     batches: Iterable[Batch],
     done: int,
     left: int,
-    after_step: Callable[[State, jax.Array], None] | None = None,
+    after_step: AfterStep,
 ) -> tuple[State, Progress]:
     """Train `left` steps, after `done` steps of earlier runs."""
     if not left:
         return state, _NO_STEPS
     with LiveLine(done + left, done=done) if _is_first_process() else contextlib.nullcontext() as live:
         return train(program.step, state, itertools.islice(batches, left), report=live, after_step=after_step)
+
+
+def _after_step(watch: MemoryWatch | None, *then: AfterStep) -> AfterStep:
+    """Calls all that follows a step."""
+
+    def after_step(state: State, loss: jax.Array) -> None:
+        for call in then:
+            call(state, loss)
+        if watch is not None:
+            watch.after_step()
+
+    return after_step
 
 
 @contextlib.contextmanager

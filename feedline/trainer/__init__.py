@@ -11,6 +11,7 @@
       folder             validates and locks the checkpoint directory
     evaluate     counts each row of a test set exactly once
     live         shows the loop's progress on a terminal
+    memory       watches what the loop holds in memory, and names what grows
 
 It imports no stage of feedline: a batch is a dict of global arrays from any source.
 """

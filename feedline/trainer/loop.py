@@ -17,6 +17,8 @@ from feedline.trainer.modes import Step
 
 _AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that
 # the time in `next` is time waiting for input, and the number of batches in use is bounded
+_UNCHECKED = 100
+"""How many losses are kept on the devices at the most: the last is fetched then, even if no report is due."""
 
 
 class NotFinite(FeedError):
@@ -74,9 +76,9 @@ def train(
 ) -> tuple[State, Progress]:
     """Run `step` on every batch. Returns the last state and the progress.
 
-    At most two steps run while the host asks for a batch. Losses are fetched only every `report_every_s`, after
-    their steps are done; no other data moves between host and devices. Each fetch checks that the loss is finite;
-    if it is not, the losses since the previous fetch show which step was the first.
+    At most two steps run while the host asks for a batch. A loss is fetched only every `report_every_s`, and every
+    hundred steps, after its step is done; no other data moves between host and devices. Each fetch checks that the
+    loss is finite; if it is not, the losses since the previous fetch show which step was the first.
 
     Args:
       step: (state, batch) → (state, loss), as in `modes.Compiled`.
@@ -147,16 +149,15 @@ class _Meter:
         self._finished_s = time.perf_counter()
         self.steps += 1
         self._rows += rows
+        if len(self._unchecked_losses) == _UNCHECKED:
+            self._check()
         if self.steps == 1:
             self._first_rows, self._started_s = rows, self._finished_s
 
     def progress(self) -> Progress:
         """The progress now, with the loss of the last finished step. Raises `NotFinite` if that is not finite."""
         if self._unchecked_losses:
-            self._loss = float(jax.device_get(self._unchecked_losses[-1]))
-            if not math.isfinite(self._loss):
-                self._raise_for_the_first()
-            self._unchecked_losses.clear()
+            self._check()
         return Progress(
             step=self.steps,
             rows=self._rows,
@@ -165,6 +166,13 @@ class _Meter:
             elapsed_rows=self._rows - self._first_rows,
             wait_s=self._wait_s,
         )
+
+    def _check(self) -> None:
+        """Fetch the last loss, and let go of those before it."""
+        self._loss = float(jax.device_get(self._unchecked_losses[-1]))
+        if not math.isfinite(self._loss):
+            self._raise_for_the_first()
+        self._unchecked_losses.clear()
 
     def _raise_for_the_first(self) -> NoReturn:
         losses = [float(loss) for loss in jax.device_get(self._unchecked_losses)]

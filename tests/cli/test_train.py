@@ -103,6 +103,14 @@ def test_the_summary_is_for_people(capsys):
     assert "step 1 of 4 | loss " in told.err
 
 
+def test_the_memory_of_the_run_is_reported(capsys):
+    assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "60", "--memory"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (header,) = [i for i, line in enumerate(lines) if line.split() == ["start", "step", "40", "step", "60"]]
+    named = [line.split("  ")[0] for line in lines[header + 1 :]]
+    assert named == [*(f"cpu {i}, live" for i in range(8)), "host, resident", "live arrays", "host buffers"]
+
+
 @pytest.mark.slow
 def test_training_that_diverges_prints_no_result(capsys):
     options = ["--data", "synthetic", "--rows", "400", "--learning-rate", "1e38", "--steps", "5", "--json"]

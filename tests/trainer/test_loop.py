@@ -195,3 +195,17 @@ def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock
 def test_a_loss_that_is_not_finite_is_found_at_the_end_without_reports(clock):
     with pytest.raises(NotFinite, match="at step 3"):
         train(losses_that_end(clock, [1.0, 1.0, float("nan")]), 0, batches_of(clock, 3))
+
+
+def test_at_most_a_hundred_losses_are_kept_between_two_reports(clock):
+    done = []
+
+    def batches():
+        for batch in batches_of(clock, 1000):
+            done.append(batch)
+            yield batch
+
+    losses = [1.0] * 233 + [float("nan")] * 800
+    with pytest.raises(NotFinite, match="at step 234,"):
+        train(losses_that_end(clock, losses), 0, batches(), report_every_s=1e9)
+    assert len(done) <= 234 + 100 + 3
