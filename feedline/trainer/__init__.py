@@ -12,6 +12,7 @@
     evaluate     counts each row of a test set exactly once
     live         shows the loop's progress on a terminal
     memory       watches what the loop holds in memory, and names what grows
+      allocations        where live buffers were allocated
 
 It imports no stage of feedline: a batch is a dict of global arrays from any source.
 """

@@ -14,6 +14,7 @@ import jax
 
 from feedline.errors import FeedError
 from feedline.options import checked_integer
+from feedline.trainer.allocations import Places, live_buffers
 
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
@@ -156,6 +157,7 @@ class MemoryWatch:
         self._step = 0
         self._start = snapshot(0, feed)
         self._samples: list[Snapshot] = []  # after the warm-up
+        self._places: Places = collections.Counter()  # where the buffers of the first sample were allocated
         self._look_at = _FEW_SAMPLES  # the number of samples at which growth is looked for next
 
     def after_step(self) -> None:
@@ -167,13 +169,15 @@ class MemoryWatch:
         self._step += 1
         if self._step < self._warm_up or (self._step - self._warm_up) % self._every:
             return
+        if not self._samples:
+            self._places = live_buffers()
         self._samples.append(snapshot(self._step, self._feed))
         if len(self._samples) < self._look_at:
             return
         self._look_at *= 2
         if self._on_growth == "ignore" or not (found := self.growths()):
             return
-        message = _explained(found)
+        message = _explained(found, self._grown_places())
         if self._on_growth == "raise":
             raise FeedError(message, stage="train")
         _log.warning("%s", message)
@@ -217,7 +221,14 @@ class MemoryWatch:
             rows.append(["host buffers", *(f"{shot.slabs:,}" for shot in shots)])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-        return "\n".join([*lines, *map(str, self.growths())] if self._samples else lines)
+        found = self.growths()
+        lines += [*map(str, found), *(f"allocated at {place}" for place in self._grown_places() if found)]
+        return "\n".join(lines)
+
+    def _grown_places(self) -> list[str]:
+        """Where most of the buffers were allocated that came since the warm-up, at most three places."""
+        more = live_buffers() - self._places
+        return [f"{place}: {count:,} buffers more" for place, count in more.most_common(3)]
 
     def _grown(self, what: str, values: Sequence[int], noise: int) -> Growth | None:
         steps = [sample.step for sample in self._samples]
@@ -227,10 +238,11 @@ class MemoryWatch:
         return Growth(what, values[0], values[-1], steps[-1] - steps[0])
 
 
-def _explained(found: Sequence[Growth]) -> str:
+def _explained(found: Sequence[Growth], places: Sequence[str]) -> str:
     listed = "; ".join(map(str, found[:4])) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
     if any(growth.what.startswith("arrays") for growth in found):
         hint = "something refers to these arrays: a list, a closure, or a metric that is never fetched"
+        hint += f". Most were allocated at {'; '.join(places)}" if places else ""
     elif any(growth.what == "slabs" for growth in found):
         hint = "something refers to the batches, or to slices of them"
     else:

@@ -110,6 +110,8 @@ def test_growth_is_looked_for_at_ten_snapshots_and_whenever_they_have_doubled(ca
     assert len(messages) == 3  # at 10, 20 and 40 snapshots
     assert "arrays float32[5, 13]: " in messages[-1]
     assert "78 steps, 1 a step. Something refers to these arrays: a list" in messages[-1]
+    assert "never fetched. Most were allocated at <lambda> (test_memory.py:" in messages[-1]
+    assert messages[-1].endswith("): 78 buffers more")
 
 
 def test_growth_as_an_error():
@@ -131,6 +133,7 @@ def test_the_report_has_a_column_for_each_moment():
     warm, end = (int(number.replace(",", "")) for number in lines[9].split()[-2:])
     assert end - warm >= 40  # 50, and arrays of other tests may be freed meanwhile
     assert lines[10].startswith("arrays float32[5, 19]: ")
+    assert lines[11].startswith("allocated at <lambda> (test_memory.py:")
 
 
 @pytest.mark.parametrize(
