@@ -1,7 +1,7 @@
 """Where the live buffers of JAX were allocated: the places in the user's code, from JAX's own memory profile.
 
-JAX writes that profile in the format of pprof: messages of Protocol Buffers. A few of their fields are read here, by
-the numbers in https://github.com/google/pprof/blob/main/proto/profile.proto.
+JAX writes that profile in the format of pprof, as messages of Protocol Buffers. A few of their fields are read
+here, by the numbers in https://github.com/google/pprof/blob/main/proto/profile.proto.
 """
 
 from __future__ import annotations
