@@ -175,6 +175,8 @@ class Feed(Shown, ProcessBound):
                 )
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
+                if len(self._pipelines) > 1:
+                    self._forget_ended()
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
@@ -346,6 +348,13 @@ class Feed(Shown, ProcessBound):
                 with contextlib.suppress(ValueError):  # another thread may be doing the same
                     self._pipelines.remove(pipeline)
         return stuck
+
+    def _forget_ended(self) -> None:
+        """Let go of the pipelines given up whose reads have ended since, and of the memory they hold."""
+        for pipeline in tuple(self._pipelines):
+            if pipeline is not self._pipeline and pipeline.join(0) is None:
+                with contextlib.suppress(ValueError):  # another thread may be doing the same
+                    self._pipelines.remove(pipeline)
 
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._single_thread:

@@ -73,7 +73,10 @@ def test_without_prefetch_another_threads_close_waits_for_the_read(gated, shardi
     arrived(gated.inside)
     feed.close(timeout_s=0.01)
     assert gated.closed == []
+    closing = [spawn(feed.close) for _ in range(2)]
+    assert not any(each.done() for each in closing)
     gated.gate.set()
     taking.result(PATIENCE_S)
-    feed.close()
+    for each in closing:
+        each.result(PATIENCE_S)
     assert gated.closed == [True]

@@ -49,13 +49,16 @@ def test_common_advice():
     lines = dict(line.split(": ", 1) for line in printed("advice.py"))
     assert lines["pinned=True"].startswith("no such argument; memory kinds of a device: ")
     assert "pinned_host" in lines["pinned=True"]
-    assert lines["in-place updates"].endswith("in a compiled step that donates x, the same memory")
+    assert lines["in-place updates"] == (
+        "x.at[0].set(1) gives other memory; in a compiled step that donates x, the same memory"
+    )
     assert lines["donation"].startswith("the donated array is deleted")
     assert lines["transfer guard"].endswith("is refused; device_put before it passes")
     assert lines["sharded input"].endswith("4096 KiB on each of 8 devices replicated, 512 KiB sharded")
     assert lines["gc.collect()"].startswith("an array is freed with its last reference, without it")
-    assert re.search(r"\d × as long", lines["one compiled step"])
-    assert re.search(r"\d × as long", lines["fewer, larger transfers"])
+    (by_operation,) = re.findall(r"(\d+) ×", lines["one compiled step"])
+    many, tree = re.findall(r"(\d+) ×", lines["fewer, larger transfers"])
+    assert min(map(int, (by_operation, many, tree))) > 1  # ten and more, on any machine that was tried
     assert re.search(r"\d% of the time", lines["asynchronous dispatch"])
 
 

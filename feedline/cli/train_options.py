@@ -44,8 +44,8 @@ class TrainOptions:
       cpu_devices: run on this many CPU devices in each process, to try a mesh without accelerators.
       threads: threads that read rows. None: the cores that this process may use, at least 2 and at most 16.
       prefetch: how many placed batches may wait on the devices. 0: read each batch when it is asked for, to debug.
-      memory: print what devices and the host held at the start, after 40 steps and at the end, and warn of what
-        grows with the steps.
+      memory: warn of memory that grows with the steps, and at the end print what devices and the host held at the
+        start of this run, after 40 steps and at the end.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
 

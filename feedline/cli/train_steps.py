@@ -46,7 +46,8 @@ def run_steps(options: TrainOptions, program: Compiled, feed: Feed, rows: int) -
         return _run_with_checkpoints(options, program, feed, rows, watch)
     finally:
         if watch is not None and _is_first_process():
-            print(watch.report(), file=sys.stderr, flush=True)
+            with contextlib.suppress(RuntimeError):  # of JAX: it must not hide what ended the training
+                print(watch.report(), file=sys.stderr, flush=True)
 
 
 def _run_with_checkpoints(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -34,7 +37,8 @@ class Synchronous(Generic[H, T]):
         self._alarm = watch.alarm()
         self._closed = False
         self._inside: threading.Thread | None = None  # the thread that is inside `take`
-        self._left = threading.Event()  # set when it leaves after `close`
+        # an entry once it has left after `close`. An Event has a lock, which an interrupt might leave held
+        self._left: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Nothing to start."""
@@ -61,7 +65,7 @@ class Synchronous(Generic[H, T]):
         finally:
             self._inside = None
             if self._closed:
-                self._left.set()
+                self._left.put(None)
 
     def close(self) -> None:
         """Close the source. Idempotent."""
@@ -72,8 +76,11 @@ class Synchronous(Generic[H, T]):
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for another thread that is inside `take`; as `ThreadedPipeline.join`."""
-        self._alarm.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        if reads and self._inside not in (None, threading.current_thread()):
+            with contextlib.suppress(queue.Empty):
+                self._left.get(timeout=timeout_s)
+                self._left.put(None)  # for others that wait
+        self._alarm.join(max(0.0, deadline - time.monotonic()))
         inside = self._inside
-        if inside is None or inside is threading.current_thread() or (reads and self._left.wait(timeout_s)):
-            return None
-        return inside.name
+        return None if inside is None else inside.name

@@ -79,7 +79,7 @@ class ThreadedPipeline(Generic[T]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads of a pipeline that was closed, but not for the one that calls this.
 
-        Without `reads`, threads that are inside a read are not waited for either.
+        Without `reads`, reading threads that are inside a read are not waited for either.
 
         Returns:
           The name of a thread that is still busy with a read or a transfer. None: nothing more is read.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import gzip
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ class Place(NamedTuple):
     """A line of code.
 
     Attributes:
-      function, file, line: of the innermost frame that is not JAX's own.
+      function, file, line: of the innermost frame that is neither JAX's nor feedline's.
     """
 
     function: str
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 def live_buffers() -> Places:
     """How many buffers are alive that were allocated at each place: of an array, one on each device.
 
-    Empty where the backend does not keep such a profile.
+    Empty where the backend does not keep such a profile. Buffers that only JAX or feedline allocated are left out.
 
     Example:
       >>> before = live_buffers()
@@ -46,10 +47,9 @@ def live_buffers() -> Places:
       True
     """
     try:
-        profile = gzip.decompress(jax.profiler.device_memory_profile())
-    except jax.errors.JaxRuntimeError:
+        return _buffers_in(gzip.decompress(jax.profiler.device_memory_profile()))
+    except (jax.errors.JaxRuntimeError, LookupError, ValueError, OSError):  # no profile, or of another format
         return collections.Counter()
-    return _buffers_in(profile)
 
 
 def _buffers_in(profile: bytes) -> Places:
@@ -79,14 +79,14 @@ def _buffers_in(profile: bytes) -> Places:
             Place(texts[functions[line[1]].get(2, 0)], texts[functions[line[1]].get(4, 0)], line.get(2, 0))
             for line in stack
         )
-        place = next((frame for frame in frames if not frame.file.startswith(_JAX)), None)
+        place = next((frame for frame in frames if not frame.file.startswith(_NOT_THE_USERS)), None)
         if place is not None:
             places[place] += _numbers(sample, 2)[0]
     return places
 
 
-_JAX = tuple(f"{Path(jax.__file__).parent.with_name(name)}{os.sep}" for name in ("jax", "jaxlib"))
-"""Folders of code that is not the user's."""
+_PACKAGES = (*(Path(jax.__file__).parent.with_name(name) for name in ("jax", "jaxlib")), Path(__file__).parents[1])
+_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _PACKAGES), threading.__file__)
 
 
 def _numbers(message: list[tuple[int, Any]], number: int) -> list[int]:
