@@ -80,3 +80,21 @@ def test_without_prefetch_another_threads_close_waits_for_the_read(gated, shardi
     for each in closing:
         each.result(PATIENCE_S)
     assert gated.closed == [True]
+
+
+def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(gated, feed):
+    feed.seek(0, 8)
+    taking = spawn(lambda: next(feed))
+    arrived(gated.inside)
+    (held,) = feed._pipelines
+    feed._stop(0, reads=False)  # as an interrupt does
+    with pytest.raises(Exception, match="closed"):
+        taking.result(PATIENCE_S)
+    feed.seek(0, 16)
+    next(feed)
+    assert held in feed._pipelines
+    gated.gate.set()
+    assert held.join(PATIENCE_S) is None
+    next(feed)
+    assert held not in feed._pipelines
+    feed.close()
