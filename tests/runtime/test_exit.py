@@ -209,8 +209,8 @@ if __name__ == "__main__":
     print("end", time.time(), flush=True)
     {how}
 """
-    # without -W error: with it, Python's resource tracker stops cleaning up at the first name that is gone, and the
-    # kill may come between the removal of a name and its notice to the tracker
+    # without -W error: with it, Python's resource tracker stops cleaning up at the first name that is gone, and
+    # the kill may come between the removal of a name and its notice to the tracker
     done, delay_s = run(tmp_path, WORKERS + body, flags=())
     assert done.returncode == code
     assert delay_s < 10  # and nobody holds standard output or standard error any more
