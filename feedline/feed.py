@@ -156,6 +156,8 @@ class Feed(Shown, ProcessBound):
             if self._exhausted:
                 raise StopIteration
             try:
+                if len(self._pipelines) > 1:
+                    self._forget_ended()
                 began = time.perf_counter()
                 placed = self._take()
                 metadata = placed.metadata
@@ -175,8 +177,6 @@ class Feed(Shown, ProcessBound):
                 )
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
-                if len(self._pipelines) > 1:
-                    self._forget_ended()
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()

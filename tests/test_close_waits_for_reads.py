@@ -82,7 +82,7 @@ def test_without_prefetch_another_threads_close_waits_for_the_read(gated, shardi
     assert gated.closed == [True]
 
 
-def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(gated, feed):
+def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(gated, feed, monkeypatch):
     feed.seek(0, 8)
     taking = spawn(lambda: next(feed))
     arrived(gated.inside)
@@ -95,6 +95,14 @@ def test_a_pipeline_given_up_during_a_read_is_let_go_of_once_the_read_has_ended(
     assert held in feed._pipelines
     gated.gate.set()
     assert held.join(PATIENCE_S) is None
-    next(feed)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(held, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(feed)
+    assert np.asarray(next(feed)).tolist() == list(range(24, 32))  # it was not lost
     assert held not in feed._pipelines
     feed.close()
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt

@@ -168,7 +168,7 @@ class MemoryWatch:
         self._start = snapshot(0, feed)
         self._samples: list[Snapshot] = []  # after the warm-up
         self._places: Places = collections.Counter()  # where the buffers of the first sample were allocated
-        self._look_after = (_FEW_SAMPLES - 1) * every  # steps after the warm-up, when growth is looked for next
+        self._look_after = (_FEW_SAMPLES - 1) * self._every  # steps after the warm-up: growth is looked for next
 
     def after_step(self) -> None:
         """Count a step; at every few of them take a snapshot.
@@ -270,7 +270,7 @@ class MemoryWatch:
 
     def _grown(self, what: str, values: Sequence[int], noise: int) -> Growth | None:
         steps = [sample.step for sample in self._samples]
-        # at least one from each snapshot to the next, and steadily: what only varies has no such trend
+        # a leak adds one or more at each snapshot, along a line; what only goes up and down does not
         if values[-1] - values[0] < max(noise, len(values) - 1) or statistics.correlation(steps, values) < _STEADY:
             return None
         return Growth(what, values[0], values[-1], steps[-1] - steps[0])
