@@ -29,7 +29,7 @@ and the other folders::
     cluster/    joins the processes of a run, and launches runs
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
-    trainer/    a bundled MLP trainer, for any iterator of batches
+    trainer/    `fit` trains a model on the batches of any feed; a bundled MLP
     data/       the data sets of `feedline train`
     cli/        the `feedline` command
 
@@ -63,12 +63,13 @@ _MODULE_OF = {
     "prefetch_to_mesh": "drop_in",
     "save_lanes": "streams.lane_files",
 }
-_SUBMODULES = ("cluster",)
+_SUBMODULES = ("cluster", "trainer")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]
 
 if TYPE_CHECKING:
     from feedline import cluster as cluster
+    from feedline import trainer as trainer
     from feedline.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline.errors import FeedError as FeedError
     from feedline.errors import ProcessError as ProcessError

@@ -16,13 +16,17 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline import cluster
+from feedline import cluster, trainer
 from feedline.errors import as_arguments
 
 ROOT = Path(feedline.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "feedline."))
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-LAZY = {"feedline": (feedline, "__init__.py"), "feedline.cluster": (cluster, "cluster/__init__.py")}
+LAZY = {
+    "feedline": (feedline, "__init__.py"),
+    "feedline.cluster": (cluster, "cluster/__init__.py"),
+    "feedline.trainer": (trainer, "trainer/__init__.py"),
+}
 
 
 # --- names ---
@@ -66,7 +70,7 @@ def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
         "Blocks", "Feed", "FeedError", "Lanes", "Order", "ProcessError", "Reading", "RowError", "RowSource",
         "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows", "open_source",
-        "prefetch_to_mesh", "save_lanes",
+        "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -247,7 +251,7 @@ FROM_OUTSIDE = {
     "trainer.checkpoints": ["jax", "orbax"],
     "bench": ["numpy", "jax", "matplotlib"],
     "audit": ["numpy", "jax", "rich"],
-    "cli": ["jax", "numpy", "flax", "optax", "rich", "tyro"],
+    "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }
 
 

@@ -1,44 +1,142 @@
-"""Runs `feedline train`: builds the feeds and the trainer, trains, tests and prints the result."""
+"""Runs `feedline train`: builds the feeds, trains and tests the MLP with `fit`, and prints the result."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import optax
-from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from feedline.cli.train_options import TrainOptions
-from feedline.cli.train_steps import run_steps
+from feedline.agreement.stop import should_stop, stopping
+from feedline.cli.interrupt import EndedBySignal, interrupts_wait
+from feedline.cli.train_options import DEFAULT_SAVE_EVERY, TrainOptions
 from feedline.data import labelled
 from feedline.data.labelled import Labelled
 from feedline.feed import Feed
 from feedline.options import Order, Reading
-from feedline.trainer.evaluate import Evaluation, evaluate
-from feedline.trainer.learner import Learner
+from feedline.trainer.evaluate import Evaluation
+from feedline.trainer.fitting import Fitted, fit
+from feedline.trainer.live import LiveLine
 from feedline.trainer.loop import Progress
-from feedline.trainer.model import MLP, Sizes
-from feedline.trainer.modes import Compiled, compiled
+from feedline.trainer.memory import MemoryWatch
+from feedline.trainer.model import Sizes, classifier
+from feedline.trainer.modes import AXIS, mesh_for
 
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
 
 def train_and_test(options: TrainOptions) -> int:
-    """Train, test, and print on process 0. All processes call it. Returns the exit code."""
+    """Train, test, and print on process 0. All processes call it. Returns the exit code.
+
+    Raises:
+      KeyboardInterrupt: Ctrl-C.
+      FeedError: the loss is not finite, or a checkpoint could not be read or written.
+      EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
+    """
     data = _data(options)
-    program = compiled(_learner(options, data), options.mode)
-    with _training_feed(options, data, program) as feed, _test_feed(options, data, program) as test_feed:
-        state, progress = run_steps(options, program, feed, len(data.train))
-        tested = evaluate(program.sums, state.parameters, test_feed)
-        result = _result(options, program, feed, progress, tested)
-    if jax.process_index() == 0:
+    with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
+        with _reporting_memory(options, feed) as watch:
+            fitted = _fitted(options, data, feed, watch)
+        tested = fitted.evaluate(test_feed)
+        result = _result(options, feed, fitted, tested)
+    if _is_first_process():
         print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)
     return 0
+
+
+def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None) -> Fitted:
+    init, loss = classifier(
+        Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
+    )
+    saved = options.checkpoint_dir is not None
+    if saved:
+        with interrupts_wait():  # `fit` imports it, and an interrupt would leave it half imported
+            import feedline.trainer.checkpoints  # noqa: F401
+
+    def total_steps() -> int:
+        delivered: int = feed.get_state()["step"]
+        return delivered + steps_left(options, feed, len(data.train))
+
+    with contextlib.ExitStack() as context:
+        live = context.enter_context(LiveLine(total_steps)) if _is_first_process() else None
+        stop = context.enter_context(stopping()) if saved else None
+
+        def report(progress: Progress) -> None:
+            if saved and progress.step == progress.resumed + 1:
+                _print_start(options, progress)
+            if live is not None:
+                live(progress)
+
+        def after_step(step: int) -> bool:
+            if watch is not None:
+                watch.after_step()
+            return saved and should_stop(step)
+
+        fitted = fit(
+            feed,
+            init,
+            loss,
+            optax.adam(options.learning_rate),
+            mode=options.mode,
+            steps=options.steps,
+            seed=options.seed,
+            callbacks=[report],
+            checkpoint_dir=options.checkpoint_dir,
+            save_every=options.save_every or DEFAULT_SAVE_EVERY,
+            after_step=after_step,
+        )
+    if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
+        _print_start(options, fitted.progress)
+    if stop is not None and stop.signal is not None:
+        how = "interrupted" if stop.signal == signal.SIGINT else "terminated"
+        step = fitted.progress.step
+        message = f"{how} after step {step:,}, which is saved" if _is_first_process() else ""
+        raise EndedBySignal(message, stop.signal)
+    return fitted
+
+
+@contextlib.contextmanager
+def _reporting_memory(options: TrainOptions, feed: Feed) -> Iterator[MemoryWatch | None]:
+    """Watch the memory if the options ask for it, and print what it saw at the end."""
+    watch = MemoryWatch(feed) if options.memory else None
+    try:
+        yield watch
+    finally:
+        if watch is not None and _is_first_process():
+            with contextlib.suppress(RuntimeError):  # of JAX: it must not hide what ended the training
+                print(watch.report(), file=sys.stderr, flush=True)
+
+
+def steps_left(options: TrainOptions, feed: Feed, rows: int) -> int:
+    """Steps from the feed's position to the end that the options ask for. Batch sizes may have changed before."""
+    if options.passes is None:
+        delivered: int = feed.get_state()["step"]
+        return max(0, (options.steps or 0) - delivered)
+    whole_epochs = options.passes - 1 - feed.epoch
+    this_epoch = max(0, rows - feed.position) // options.batch_size
+    return max(0, whole_epochs * feed.steps_per_epoch + this_epoch)
+
+
+def _print_start(options: TrainOptions, progress: Progress) -> None:
+    """Print from which step this run continues."""
+    start = "none yet, training begins"
+    if progress.resumed:
+        end = "training goes on from there" if progress.step > progress.resumed else "and no step is left to do"
+        start = f"step {progress.resumed:,} is saved, {end}"
+    print(f"feedline: checkpoints in {options.checkpoint_dir}: {start}", file=sys.stderr, flush=True)
+
+
+def _is_first_process() -> bool:
+    return jax.process_index() == 0
 
 
 def _data(options: TrainOptions) -> Labelled:
@@ -56,12 +154,6 @@ def _data(options: TrainOptions) -> Labelled:
     return data
 
 
-def _learner(options: TrainOptions, data: Labelled) -> Learner:
-    features = math.prod(data.train.spec["image"].shape)
-    sizes = Sizes(features, data.classes, options.layers, options.width)
-    return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(options.seed)), optax.adam(options.learning_rate))
-
-
 @contextlib.contextmanager
 def _closing(feed: Feed) -> Iterator[Feed]:
     try:
@@ -70,13 +162,15 @@ def _closing(feed: Feed) -> Iterator[Feed]:
         feed.close(timeout_s=_CLOSE_S)
 
 
-def _training_feed(
-    options: TrainOptions, data: Labelled, program: Compiled
-) -> contextlib.AbstractContextManager[Feed]:
+def _sharding(options: TrainOptions) -> NamedSharding:
+    return NamedSharding(mesh_for(options.mode), P(AXIS))
+
+
+def _training_feed(options: TrainOptions, data: Labelled) -> contextlib.AbstractContextManager[Feed]:
     feed = Feed(
         data.train,
         options.batch_size,
-        program.sharding,
+        _sharding(options),
         order=Order(seed=options.seed),
         epochs=options.passes,
         reading=Reading(threads=options.threads),
@@ -85,13 +179,11 @@ def _training_feed(
     return _closing(feed)
 
 
-def _test_feed(
-    options: TrainOptions, data: Labelled, program: Compiled
-) -> contextlib.AbstractContextManager[Feed]:
+def _test_feed(options: TrainOptions, data: Labelled) -> contextlib.AbstractContextManager[Feed]:
     feed = Feed(
         data.test,
         options.batch_size,
-        program.sharding,
+        _sharding(options),
         order=Order(shuffle=False),
         epochs=1,
         remainder="pad",
@@ -101,19 +193,19 @@ def _test_feed(
     return _closing(feed)
 
 
-def _result(
-    options: TrainOptions, program: Compiled, feed: Feed, progress: Progress, tested: Evaluation
-) -> dict[str, Any]:
+def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
     """The object that --json prints. The loss is null if no step was left."""
+    progress = fitted.progress
+    steps = progress.step - progress.resumed
     return {
         "mode": options.mode,
-        "devices": program.sharding.mesh.size,
+        "devices": mesh_for(options.mode).size,
         "processes": jax.process_count(),
-        "steps": progress.step,
+        "steps": steps,
         "rows": progress.rows,
-        "epochs": progress.step / feed.steps_per_epoch,
-        "final_loss": progress.loss if progress.step else None,
-        "test_accuracy": tested.accuracy,
+        "epochs": steps / feed.steps_per_epoch,
+        "final_loss": progress.loss if steps else None,
+        "test_accuracy": tested.metrics["accuracy"],
         "rows_per_s": progress.rows_per_s,
         "wait_share": progress.wait_share,
         "state": feed.get_state(),
@@ -123,9 +215,10 @@ def _result(
 def _summary(result: dict[str, Any], tested: Evaluation, rows: int) -> str:
     """The printed summary: three lines, or one if no step was left."""
     where = ", ".join(_counted(result[name], name) for name in ("devices", "processes"))
+    correct = round(tested.metrics["accuracy"] * tested.rows)
     quality = (
-        f"test accuracy {tested.accuracy:.2%} ({tested.correct:,} of {_counted(tested.rows, 'rows')}), "
-        f"mean loss {tested.loss:.4f}"
+        f"test accuracy {correct / tested.rows:.2%} ({correct:,} of {_counted(tested.rows, 'rows')}), "
+        f"mean loss {tested.metrics['loss']:.4f}"
     )
     if not result["steps"]:
         return quality

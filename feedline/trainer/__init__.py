@@ -1,18 +1,56 @@
-"""A bundled trainer: an MLP that classifies rows, fed by any iterator of batches.
+"""Trains a model of your own on the batches of a feed: `fit`. The bundled MLP is its first user.
 
 ::
 
-    model        the MLP (flax.nnx), and the conversion of images to its input
-    learner      initial state, one step, sums over a batch: pure functions without devices
-    modes        compiles the learner for one device, a mesh, or pmap
+    fitting      `fit`: the loop with checkpoints, evaluation, history and callbacks
+    task         what is trained: initial state, one step, metrics; pure functions without devices
+    modes        compiles a task for one device, a mesh, or pmap
     loop         runs the step on every batch, and measures throughput and input waits
+    evaluate     counts each row of a test set exactly once
     checkpoints  saves the trainer's state and the feed's with Orbax, and restores them
       checkpoint_checks  refuses damaged and mismatched checkpoints
       folder             validates and locks the checkpoint directory
-    evaluate     counts each row of a test set exactly once
-    live         shows the loop's progress on a terminal
+    model        the MLP (flax.nnx), its loss, and the conversion of images to its input
+    live         a callback that shows the loop's progress on a terminal
     memory       watches what the loop holds in memory, and names what grows
       allocations        where live buffers were allocated
 
-It imports no stage of feedline: a batch is a dict of global arrays from any source.
+It imports no stage of feedline: a batch is a tree of global arrays from any source. Importing this package
+imports no jax.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "Fitted": "fitting",
+    "LiveLine": "live",
+    "MemoryWatch": "memory",
+    "Progress": "loop",
+    "fit": "fitting",
+    "mesh_for": "modes",
+}
+
+__all__ = [*_WHERE]
+
+if TYPE_CHECKING:
+    from feedline.trainer.fitting import Fitted as Fitted
+    from feedline.trainer.fitting import fit as fit
+    from feedline.trainer.live import LiveLine as LiveLine
+    from feedline.trainer.loop import Progress as Progress
+    from feedline.trainer.memory import MemoryWatch as MemoryWatch
+    from feedline.trainer.modes import mesh_for as mesh_for
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'feedline.trainer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"feedline.trainer.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

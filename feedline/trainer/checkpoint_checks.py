@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from feedline.errors import FeedError
-from feedline.trainer.learner import State
+from feedline.trainer.task import State
 
 
 def checkpoint_removed(folder: Path, meanwhile: str) -> FeedError:

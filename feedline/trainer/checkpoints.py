@@ -28,7 +28,7 @@ from feedline.trainer.checkpoint_checks import (
     naming_the_checkpoint,
 )
 from feedline.trainer.folder import Lock, prepare
-from feedline.trainer.learner import State
+from feedline.trainer.task import State
 
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
 
@@ -139,14 +139,19 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
         return restored
 
-    def after_step(self, state: State, loss: jax.Array) -> None:
+    def after_step(self, state: State, recent: jax.Array) -> None:
         """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for.
 
         Nothing is saved once the loss is not finite: such a checkpoint would displace a good one.
+
+        Args:
+          recent: the metrics of the last steps, as in `modes.Program`.
         """
         self._step += 1
-        if self._step % self._every == 0 and math.isfinite(jax.device_get(loss)):
-            self.save(state)
+        if self._step % self._every == 0:
+            loss = jax.device_get(recent)[(self._step - 1) % len(recent), 0]
+            if math.isfinite(loss):
+                self.save(state)
 
     def save(self, state: State) -> None:
         """Start saving this step, unless it is saved. Waits for the previous save, and until the state is copied.

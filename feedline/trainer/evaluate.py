@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import jax
 
-from feedline.trainer.learner import Batch, Sums
+from feedline.trainer.modes import Measure
+from feedline.trainer.task import Batch, Metrics, Params
+
+_AHEAD = 2  # batches that may run while the next one is asked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Exact counts over a test set.
+    """Means over a test set.
 
     Attributes:
       rows: rows counted.
-      correct: rows whose highest score is that of their label.
-      loss: mean softmax cross entropy.
-
-    Example:
-      >>> Evaluation(rows=360, correct=351, loss=0.1).accuracy
-      0.975
+      metrics: "loss" and what the loss function measures besides: means over these rows.
     """
 
     rows: int
-    correct: int
-    loss: float
-
-    @property
-    def accuracy(self) -> float:
-        """correct / rows, 0 to 1."""
-        return self.correct / self.rows
+    metrics: Mapping[str, float]
 
 
-def evaluate(sums: Callable[[Any, Batch], Sums], parameters: Any, batches: Iterable[Batch]) -> Evaluation:
-    """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
+class Evaluating:
+    """An evaluation on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
 
-    With several processes all of them call it with the same global batches, and get the same result.
-    Each batch is summed on the devices; the sums are added on the host, where integers do not overflow.
+    With several processes all of them make it with the same global batches, and get the same result. Each batch is
+    averaged on the devices; the averages are weighted by their rows and added on the host. All but the last
+    two are waited for, so training may go on while those run.
 
     Args:
-      sums: (parameters, batch) → `Sums`, as in `modes.Compiled`.
+      measure: (params, batch) → (metrics, rows), as in `modes.Program`.
       batches: one pass over the test set.
-
-    Raises:
-      ValueError: there was no row to count.
     """
-    rows, correct, loss = 0, 0, 0.0
-    for part in _fetched(sums(parameters, batch) for batch in batches):
-        rows += int(part.rows)
-        correct += int(part.correct)
-        loss += float(part.loss)
-    if not rows:
-        raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
-    return Evaluation(rows, correct, loss / rows)
 
+    def __init__(
+        self,
+        measure: Measure,
+        params: Params,
+        batches: Iterable[Batch],
+    ) -> None:
+        self._rows = 0
+        self._sums: dict[str, float] = {}
+        self._running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+        for batch in batches:
+            self._running.append(measure(params, batch))
+            self._add(all_but=_AHEAD)
 
-def _fetched(results: Iterable[Sums]) -> Iterator[Sums]:
-    """Fetch each result to the host after the next one is dispatched, so that the device is never idle."""
-    last: Sums | None = None
-    for result in results:
-        if last is not None:
-            yield jax.device_get(last)
-        last = result
-    if last is not None:
-        yield jax.device_get(last)
+    def result(self) -> Evaluation:
+        """Wait for the last batches. ValueError if there was no row to count."""
+        self._add(all_but=0)
+        if not self._rows:
+            raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
+        return Evaluation(self._rows, {name: total / self._rows for name, total in self._sums.items()})
+
+    def _add(self, all_but: int) -> None:
+        while len(self._running) > all_but:
+            metrics, rows = jax.device_get(self._running.popleft())
+            for name, mean in metrics.items():
+                if rows:  # the mean of no row may be NaN
+                    self._sums[name] = self._sums.get(name, 0.0) + float(mean) * int(rows)
+            self._rows += int(rows)

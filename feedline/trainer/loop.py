@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 
 from feedline.errors import FeedError
-from feedline.trainer.learner import Batch, State
-from feedline.trainer.modes import Step
+from feedline.trainer.modes import Program
+from feedline.trainer.task import Batch, State, rows_in
 
 _AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that
 # the time in `next` is time waiting for input, and the number of batches in use is bounded
-_UNCHECKED = 100
-"""How many losses are kept on the devices at the most: the last is fetched then, even if no report is due."""
 
 
 class NotFinite(FeedError):
     """The loss is not finite. Once parameters are not finite, later steps cannot repair them.
 
     Attributes:
-      step: the first step whose loss is not finite, counted in this loop from 1.
+      step: the first step whose loss is not finite, counted over all runs from 1.
       loss: the loss of that step.
     """
 
@@ -37,23 +36,29 @@ class NotFinite(FeedError):
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """The steps done so far, and their times, from the end of the first step, which compiles.
+    """The steps done so far, and their times, from the end of the first step of this run, which compiles.
 
     Attributes:
-      step: steps finished.
-      rows: rows trained on.
-      loss: mean loss of the last finished step.
+      step: steps finished, counted over all runs.
+      metrics: of the last finished step: "loss", and what the loss function measures besides.
+      resumed: how many of the steps earlier runs had done.
+      rows: rows trained on in this run.
       elapsed_s: wall time.
       elapsed_rows: rows finished in that time; 0 after the first step.
       wait_s: the part of the wall time spent in the iterator, waiting for input.
     """
 
     step: int
+    metrics: Mapping[str, float]
+    resumed: int
     rows: int
-    loss: float
     elapsed_s: float
     elapsed_rows: int
     wait_s: float
+
+    @property
+    def loss(self) -> float:
+        return self.metrics.get("loss", math.nan)
 
     @property
     def rows_per_s(self) -> float:
@@ -66,68 +71,77 @@ class Progress:
 
 
 def train(
-    step: Step,
+    program: Program,
     state: State,
     batches: Iterable[Batch],
     *,
     report: Callable[[Progress], None] | None = None,
-    report_every_s: float = 0.5,
-    after_step: Callable[[State, jax.Array], None] | None = None,
+    report_every: int = 10,
+    after_step: Callable[[State, jax.Array], bool | None] | None = None,
 ) -> tuple[State, Progress]:
-    """Run `step` on every batch. Returns the last state and the progress.
+    """Run the step on every batch. Returns the last state and the progress.
 
-    At most two steps run while the host asks for a batch. A loss is fetched only every `report_every_s`, and every
-    hundred steps, after its step is done; no other data moves between host and devices. Each fetch checks that the
-    loss is finite; if it is not, the losses since the previous fetch show which step was the first.
+    At most two steps run while the host asks for a batch. The metrics of the last `report_every` steps stay on the
+    devices in one small array. It is fetched once in so many steps, after its step is done; no other data moves
+    between host and devices. Each fetch checks that every loss is finite.
 
     Args:
-      step: (state, batch) → (state, loss), as in `modes.Compiled`.
       batches: a finite iterable; cut an endless one with `itertools.islice`.
-      report: called after the first step, every `report_every_s`, and at the end, in this thread.
-      after_step: called with each new state and the loss, before the next batch is asked for, so that
-        iterator and state are at the same step. The next step donates the state.
+      report: called after the first step, at every step that is a multiple of `report_every`, and at the
+        end, in this thread.
+      after_step: called with each new state and the array of recent metrics, before the next batch is asked for,
+        so that iterator and state are at the same step. The next step donates the state. If the result is true, no
+        other batch is asked for.
 
     Raises:
-      ValueError: there was no batch.
-      NotFinite: the loss is not finite.
+      ValueError: there was no batch, and no step was done before.
+      NotFinite: a loss is not finite.
     """
-    meter = _Meter(iter(batches))
+    meter = _Meter(program, iter(batches), int(jax.device_get(state.step)))
+    recent = program.recent(report_every)
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
-    report_at_s = 0.0
-    for batch in meter:
-        state, loss = step(state, batch)
-        running.append((loss, len(batch["label"])))
-        if after_step:
-            after_step(state, loss)
-        while len(running) > (_AHEAD if meter.steps else 0):
+    guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
+
+    def finish_to(ahead: int) -> None:
+        while len(running) > ahead:
             meter.finish(*running.popleft())
-        if time.perf_counter() >= report_at_s:
-            progress = meter.progress()
-            if report:
-                report(progress)
-            report_at_s = time.perf_counter() + report_every_s
-    while running:
-        meter.finish(*running.popleft())
-    if not meter.steps:
+            if meter.fetched and report:
+                report(meter.progress())
+
+    for batch in meter:
+        with guard:
+            state, recent = program.step(state, recent, batch)
+        running.append((recent, rows_in(batch)))
+        ended = after_step(state, recent) if after_step else False
+        finish_to(_AHEAD if meter.steps else 0)
+        guard = jax.transfer_guard("disallow")
+        if ended:
+            break
+    finish_to(0)
+    if not meter.steps and not meter.resumed:
         raise ValueError(
             "training needs at least one batch, and the iterator gave none; see its rows and remainder"
         )
-    progress = meter.progress()
-    if report:
-        report(progress)
-    return state, progress
+    if not meter.fetched:
+        meter.fetch()
+        if report:
+            report(meter.progress())
+    return state, meter.progress()
 
 
 class _Meter:
     """Passes the batches on, and counts their steps, rows and times."""
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    def __init__(self, program: Program, batches: Iterator[Batch], resumed: int) -> None:
+        self._names = program.metrics
         self._batches = batches
+        self.resumed = resumed
         self.steps = 0
+        self._checked_steps = 0  # whose losses were fetched
+        self._recent: jax.Array | None = None  # as it was after the last finished step
+        self._metrics: dict[str, float] = {}  # of the last step fetched
         self._rows = 0
         self._first_rows = 0
-        self._unchecked_losses: list[jax.Array] = []  # of the steps finished since the last call of `progress`
-        self._loss = math.nan  # of the last finished step, at the last call of `progress`
         self._started_s = 0.0  # when the first step had finished
         self._finished_s = 0.0
         self._wait_s = 0.0
@@ -143,38 +157,40 @@ class _Meter:
                 self._wait_s += time.perf_counter() - asked_s
             yield batch
 
-    def finish(self, loss: jax.Array, rows: int) -> None:
-        """Wait until a step is done, and count it."""
-        self._unchecked_losses.append(loss.block_until_ready())
+    @property
+    def fetched(self) -> bool:
+        """Whether the metrics of the last finished step are on the host."""
+        return self._checked_steps == self.steps
+
+    def finish(self, recent: jax.Array, rows: int) -> None:
+        """Wait until a step is done, count it, and fetch its metrics if it is time."""
+        self._recent = recent.block_until_ready()
         self._finished_s = time.perf_counter()
         self.steps += 1
         self._rows += rows
-        if len(self._unchecked_losses) == _UNCHECKED:
-            self._check()
         if self.steps == 1:
             self._first_rows, self._started_s = rows, self._finished_s
+        if self.steps == 1 or (self.resumed + self.steps) % len(recent) == 0:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Fetch the metrics of the steps since the last fetch. Raises `NotFinite` for the first such loss."""
+        assert self._recent is not None
+        rows = jax.device_get(self._recent).tolist()
+        for step in range(self.resumed + self._checked_steps + 1, self.resumed + self.steps + 1):
+            metrics = dict(zip(self._names, rows[(step - 1) % len(rows)], strict=True))
+            if not math.isfinite(metrics["loss"]):
+                raise NotFinite(step, metrics["loss"])
+        self._metrics, self._checked_steps = metrics, self.steps
 
     def progress(self) -> Progress:
-        """The progress now, with the loss of the last finished step. Raises `NotFinite` if that is not finite."""
-        if self._unchecked_losses:
-            self._check()
+        """The progress, with the metrics of the last step fetched."""
         return Progress(
-            step=self.steps,
+            step=self.resumed + self.steps,
+            metrics=self._metrics,
+            resumed=self.resumed,
             rows=self._rows,
-            loss=self._loss,
             elapsed_s=self._finished_s - self._started_s,
             elapsed_rows=self._rows - self._first_rows,
             wait_s=self._wait_s,
         )
-
-    def _check(self) -> None:
-        """Fetch the last loss, and let go of those before it."""
-        self._loss = float(jax.device_get(self._unchecked_losses[-1]))
-        if not math.isfinite(self._loss):
-            self._raise_for_the_first()
-        self._unchecked_losses.clear()
-
-    def _raise_for_the_first(self) -> NoReturn:
-        losses = [float(loss) for loss in jax.device_get(self._unchecked_losses)]
-        first = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
-        raise NotFinite(self.steps - len(losses) + first + 1, losses[first])

@@ -1,15 +1,25 @@
-"""The model: a multi-layer perceptron that turns images into class scores."""
+"""The bundled model: a multi-layer perceptron that turns images into class scores, and its loss.
+
+Its batches are dicts with B rows:
+  image  [B, ...]   any numeric dtype
+  label  int [B]    0 … classes − 1
+  valid  bool [B]   optional; rows where it is False are ignored
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from feedline.options import checked_integer
+from feedline.trainer.task import Init, Loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +72,62 @@ class MLP(nnx.Module):
         for layer in self.hidden:
             signal = nnx.gelu(layer(signal))
         return self.scores(signal)
+
+
+def classifier(sizes: Sizes) -> tuple[Init, Loss]:
+    """The MLP as `fit` takes a model: its `init`, and its `loss` with the metric "accuracy".
+
+    The loss of a row with scores z is log Σ_c exp z_c − z_label. Of a batch without a valid row both means are 0.
+
+    Example:
+      >>> init, loss = classifier(Sizes(features=4, classes=3))
+      >>> batch = {"image": jnp.ones((2, 4)), "label": jnp.array([0, 2])}
+      >>> value, metrics = loss(init(jax.random.key(0)), batch)
+      >>> value.shape, sorted(metrics)
+      ((), ['accuracy'])
+    """
+
+    def init(key: jax.Array) -> Any:
+        return nnx.state(MLP(sizes, rngs=nnx.Rngs(key)), nnx.Param)
+
+    graph = nnx.graphdef(nnx.eval_shape(lambda: MLP(sizes, rngs=nnx.Rngs(0))))
+
+    def loss(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        _check(batch)
+        scores = nnx.merge(graph, params)(batch["image"])
+        label = batch["label"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, label)
+        correct = (scores.argmax(axis=-1) == label).astype(jnp.float32)
+        return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(correct, batch)}
+
+    return init, loss
+
+
+def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """The mean of [B] values over the rows that are no padding; 0 if all are."""
+    if "valid" not in batch:
+        return values.mean()
+    valid = batch["valid"]
+    return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
+
+
+def _check(batch: Any) -> None:
+    if not isinstance(batch, Mapping) or not {"image", "label"} <= set(batch):
+        found = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        raise TypeError(f'a batch must be a dict with "image" and "label", got {found}; rename its leaves')
+    image, label, valid = batch["image"], batch["label"], batch.get("valid")
+    if label.ndim != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
+        raise TypeError(
+            f"label must be one integer a row, int [B], got {label.dtype}{list(label.shape)}; "
+            "turn one-hot labels into class numbers with argmax(axis=-1)"
+        )
+    if image.ndim < 2 or len(image) != len(label):
+        raise ValueError(
+            f"image must be [B, ...] with the B = {len(label)} rows of label, got {list(image.shape)}; "
+            "give every row its image"
+        )
+    if valid is not None and (valid.dtype != jnp.bool_ or valid.shape != label.shape):
+        raise TypeError(f"valid must be bool [{len(label)}], got {valid.dtype}{list(valid.shape)}")
 
 
 def as_features(image: jax.Array) -> jax.Array:

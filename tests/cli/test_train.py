@@ -15,7 +15,6 @@ from launched import FEEDLINE, launched
 import feedline
 from feedline.cli.main import main
 from feedline.cli.train import Train, use_cpu_devices
-from feedline.cli.train_steps import _state_after
 from feedline.data.labelled import DIGITS
 from feedline.order.epoch import rows_at
 from feedline.trainer.modes import Mode
@@ -198,16 +197,3 @@ def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, 
     assert f"The batch of that step holds the training rows {rows}; look whether" in told
     assert told.endswith(f"[stage train, epoch 0, position {(step - 1) * 8}]")
     assert max(int(path.name) for path in (tmp_path / "run").glob("[0-9]*")) == step - 1
-
-
-@pytest.mark.parametrize("position", [0, 13, 20, 29, 30, 33])
-def test_the_state_some_batches_later_equals_that_of_stepping(position):
-    """The last rows of each epoch are dropped, and earlier batches may have had another size."""
-    rows, size, state = 33, 4, {"epoch": 2, "position": position}
-    for batches in range(30):
-        epoch, at = 2, position
-        for _ in range(batches + 1):
-            if at + size > rows:
-                epoch, at = epoch + 1, 0
-            before, at = (epoch, at), at + size
-        assert _state_after(state, batches, size, rows) == {"epoch": before[0], "position": before[1]}

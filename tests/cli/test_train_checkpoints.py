@@ -17,7 +17,7 @@ from launched import FEEDLINE, launched
 import feedline
 from feedline.cli.main import main
 from feedline.cli.train import Train
-from feedline.cli.train_steps import steps_left
+from feedline.cli.train_and_test import steps_left
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_checkpoint_options_that_do_not_fit_are_a_one_line_error(tmp_path, capsy
     for options, told in [
         (
             ["--width", "64"],
-            "/1 is of another model: its parameters.hidden.0.bias is float32[16], this run's is flo",
+            "/1 is of another model: its params.hidden.0.bias is float32[16], this run's is flo",
         ),
         (
             ["--seed", "1"],

@@ -9,13 +9,11 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.trainer.checkpoints import Checkpoints
-from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes
-from feedline.trainer.modes import compiled
+from feedline.trainer.model import Sizes, classifier
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES
@@ -29,25 +27,21 @@ ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RAN
 
 
 def losses_of(mode, steps, folder=None):
-    """The losses of `steps` steps from the newest checkpoint in `folder` on; the last step is saved there."""
-    learner = Learner(lambda: MLP(Sizes(8, 10, layers=1, width=16), rngs=nnx.Rngs(0)), optax.adam(1e-2))
-    program, losses = compiled(learner, mode), []
-    with feedline.Feed(ROWS, 64, program.sharding) as feed:
-        if folder is None:
-            train(program, program.init(), feed, steps, losses)
-            return losses
-        with Checkpoints(folder, feed, program.sharding.mesh, every=2) as checkpoints:
-            state = checkpoints.restore(program.init())
-            checkpoints.save(train(program, state, feed, steps, losses, checkpoints.after_step))
-    return losses
-
-
-def train(program, state, feed, steps, losses, after_step=lambda state, loss: None):
-    for _, batch in zip(range(steps), feed, strict=False):
-        state, loss = program.step(state, batch)
-        after_step(state, loss)
-        losses.append(float(loss))
-    return state
+    """Losses of up to `steps` steps, from the newest checkpoint in `folder` on. The last step is saved, too."""
+    init, loss = classifier(Sizes(8, 10, layers=1, width=16))
+    with feedline.Feed(ROWS, 64, NamedSharding(feedline.trainer.mesh_for(mode), P("data"))) as feed:
+        fitted = feedline.trainer.fit(
+            feed,
+            init,
+            loss,
+            optax.adam(1e-2),
+            mode=mode,
+            steps=steps,
+            report_every=1,
+            checkpoint_dir=folder,
+            save_every=2,
+        )
+    return [entry["loss"] for entry in fitted.history]
 
 
 @case(["jit_multi", "pmap"])
@@ -56,7 +50,8 @@ def a_training_leg(here, mode):
     before = here.before()
     same_parent = Path(tempfile.gettempdir()) / f"feedline-{mode}-{os.getppid()}"
     folder = Path(before["folder"]) if before else same_parent
-    losses = losses_of(mode, STEPS, folder)
+    steps = STEPS + max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
+    losses = losses_of(mode, steps, folder)
     return {
         "folder": str(folder),
         "losses": losses,

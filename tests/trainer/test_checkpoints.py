@@ -1,6 +1,5 @@
 """Checkpoints: a resumed run takes the steps of an uninterrupted one; mismatched checkpoints are refused."""
 
-import functools
 import logging
 import os
 import shutil
@@ -12,14 +11,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 from mlp_oracle import made_up_rows
+from mlp_tasks import program_of, sharding_of, task_of
 
 import feedline
 from feedline.trainer.checkpoints import Checkpoints
-from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes
-from feedline.trainer.modes import compiled
+from feedline.trainer.model import Sizes
 
 MODES = ["jit_single", "jit_multi", "pmap"]
 NOBODY = 65534
@@ -37,47 +34,38 @@ def quiet():
     logging.getLogger("absl").setLevel(logging.NOTSET)
 
 
-def learner_of(sizes, optimizer=None):
-    return Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optimizer or optax.adam(3e-3))
-
-
-@functools.cache
-def program_of(mode, sizes=SMALL):
-    return compiled(learner_of(sizes), mode)
-
-
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """Checkpoints of steps 1, 2 and 3, not to be changed."""
     folder = tmp_path_factory.mktemp("three")
-    run(program_of("jit_multi"), 3, folder, every=1)
+    run("jit_multi", 3, folder, every=1)
     return folder
 
 
 def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
     """The trainer's state and the feed's, restored from the newest checkpoint."""
-    program = program_of("jit_multi")
-    with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
-        with Checkpoints(folder, feed, program.sharding.mesh, 1) as checkpoints:
+    sharding = sharding_of("jit_multi")
+    with feedline.Feed(rows, batch_size, sharding, order=order) as feed:
+        with Checkpoints(folder, feed, sharding.mesh, 1) as checkpoints:
             try:
-                state = checkpoints.restore(state or program.init())
+                state = checkpoints.restore(state or program_of("jit_multi", SMALL).start())
             except BaseException:
                 assert feed.get_state()["step"] == 0
                 raise
         return state, feed.get_state()
 
 
-def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=ORDER, seen=None):
+def run(mode, steps, folder=None, every=3, sizes=SMALL, seen=None):
     """Losses of up to `steps` steps from where the checkpoints in `folder` end, and the last state."""
-    losses = []
-    with feedline.Feed(rows, batch_size, program.sharding, order=order) as feed:
+    program, losses = program_of(mode, sizes), []
+    with feedline.Feed(ROWS, 64, sharding_of(mode), order=ORDER) as feed:
         if folder is None:
-            return advance(program, program.init(), feed, steps, losses, lambda state, loss: None), losses
-        with Checkpoints(folder, feed, program.sharding.mesh, every) as checkpoints:
-            state = checkpoints.restore(program.init())
+            return advance(program, program.start(), feed, steps, losses, lambda state, recent: None), losses
+        with Checkpoints(folder, feed, program.mesh, every) as checkpoints:
+            state = checkpoints.restore(program.start())
 
-            def after_step(state, loss):
-                checkpoints.after_step(state, loss)
+            def after_step(state, recent):
+                checkpoints.after_step(state, recent)
                 if seen is not None:
                     seen.append(values(state))
 
@@ -86,10 +74,11 @@ def run(program, steps, folder=None, every=3, batch_size=64, rows=ROWS, order=OR
 
 
 def advance(program, state, feed, steps, losses, after_step):
+    recent = program.recent(1)
     for _, batch in zip(range(steps), feed, strict=False):
-        state, loss = program.step(state, batch)
-        after_step(state, loss)
-        losses.append(float(loss))
+        state, recent = program.step(state, recent, batch)
+        after_step(state, recent)
+        losses.append(float(recent[0, 0]))
     return state
 
 
@@ -106,10 +95,9 @@ def assert_same_bits(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_resumed_run_has_the_same_bits(mode, tmp_path):
-    program = program_of(mode)
-    state, losses = run(program, 12)
-    begun = run(program, 8, tmp_path)[1]  # saved after 3 and 6
-    resumed, rest = run(program, 12, tmp_path)
+    state, losses = run(mode, 12)
+    begun = run(mode, 8, tmp_path)[1]  # saved after 3 and 6
+    resumed, rest = run(mode, 12, tmp_path)
     assert begun == losses[:8]
     assert rest == losses[6:]
     assert_same_bits(values(resumed), values(state))
@@ -119,9 +107,9 @@ def test_a_resumed_run_has_the_same_bits(mode, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path):
     seen = []
-    run(program_of("jit_multi", WIDE), 9, tmp_path, seen=seen)
+    run("jit_multi", 9, tmp_path, sizes=WIDE, seen=seen)
     for step in (9, 6, 3):
-        state, feed = restore(tmp_path, program_of("jit_multi", WIDE).init())
+        state, feed = restore(tmp_path, program_of("jit_multi", WIDE).start())
         assert_same_bits(values(state), seen[step - 1])
         assert feed["step"] == step
         shutil.rmtree(tmp_path / str(step))
@@ -130,17 +118,17 @@ def test_a_checkpoint_holds_its_step_though_the_next_steps_overwrote_it(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [MODES[:2], MODES[1:], MODES[::-2]])
 def test_a_mode_continues_from_another(before, after, tmp_path):
-    losses = run(program_of(before), 10)[1]
-    run(program_of(before), 6, tmp_path)
-    program = program_of(after)
-    fresh = program.init()
+    losses = run(before, 10)[1]
+    run(before, 6, tmp_path)
+    program = program_of(after, SMALL)
+    fresh = program.start()
     with (
-        feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed,
-        Checkpoints(tmp_path, feed, program.sharding.mesh, 3) as checkpoints,
+        feedline.Feed(ROWS, 64, sharding_of(after), order=ORDER) as feed,
+        Checkpoints(tmp_path, feed, program.mesh, 3) as checkpoints,
     ):
         state = checkpoints.restore(fresh)
     assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
-    np.testing.assert_allclose(run(program, 10, tmp_path)[1], losses[6:], rtol=1e-5)
+    np.testing.assert_allclose(run(after, 10, tmp_path)[1], losses[6:], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -153,29 +141,29 @@ def test_the_batch_size_may_change(three):
 def test_the_newest_three_are_kept_and_incomplete_ones_are_removed(tmp_path):
     half = tmp_path / "12.orbax-checkpoint-tmp" / "state.orbax-checkpoint-tmp"
     half.mkdir(parents=True)
-    run(program_of("jit_multi"), 5, tmp_path, every=1)
+    run("jit_multi", 5, tmp_path, every=1)
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["3", "4", "5"]
 
 
 def test_a_step_is_saved_once(tmp_path):
-    program = program_of("jit_multi")
+    program = program_of("jit_multi", SMALL)
     with (
-        feedline.Feed(ROWS, 64, program.sharding) as feed,
-        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+        feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
+        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
     ):
-        state, _ = program.step(program.init(), next(feed))
-        checkpoints.after_step(state, np.float32(0))
+        state, recent = program.step(program.start(), program.recent(1), next(feed))
+        checkpoints.after_step(state, recent)
         checkpoints.save(state)
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["1"]
 
 
 def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
-    program = program_of("jit_multi")
+    program = program_of("jit_multi", SMALL)
     with (
-        feedline.Feed(ROWS, 64, program.sharding) as feed,
-        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+        feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
+        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
     ):
-        state, _ = program.step(program.init(), next(feed))
+        state, _ = program.step(program.start(), program.recent(1), next(feed))
         next(feed)
         with pytest.raises(
             ValueError, match="the trainer has done 1 and the feed has delivered 2; save right after"
@@ -186,9 +174,9 @@ def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
 
 @pytest.mark.parametrize(("trained", "delivered", "saved"), [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
 def test_a_checkpoint_of_different_steps_is_refused(tmp_path, trained, delivered, saved):
-    program = program_of("jit_multi")
-    state = program.init()._replace(step=jax.device_put(np.int32(trained), program.init().step.sharding))
-    with feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed:
+    program = program_of("jit_multi", SMALL)
+    state = program.start()._replace(step=jax.device_put(np.int32(trained), program.start().step.sharding))
+    with feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed:
         delivering = {**feed.get_state(), "step": delivered}
     items = ocp.args.Composite(state=ocp.args.StandardSave(state), feed=ocp.args.JsonSave(delivering))
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -204,21 +192,21 @@ def test_a_checkpoint_of_different_steps_is_refused(tmp_path, trained, delivered
         (
             Sizes(64, 10, width=8),
             None,
-            r"parameters\.hidden\.0\.bias is float32\[16\], this run's is float32\[8\]",
+            r"params\.hidden\.0\.bias is float32\[16\], this run's is float32\[8\]",
         ),
         (
             Sizes(32, 10, width=16),
             None,
             r"hidden\.0\.kernel is float32\[64, 16\], this run's is float32\[32, 16\]",
         ),
-        (Sizes(64, 10, 3, 16), None, r"parameters\.hidden\.2\.bias is missing, this run's is float32\[16\]"),
+        (Sizes(64, 10, 3, 16), None, r"params\.hidden\.2\.bias is missing, this run's is float32\[16\]"),
         (Sizes(64, 10, 1, 16), None, r"hidden\.1\.bias is float32\[16\], this run's is missing"),
         (SMALL, optax.sgd(1e-3), r"optimizer\.0\.count is int32\[\], this run's is missing"),
     ],
 )
 def test_another_model_is_refused(sizes, optimizer, told, three):
     with pytest.raises(ValueError, match=rf"checkpoint .*/3 is of another model: its .*{told}"):
-        restore(three, jax.eval_shape(learner_of(sizes, optimizer).init))
+        restore(three, jax.eval_shape(task_of(sizes, optimizer).start))
 
 
 def test_other_data_is_refused(three):
@@ -334,11 +322,11 @@ def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, mon
         raise ValueError("Failed to write 19991 bytes to file 8 [os_error_code='28']")
 
     monkeypatch.setattr(ocp.CheckpointManager, "close", close)
-    program = program_of("jit_multi")
+    program = program_of("jit_multi", SMALL)
     with (
-        feedline.Feed(ROWS, 64, program.sharding) as feed,
+        feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
         pytest.raises(KeyboardInterrupt) as raised,
-        Checkpoints(tmp_path, feed, program.sharding.mesh, 1),
+        Checkpoints(tmp_path, feed, program.mesh, 1),
     ):
         raise KeyboardInterrupt
     assert "a checkpoint could not be written: No space left on device" in raised.value.__notes__[0]
@@ -358,13 +346,13 @@ def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
 
 
 def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):
-    program = program_of("jit_multi")
+    program = program_of("jit_multi", SMALL)
     with (
-        feedline.Feed(ROWS, 64, program.sharding, order=ORDER) as feed,
-        Checkpoints(tmp_path, feed, program.sharding.mesh, 1) as checkpoints,
+        feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed,
+        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
     ):
-        state = program.init()
+        state = program.start()
         for loss in (1.0, 2.0, float("nan")):
-            state, _ = program.step(state, next(feed))
-            checkpoints.after_step(state, np.float32(loss))
+            state, _ = program.step(state, program.recent(1), next(feed))
+            checkpoints.after_step(state, np.float32([[loss, 0]]))
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]

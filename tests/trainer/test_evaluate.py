@@ -1,65 +1,65 @@
 """Evaluation: every row of a test set counts exactly once, however it is padded."""
 
-import functools
-
 import jax
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from mlp_oracle import losses, made_up_rows, scores, weights_of
+from mlp_tasks import placed, program_of
 
-from feedline.trainer.evaluate import evaluate
-from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes
-from feedline.trainer.modes import compiled
+from feedline.trainer.evaluate import Evaluating
+from feedline.trainer.model import Sizes
 
 ROWS = made_up_rows(100)
+SIZES = Sizes(features=64, classes=10, width=32)
 
 
-@functools.cache
-def program_of(mode):
-    sizes = Sizes(features=64, classes=10, width=32)
-    return compiled(Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optax.adam(1e-3)), mode)
+def evaluate(measure, params, batches):
+    return Evaluating(measure, params, batches).result()
 
 
-def padded(rows, batch_size, sharding):
+def padded(rows, batch_size, mode):
     """Batches over all rows; the last one is filled up with rows from the start, which are not valid."""
     count = len(rows["label"])
     for start in range(0, count, batch_size):
         position = np.arange(start, start + batch_size)
         batch = {name: leaf[position % count] for name, leaf in rows.items()}
-        yield jax.device_put({**batch, "valid": position < count}, sharding)
+        yield placed({**batch, "valid": position < count}, mode)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 @pytest.mark.parametrize("batch_size", [40, 104])
 def test_each_row_counts_once(mode, batch_size):
-    program = program_of(mode)
-    parameters = program.init().parameters
-    z = scores(weights_of(parameters), ROWS["image"])
-    found = evaluate(program.sums, parameters, padded(ROWS, batch_size, program.sharding))
-    correct = int((z.argmax(axis=1) == ROWS["label"]).sum())
-    assert (found.rows, found.correct, found.accuracy) == (100, correct, correct / 100)
-    assert found.loss == pytest.approx(losses(z, ROWS["label"]).mean(), rel=1e-6)
+    program = program_of(mode, SIZES, batch_size, padded=True)
+    params = program.start().params
+    z = scores(weights_of(params), ROWS["image"])
+    found = evaluate(program.measure, params, padded(ROWS, batch_size, mode))
+    assert found.rows == 100
+    assert found.metrics["accuracy"] == pytest.approx((z.argmax(axis=1) == ROWS["label"]).mean(), rel=1e-6)
+    assert found.metrics["loss"] == pytest.approx(losses(z, ROWS["label"]).mean(), rel=1e-6)
 
 
 def test_without_valid_all_rows_count():
-    program = program_of("jit_multi")
-    batch = jax.device_put({name: leaf[:96] for name, leaf in ROWS.items()}, program.sharding)
-    assert evaluate(program.sums, program.init().parameters, [batch, batch]).rows == 192
+    program = program_of("jit_multi", SIZES, 96)
+    batch = placed({name: leaf[:96] for name, leaf in ROWS.items()}, "jit_multi")
+    assert evaluate(program.measure, program.start().params, [batch, batch]).rows == 192
 
 
 @pytest.mark.slow
 def test_nothing_moves_without_being_asked():
-    program = program_of("pmap")
-    batches, parameters = list(padded(ROWS, 40, program.sharding)), program.init().parameters
+    program = program_of("pmap", SIZES, 40, padded=True)
+    batches, params = list(padded(ROWS, 40, "pmap")), program.start().params
     with jax.transfer_guard("disallow"):
-        assert evaluate(program.sums, parameters, batches).rows == 100
+        assert evaluate(program.measure, params, batches).rows == 100
+
+
+def test_a_batch_of_padding_weighs_nothing():
+    batches = iter([({"loss": np.float32(2)}, np.int32(3)), ({"loss": np.float32("nan")}, np.int32(0))])
+    found = evaluate(lambda params, batch: next(batches), None, [0, 1])
+    assert (found.rows, found.metrics) == (3, {"loss": 2.0})
 
 
 def test_no_row_is_refused():
-    program = program_of("jit_single")
+    program = program_of("jit_single", SIZES)
     with pytest.raises(ValueError, match="at least one row that counts"):
-        evaluate(program.sums, program.init().parameters, [])
+        evaluate(program.measure, program.start().params, [])

@@ -2,21 +2,20 @@
 
 import io
 import itertools
+import time
 
 import jax
+import mlp_tasks
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from mlp_oracle import made_up_rows
 from rich.console import Console
 
 from feedline.trainer import loop
-from feedline.trainer.learner import Learner
 from feedline.trainer.live import LiveLine, progress_line
 from feedline.trainer.loop import NotFinite, Progress, train
-from feedline.trainer.model import MLP, Sizes
-from feedline.trainer.modes import compiled
+from feedline.trainer.model import Sizes
+from feedline.trainer.modes import Program
 
 
 class Clock:
@@ -33,11 +32,14 @@ class Clock:
         return value
 
 
-class Loss:
-    """What a step returns: known once it was waited for."""
+class Recent:
+    """The metrics of the last steps, as a step returns them: known once they were waited for."""
 
-    def __init__(self, value, clock, seconds=0.0):
-        self.value, self.clock, self.seconds, self.done = value, clock, seconds, False
+    def __init__(self, rows, clock, seconds=0.0):
+        self.rows, self.clock, self.seconds, self.done = rows, clock, seconds, False
+
+    def __len__(self):
+        return len(self.rows)
 
     def block_until_ready(self):
         if not self.done:
@@ -45,16 +47,16 @@ class Loss:
             self.done = True
         return self
 
-    def __float__(self):
-        assert self.done, "a loss must not be read before its step is done"
-        return float(self.value)
+    def tolist(self):
+        assert self.done, "metrics must not be read before their step is done"
+        return self.rows
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
-    monkeypatch.setattr(jax, "device_get", lambda losses: losses)
+    monkeypatch.setattr(jax, "device_get", lambda array: array)
     return clock
 
 
@@ -62,53 +64,84 @@ def batches_of(clock, count, rows=10, seconds=0.0):
     return (clock.passes(seconds, {"label": np.zeros(rows)}) for _ in range(count))
 
 
-def step_of(clock, seconds=0.0, seen=None):
-    def step(state, batch):
-        loss = Loss(10 - state, clock, seconds)
-        if seen is not None:
-            seen.append(loss)
-        return state + 1, loss
+class State:
+    def __init__(self, step):
+        self.step = step
 
-    return step
+
+def program_of(clock, seconds=0.0, seen=None, losses=None):
+    """A program whose step k has the k-th of these losses; else 10, 9, …"""
+
+    def step(state, recent, batch):
+        rows = list(recent.rows)
+        rows[state.step % len(rows)] = [10.0 - state.step if losses is None else losses[state.step]]
+        after = Recent(rows, clock, seconds)
+        if seen is not None:
+            seen.append(after)
+        return State(state.step + 1), after
+
+    def recent(steps):
+        return Recent([[0.0]] * steps, clock)
+
+    return Program(None, ("loss",), None, recent, step, None)
 
 
 def test_time_counts_from_the_end_of_the_first_step(clock):
-    state, progress = train(step_of(clock, seconds=2.0), 0, batches_of(clock, 5, seconds=3.0))
-    assert state == 5
-    assert progress == Progress(step=5, rows=50, loss=6.0, elapsed_s=20.0, elapsed_rows=40, wait_s=12.0)
+    state, progress = train(program_of(clock, seconds=2.0), State(0), batches_of(clock, 5, seconds=3.0))
+    assert state.step == 5
+    assert progress == Progress(5, {"loss": 6.0}, 0, rows=50, elapsed_s=20.0, elapsed_rows=40, wait_s=12.0)
     assert progress.rows_per_s == 2.0
     assert progress.wait_share == 0.6
 
 
 def test_one_step_has_no_rate(clock):
-    _, progress = train(step_of(clock, seconds=2.0), 0, batches_of(clock, 1, seconds=3.0))
+    _, progress = train(program_of(clock, seconds=2.0), State(0), batches_of(clock, 1, seconds=3.0))
     assert (progress.step, progress.rows, progress.loss) == (1, 10, 10.0)
     assert (progress.rows_per_s, progress.wait_share) == (0.0, 0.0)
 
 
 def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
-    losses, running = [], []
+    steps, running = [], []
 
     def batches():
         for _ in range(6):
-            running.append(sum(not loss.done for loss in losses))
+            running.append(sum(not step.done for step in steps))
             yield {"label": np.zeros(10)}
 
-    train(step_of(clock, seen=losses), 0, batches())
+    train(program_of(clock, seen=steps), State(0), batches())
     assert running == [0, 0, 1, 2, 2, 2]  # the first step is waited for: it compiles
-    assert all(loss.done for loss in losses)
+    assert all(step.done for step in steps)
 
 
-def test_reports_come_after_the_first_step_in_intervals_and_at_the_end(clock):
-    seen = []
-    train(step_of(clock), 0, batches_of(clock, 10, seconds=1.0), report=seen.append, report_every_s=3.0)
-    assert [progress.step for progress in seen] == [1, 2, 5, 8, 10]
-    assert [progress.loss for progress in seen] == [10.0, 9.0, 6.0, 3.0, 1.0]
+@pytest.mark.parametrize(
+    ("resumed", "count", "every", "reports"),
+    [
+        (0, 10, 3, [1, 3, 6, 9, 10]),
+        (0, 9, 3, [1, 3, 6, 9]),
+        (0, 3, 1, [1, 2, 3]),
+        (0, 2, 100, [1, 2]),
+        (7, 5, 4, [8, 12]),
+        (7, 6, 4, [8, 12, 13]),
+    ],
+)
+def test_reports_come_after_the_first_step_at_multiples_and_at_the_end(clock, resumed, count, every, reports):
+    losses, seen = np.random.default_rng(0).random(20).tolist(), []
+    program = program_of(clock, losses=losses)
+    train(program, State(resumed), batches_of(clock, count), report=seen.append, report_every=every)
+    assert [progress.step for progress in seen] == reports
+    assert [progress.loss for progress in seen] == [losses[step - 1] for step in reports]
+    assert {progress.resumed for progress in seen} == {resumed}
 
 
 def test_no_batch_is_refused(clock):
     with pytest.raises(ValueError, match="at least one batch, and the iterator gave none"):
-        train(step_of(clock), 0, [])
+        train(program_of(clock), State(0), [])
+
+
+def test_a_resumed_run_may_have_no_step_left(clock):
+    seen = []
+    _, progress = train(program_of(clock), State(7), [], report=seen.append)
+    assert (progress.step, progress.resumed, progress.rows, seen) == (7, 7, 0, [])
 
 
 def test_an_error_of_the_iterator_comes_through(clock):
@@ -117,38 +150,55 @@ def test_an_error_of_the_iterator_comes_through(clock):
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        train(step_of(clock), 0, broken())
+        train(program_of(clock), State(0), broken())
 
 
 def test_an_endless_iterator_is_cut_by_the_caller_and_loses_no_batch(clock):
     endless = itertools.cycle([{"label": np.zeros(10)}])
     asked = []
-    _, progress = train(step_of(clock), 0, itertools.islice((asked.append(b) or b for b in endless), 4))
+    batches = itertools.islice((asked.append(b) or b for b in endless), 4)
+    _, progress = train(program_of(clock), State(0), batches)
     assert (progress.step, len(asked)) == (4, 4)
+
+
+def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
+    asked = []
+    batches = (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())
+    _, progress = train(program_of(clock), State(0), batches, after_step=lambda state, recent: state.step == 4)
+    assert (progress.step, progress.loss, asked) == (4, 7.0, [0, 1, 2, 3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 def test_there_are_no_implicit_transfers_and_the_loss_falls(mode):
-    sizes = Sizes(features=64, classes=10, width=32)
-    program = compiled(Learner(lambda: MLP(sizes, rngs=nnx.Rngs(0)), optax.adam(1e-2)), mode)
-    batch = jax.device_put(made_up_rows(64), program.sharding)
-    seen, start = [], program.init()
+    program = mlp_tasks.program_of(mode, Sizes(features=64, classes=10, width=32))
+    batch = mlp_tasks.placed(made_up_rows(64), mode)
+    seen, start = [], program.start()
     with jax.transfer_guard("disallow"):
-        train(program.step, start, itertools.repeat(batch, 50), report=seen.append, report_every_s=0)
-    assert [progress.step for progress in seen][-1] == 50
+        train(program, start, itertools.repeat(batch, 150), report=seen.append)
+    assert [progress.step for progress in seen][-1] == 150
     assert seen[-1].loss < 0.5 * seen[0].loss
 
 
-FIRST = Progress(step=1, rows=128, loss=2.3, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
-LATER = Progress(step=1001, rows=128128, loss=0.5, elapsed_s=2.0, elapsed_rows=128000, wait_s=0.1)
+def test_an_implicit_transfer_in_the_step_is_an_error():
+    program = mlp_tasks.program_of("jit_multi", Sizes(features=64, classes=10, width=32))
+    batches = [mlp_tasks.placed(made_up_rows(64), "jit_multi"), made_up_rows(64)]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        train(program, program.start(), batches)
+
+
+FIRST = Progress(1, {"loss": 2.3}, resumed=0, rows=128, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
+LATER = Progress(
+    1001, {"loss": 0.5, "accuracy": 0.9}, resumed=0, rows=128128, elapsed_s=2.0, elapsed_rows=128000, wait_s=0.1
+)
 
 
 def test_progress_as_a_line():
     assert progress_line(FIRST, 2000) == "step 1 of 2,000 | loss 2.3000"
     assert progress_line(LATER, 2000) == (
-        "step 1,001 of 2,000 | loss 0.5000 | 64,000 rows/s | waiting for input 5.0%"
+        "step 1,001 of 2,000 | loss 0.5000 | accuracy 0.9000 | 64,000 rows/s | waiting for input 5.0%"
     )
+    assert progress_line(FIRST, None) == "step 1 | loss 2.3000"
 
 
 def test_without_a_terminal_lines_are_rare():
@@ -161,51 +211,35 @@ def test_without_a_terminal_lines_are_rare():
 
 def test_on_a_terminal_one_line_is_updated_and_erased():
     told = io.StringIO()
-    with LiveLine(2000, Console(file=told, force_terminal=True, color_system=None, width=100)) as live:
+    console = Console(file=told, force_terminal=True, color_system=None, width=100)
+    with LiveLine(lambda: 2000, console) as live:
         live(FIRST)
+        time.sleep(0.11)  # it is updated ten times a second
         live(LATER)
     assert "step 1 of 2,000" in told.getvalue()
     assert "step 1,001 of 2,000" in told.getvalue()
     assert told.getvalue().endswith("\x1b[2K")  # the line is erased
 
 
-def losses_that_end(clock, values):
-    """Steps whose losses are these."""
-    left = iter(values)
-    return lambda state, batch: (state + 1, Loss(next(left), clock))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock, bad):
+@pytest.mark.parametrize(("resumed", "step"), [(0, 1), (0, 7), (0, 10), (0, 11), (0, 25), (23, 24), (23, 31)])
+def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock, bad, resumed, step):
     given, reported = [], []
 
     def batches():
-        for batch in batches_of(clock, 100, seconds=1.0):
+        for batch in batches_of(clock, 100):
             given.append(batch)
             yield batch
 
-    losses = [1.0] * 6 + [bad] + [float("nan")] * 100
-    with pytest.raises(NotFinite, match=f"the loss is {bad} at step 7, the first that is no finite") as told:
-        train(losses_that_end(clock, losses), 0, batches(), report=reported.append, report_every_s=10.0)
-    assert told.value.step == 7
-    assert [progress.step for progress in reported] == [1]
-    assert 11 <= len(given) <= 15
+    losses = [1.0] * (step - 1) + [bad] + [float("nan")] * 200
+    program = program_of(clock, losses=losses)
+    with pytest.raises(NotFinite, match=f"the loss is {bad} at step {step}, the first that is no") as told:
+        train(program, State(resumed), batches(), report=reported.append)
+    assert (told.value.step, str(told.value.loss)) == (step, str(bad))
+    assert all(progress.step < step for progress in reported)
+    assert resumed + len(given) <= -(-step // 10) * 10 + 3
 
 
 def test_a_loss_that_is_not_finite_is_found_at_the_end_without_reports(clock):
     with pytest.raises(NotFinite, match="at step 3"):
-        train(losses_that_end(clock, [1.0, 1.0, float("nan")]), 0, batches_of(clock, 3))
-
-
-def test_at_most_a_hundred_losses_are_kept_between_two_reports(clock):
-    done = []
-
-    def batches():
-        for batch in batches_of(clock, 1000):
-            done.append(batch)
-            yield batch
-
-    losses = [1.0] * 233 + [float("nan")] * 800
-    with pytest.raises(NotFinite, match="at step 234,"):
-        train(losses_that_end(clock, losses), 0, batches(), report_every_s=1e9)
-    assert len(done) <= 234 + 100 + 3
+        train(program_of(clock, losses=[1.0, 1.0, float("nan")]), State(0), batches_of(clock, 3))

@@ -1,6 +1,5 @@
 """The three modes: same batches, same losses, same state, and nothing that passes through the host."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -8,43 +7,41 @@ from pathlib import Path
 from typing import get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from mlp_oracle import adam, made_up_rows, weights_of
+from mlp_tasks import placed, program_of
 
 from feedline.cluster.launch import _reserved_port
-from feedline.trainer.learner import Learner
-from feedline.trainer.model import MLP, Sizes
+from feedline.trainer.model import Sizes
 from feedline.trainer.modes import Mode, compiled, mesh_for
+from feedline.trainer.task import Task
 
 SIZES = Sizes(features=64, classes=10, width=32)
 MODES = get_args(Mode)
 BATCHES = [made_up_rows(64, seed=k) for k in range(6)]
 
 
-@functools.cache
-def program_of(mode):
-    return compiled(Learner(lambda: MLP(SIZES, rngs=nnx.Rngs(0)), optax.adam(3e-3)), mode)
-
-
 def losses_of(mode, batches):
-    program, seen = program_of(mode), []
-    state = program.init()
+    """The loss of each step, and the last state."""
+    program = program_of(mode, SIZES, padded="valid" in batches[0])
+    state, recent = program.start(), program.recent(len(batches))
     for batch in batches:
-        state, loss = program.step(state, jax.device_put(batch, program.sharding))
-        seen.append(float(loss))
-    return seen, state
+        state, recent = program.step(state, recent, placed(batch, mode))
+    return np.asarray(recent)[:, 0], state
 
 
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", pytest.param("pmap", marks=pytest.mark.slow)])
 def test_every_mode_follows_the_oracle(mode):
     seen, state = losses_of(mode, BATCHES)
-    start = weights_of(program_of(mode).init().parameters)
+    start = weights_of(program_of(mode, SIZES).start().params)
     expected_weights, expected = adam(start, BATCHES, 3e-3)
     np.testing.assert_allclose(seen, expected, rtol=1e-5)
-    for found, wanted in zip(weights_of(state.parameters), expected_weights, strict=True):
+    for found, wanted in zip(weights_of(state.params), expected_weights, strict=True):
         np.testing.assert_allclose(found[0], wanted[0], rtol=1e-3, atol=1e-5)
 
 
@@ -53,7 +50,7 @@ def test_every_mode_follows_the_oracle(mode):
 def test_padding_that_falls_on_some_devices_only_weighs_nothing(mode):
     padded = [{**batch, "valid": np.arange(64) < 37} for batch in BATCHES]
     few = [{name: leaf[:37] for name, leaf in batch.items()} for batch in BATCHES]
-    start = weights_of(program_of(mode).init().parameters)
+    start = weights_of(program_of(mode, SIZES).start().params)
     np.testing.assert_allclose(losses_of(mode, padded)[0], adam(start, few, 3e-3)[1], rtol=1e-5)
 
 
@@ -61,33 +58,105 @@ def test_padding_that_falls_on_some_devices_only_weighs_nothing(mode):
     "mode", ["jit_multi", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("jit_single", "pmap"))]
 )
 def test_the_state_stays_replicated_and_the_old_one_is_donated(mode):
-    program = program_of(mode)
-    before = program.init()
-    after, loss = program.step(before, jax.device_put(BATCHES[0], program.sharding))
-    devices = set(program.sharding.mesh.devices.flat)
+    program = program_of(mode, SIZES)
+    before = program.start()
+    after, recent = program.step(before, program.recent(1), placed(BATCHES[0], mode))
+    devices = set(mesh_for(mode).devices.flat)
     assert len(devices) == (1 if mode == "jit_single" else 8)
-    for leaf in [loss, *jax.tree.leaves(after)]:
+    for leaf in [recent, *jax.tree.leaves(after)]:
         assert leaf.is_fully_replicated
         assert leaf.sharding.device_set == devices
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.parameters))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_first_weights_are_the_same_bits_in_all_modes(mode):
-    for a, b in zip(*(weights_of(program_of(m).init().parameters) for m in (mode, "jit_single")), strict=True):
+    for a, b in zip(*(weights_of(program_of(m, SIZES).start().params) for m in (mode, "jit_single")), strict=True):
         np.testing.assert_array_equal(a[0], b[0])
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_transfers_nothing_between_host_and_devices(mode):
-    program = program_of(mode)
-    state = program.init()
-    batches = [jax.device_put(batch, program.sharding) for batch in BATCHES]
+    program = program_of(mode, SIZES)
+    state, recent = program.start(), program.recent(2)
+    batches = [placed(batch, mode) for batch in BATCHES]
     with jax.transfer_guard("disallow_explicit"):
         for batch in batches:
-            state, loss = program.step(state, batch)
-        program.sums(state.parameters, batches[0])
-    assert np.isfinite(loss)
+            state, recent = program.step(state, recent, batch)
+        program.measure(state.params, batches[0])
+    assert np.isfinite(recent).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recent_metrics_are_those_of_the_last_steps(mode):
+    program = program_of(mode, SIZES)
+    assert program.metrics == ("loss", "accuracy")
+    batches = [placed(batch, mode) for batch in BATCHES[:5]]
+    state, recent, expected = program.start(), program.recent(3), []
+    for batch in batches:
+        metrics, rows = program.measure(state.params, batch)
+        assert int(rows) == 64
+        expected.append([float(metrics[name]) for name in program.metrics])
+        state, recent = program.step(state, recent, batch)
+    # row 0 holds step 4 (after 3), row 1 step 5, row 2 step 3
+    np.testing.assert_allclose(recent, [expected[3], expected[4], expected[2]], rtol=1e-5)
+
+
+def test_pmap_weighs_the_devices_by_their_valid_rows():
+    """Also where a device has no valid row, and its mean and gradient are NaN."""
+
+    def loss(params, batch):
+        rows = batch["valid"].sum()
+        return jnp.where(batch["valid"], params["w"] * batch["x"], 0).sum() / rows, {"rows": rows}
+
+    task = Task(lambda key: {"w": jnp.ones(())}, loss, optax.sgd(1.0))
+    batch = {"x": np.arange(16, dtype=np.float32), "valid": np.arange(16) < 3}
+    program = compiled(task, "pmap", batch := placed(batch, "pmap"))
+    state, recent = program.step(program.start(), program.recent(1), batch)
+    assert recent.tolist() == [[1.0, pytest.approx((2 * 2 + 1 * 1) / 3)]]  # of 0, 1 and 2; 2 rows and 1 row
+    assert float(state.params["w"]) == 0.0
+
+
+def spec_of(shape, sharding):
+    return {"x": jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)}
+
+
+def mean_task():
+    return Task(lambda key: {"w": jnp.ones(())}, lambda p, b: (jnp.mean(p["w"] * b["x"]), {}), optax.sgd(1.0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_on_a_bare_device(mode):
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    program = compiled(mean_task(), mode, batch := {"x": jax.device_put(np.ones(4, np.float32), one)})
+    state, _ = program.step(program.start(), program.recent(1), batch)
+    assert float(state.params["w"]) == 0.0
+    assert state.step.sharding.device_set == {jax.devices()[3]}
+
+
+def test_pmap_over_a_mesh_of_two_axes():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    x = np.arange(32, dtype=np.float32).reshape(16, 2)
+    batch = {"x": jax.device_put(x, NamedSharding(mesh, P(("a", "b"), None)))}
+    program = compiled(mean_task(), "pmap", batch)
+    _, recent = program.step(program.start(), program.recent(1), batch)
+    assert float(recent[0, 0]) == x.mean()
+
+
+@pytest.mark.parametrize(
+    ("mode", "spec", "told"),
+    [
+        ("jit_single", P("a"), 'one device, but the batches lie on 8; give the feed mesh_for\\("jit_single"\\)'),
+        ("pmap", P("a"), r"each of 8 devices rows of its own, but \['x'\] \[16, 8\] has shards \[8, 8\] by P"),
+        ("pmap", P("a", "b"), r"has shards \[8, 2\] by .*; split its rows over all axes of the mesh, in"),
+        ("pmap", P(("b", "a")), r"has shards \[2, 8\] by .*, in their order, or use mode"),
+        ("pmap", P(), r"has shards \[16, 8\]"),
+    ],
+)
+def test_shardings_that_do_not_fit_a_mode(mode, spec, told):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    with pytest.raises(ValueError, match=told):
+        compiled(mean_task(), mode, spec_of((16, 8), NamedSharding(mesh, spec)))
 
 
 def test_meshes_have_auto_axes():

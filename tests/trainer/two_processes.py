@@ -10,38 +10,38 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 import jax
 import numpy as np
 from mlp_oracle import Rows
-from test_modes import BATCHES, program_of
+from mlp_tasks import program_of, sharding_of
+from test_modes import BATCHES, SIZES
 
-from feedline.trainer.evaluate import evaluate
-from feedline.trainer.learner import Batch
-from feedline.trainer.modes import Compiled, mesh_for
+from feedline.trainer.evaluate import Evaluating
+from feedline.trainer.modes import Mode, mesh_for
 
 
-def placed(program: Compiled, rows: Rows) -> Batch:
+def placed(mode: Mode, rows: Rows) -> dict[str, jax.Array]:
     """This process's half of the rows as its part of a global batch."""
     mine = slice(32 * jax.process_index(), 32 * jax.process_index() + 32)
     return {
-        name: jax.make_array_from_process_local_data(program.sharding, leaf[mine], leaf.shape)
+        name: jax.make_array_from_process_local_data(sharding_of(mode), leaf[mine], leaf.shape)
         for name, leaf in rows.items()
     }
 
 
 def main(address: str, index: int) -> None:
     jax.distributed.initialize(address, 2, index)
-    seen: dict[str, object] = {"evaluated": []}
+    evaluated: list[list[float]] = []
+    seen: dict[str, object] = {"evaluated": evaluated}
     for mode in ("jit_multi", "pmap"):
-        program = program_of(mode)
-        losses: list[float] = []
-        batches = [placed(program, batch) for batch in BATCHES]
-        test = [placed(program, {**batch, "valid": np.arange(64) < 32}) for batch in BATCHES[:2]]
+        program = program_of(mode, SIZES)
+        tested = program_of(mode, SIZES, padded=True)
+        batches = [placed(mode, batch) for batch in BATCHES]
+        test = [placed(mode, {**batch, "valid": np.arange(64) < 32}) for batch in BATCHES[:2]]
         with jax.transfer_guard("disallow"):
-            state = program.init()
+            state, recent = program.start(), program.recent(len(batches))
             for batch in batches:
-                state, loss = program.step(state, batch)
-                losses.append(float(jax.device_get(loss)))
-            result = evaluate(program.sums, state.parameters, test)
-        seen[mode] = losses
-        seen["evaluated"] += [[result.rows, result.correct, round(result.loss, 4)]]
+                state, recent = program.step(state, recent, batch)
+            seen[mode] = jax.device_get(recent)[:, 0].tolist()
+            result = Evaluating(tested.measure, state.params, test).result()
+        evaluated += [[result.rows, *(round(mean, 4) for mean in result.metrics.values())]]
     try:
         mesh_for("jit_single")
     except ValueError as error:

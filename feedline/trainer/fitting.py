@@ -1,0 +1,349 @@
+"""`fit`: trains a model of your own on the batches of a feed, with checkpoints, evaluation and callbacks."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import optax
+
+from feedline.errors import FeedError
+from feedline.options import checked_integer
+from feedline.trainer.evaluate import Evaluating, Evaluation
+from feedline.trainer.loop import NotFinite, Progress, train
+from feedline.trainer.modes import Measure, Mode, Program, compiled
+from feedline.trainer.task import Batch, Init, Loss, Params, State, Task
+
+if TYPE_CHECKING:
+    from feedline.trainer.checkpoints import Checkpoints
+
+Callback = Callable[[Progress], None]
+_ROWS_SHOWN = 8
+
+
+class Batches(Protocol):
+    """What `fit` needs of a feed to train."""
+
+    @property
+    def spec(self) -> Any:
+        """The batches as `jax.ShapeDtypeStruct`s with shardings."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What training gives.
+
+    Attributes:
+      state: the last state.
+      history: for each report a dict with "step", "loss" and the metrics of that step, and with "eval_" before
+        each name those of an evaluation after that step. Reports come after the first step of a run, every
+        `report_every` steps and at the end.
+      progress: rows, times and last metrics of this run.
+      task: what was trained.
+      mode: on which devices.
+    """
+
+    state: State
+    history: list[dict[str, float]]
+    progress: Progress
+    task: Task
+    mode: Mode
+
+    @property
+    def params(self) -> Params:
+        return self.state.params
+
+    def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
+        """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
+
+        Args:
+          measure: (parameters, batch) → (loss, metrics), as the loss that was trained. None: that one.
+
+        Raises:
+          ValueError: the feed has no end, no row, or other devices than the training feed.
+        """
+        _check_ends(feed)
+        run = _measuring(self.task, self.mode, feed, measure, self.state)
+        return Evaluating(run, self.params, feed).result()
+
+
+def fit(
+    feed: Batches,
+    init: Init,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    mode: Mode = "jit_multi",
+    steps: int | None = None,
+    seed: int = 0,
+    evaluation: Batches | None = None,
+    evaluate_every: int | None = None,
+    measure: Loss | None = None,
+    callbacks: Sequence[Callback] = (),
+    report_every: int = 10,
+    checkpoint_dir: Path | str | None = None,
+    save_every: int = 100,
+    after_step: Callable[[int], bool | None] | None = None,
+) -> Fitted:
+    """Train on the batches of a feed. Parameters may be any tree of arrays; no model library is needed.
+
+    A batch's rows are split over the devices as the feed's sharding says, and every device has all parameters.
+
+    Args:
+      feed: a `feedline.Feed`, or anything else with `spec` that yields batches. Checkpoints need its `get_state`
+        and `set_state`. It is not closed.
+      init: key → parameters. It is compiled, and gives the same bits on any topology.
+      loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
+        over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
+        `batch["valid"]` is False. With mode "pmap" it sees the rows of one device, and the means are averaged,
+        weighted by valid rows: a loss that compares rows with each other gives another result there.
+      optimizer: an optax transformation.
+      mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program a device.
+      steps: of training in all, those of earlier runs in `checkpoint_dir` included. None: one pass over the feed.
+      seed: of the key for `init`.
+      evaluation: a feed with `epochs=1` and `remainder="pad"`, on which the model is tested every `evaluate_every`
+        steps: each time one pass over it. Its metrics are in the history. `Fitted.evaluate` tests the last state.
+      evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
+      measure: as `loss`, for the evaluation. None: `loss`.
+      callbacks: called with a `Progress` at each report, on process 0 only. See `feedline.trainer.logs`.
+      report_every: steps from one report to the next. The metrics of so many steps stay on the devices and are
+        fetched together.
+      checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The
+        newest 3 are kept. None: no checkpoints.
+      save_every: steps from one checkpoint to the next; the last step is saved, too.
+      after_step: called with the number of steps done after each step is dispatched, on every process; if the
+        result is true, training ends there. `feedline.cluster.should_stop` is one.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong, or does not fit the feed.
+      FeedError: the loss is not finite; the message names the step, and the rows of its batch. Nothing is saved
+        from that step on. Or a checkpoint cannot be read or written.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> x = np.random.default_rng(0).normal(size=(800, 3)).astype(np.float32)
+      >>> rows = {"x": x, "y": x @ np.float32([1, 2, 3])}
+      >>> sharding = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
+      >>> def loss(params, batch):
+      ...     error = batch["x"] @ params["slope"] - batch["y"]
+      ...     return jnp.mean(error**2), {"worst": jnp.mean(jnp.abs(error))}
+      >>> with feedline.Feed(rows, 80, sharding) as feed:
+      ...     fitted = fit(feed, lambda key: {"slope": jnp.zeros(3)}, loss, optax.sgd(0.1), steps=100)
+      >>> [round(float(slope), 2) for slope in fitted.params["slope"]]
+      [1.0, 2.0, 3.0]
+      >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
+      ([1, 10, 20], ['loss', 'step', 'worst'])
+    """
+    _check_arguments(feed, steps, report_every, save_every, evaluation, evaluate_every)
+    task = Task(init, loss, optimizer, seed)
+    program = compiled(task, mode, feed.spec)
+    with _checkpoints(checkpoint_dir, feed, program, save_every) as checkpoints:
+        state = program.start() if checkpoints is None else checkpoints.restore(program.start())
+        done = int(jax.device_get(state.step))
+        if checkpoints is not None:
+            _check_same_step(feed, done)
+        test = None
+        if evaluation is not None and evaluate_every is not None:
+            test = _Test(_measuring(task, mode, evaluation, measure, state), evaluation, evaluate_every)
+        run = _Run(feed, done, test, checkpoints, callbacks, after_step, report_every)
+        state, progress = run.train(program, state, steps)
+        if checkpoints is not None:
+            checkpoints.save(state)
+    return Fitted(state, run.history, progress, task, mode)
+
+
+class _Test:
+    """Evaluates the model every few steps."""
+
+    def __init__(self, measure: Measure, feed: Batches, every: int) -> None:
+        self._measure = measure
+        self._feed = feed
+        self._every = every
+        self._evaluating: dict[int, Evaluating] = {}  # the last one, by its step
+
+    def after_step(self, step: int, params: Params) -> None:
+        """Evaluate if it is time. The devices may still be busy with the last batches when this returns."""
+        if step % self._every == 0:
+            self._evaluating = {step: Evaluating(self._measure, params, self._feed)}
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What was measured after that step, each name with "eval_"; empty if the model was not evaluated then."""
+        if step not in self._evaluating:
+            return {}
+        return {f"eval_{name}": mean for name, mean in self._evaluating[step].result().metrics.items()}
+
+
+class _Run:
+    """One run of the loop: saves, evaluates, keeps the history, names the rows of a loss that is not finite."""
+
+    def __init__(
+        self,
+        feed: Any,
+        done: int,
+        test: _Test | None,
+        checkpoints: Checkpoints | None,
+        callbacks: Sequence[Callback],
+        then: Callable[[int], bool | None] | None,
+        report_every: int,
+    ) -> None:
+        self.history: list[dict[str, float]] = []
+        self._feed = feed
+        self._done = done  # steps of earlier runs
+        self._step = done  # the last one dispatched
+        self._test = test
+        self._checkpoints = checkpoints
+        self._callbacks = callbacks if jax.process_index() == 0 else ()
+        self._then = then
+        self._report_every = report_every
+        # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
+        self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
+
+    def train(self, program: Program, state: State, steps: int | None) -> tuple[State, Progress]:
+        left = None if steps is None else max(0, steps - self._done)
+        try:
+            return train(
+                program,
+                state,
+                itertools.islice(self._batches(), left),
+                report=self._report,
+                report_every=self._report_every,
+                after_step=self._after_step,
+            )
+        except NotFinite as error:
+            raise self._naming_rows(error) from error
+
+    def _batches(self) -> Iterator[Batch]:
+        """The feed's batches. Notes where each begins, if the feed says so."""
+        # not `iter` on a restored feed: at the end of its last pass it would begin another one
+        batches = self._feed if self._done else iter(self._feed)
+        named = hasattr(self._feed, "rows_of")
+        while True:
+            place = (self._feed.epoch, self._feed.position) if named else (0, 0)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._places.append(place)
+            self._step += 1
+            yield batch
+
+    def _after_step(self, state: State, recent: jax.Array) -> bool:
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(state, recent)
+        if self._test is not None:
+            self._test.after_step(self._step, state.params)
+        return bool(self._then is not None and self._then(self._step))
+
+    def _report(self, progress: Progress) -> None:
+        if self._test is not None:
+            metrics = {**progress.metrics, **self._test.metrics(progress.step)}
+            progress = dataclasses.replace(progress, metrics=metrics)
+        self.history.append({"step": progress.step, **progress.metrics})
+        for callback in self._callbacks:
+            callback(progress)
+
+    def _naming_rows(self, error: NotFinite) -> FeedError:
+        """The error for users, with the rows of the batch if the feed can tell them."""
+        found = (
+            f"training ends: the loss is {error.loss} at step {error.step:,}, the first at which it is no finite "
+            "number, and later steps cannot mend the parameters"
+        )
+        remedy = "look whether they, or those of the step before, hold extreme values, or lower the learning rate"
+        epoch, position = self._places[error.step - self._step - 1]
+        try:
+            rows = self._feed.rows_of({**self._feed.get_state(), "epoch": epoch, "position": position})
+        except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
+            return FeedError(f"{found}; {remedy.replace('they', 'the rows of that step')}", stage="train")
+        shown = ", ".join(map(str, rows[:_ROWS_SHOWN])) + (", …" if len(rows) > _ROWS_SHOWN else "")
+        return FeedError(
+            f"{found}. The batch of that step holds the training rows {shown}; {remedy}",
+            stage="train",
+            epoch=epoch,
+            position=position,
+        )
+
+
+def _checkpoints(
+    directory: Path | str | None, feed: Any, program: Program, every: int
+) -> contextlib.AbstractContextManager[Checkpoints | None]:
+    if directory is None:
+        return contextlib.nullcontext()
+    if not hasattr(feed, "set_state"):
+        raise ValueError(
+            f"checkpoints need a feed that can be restored, but {type(feed).__name__} has no set_state; give a "
+            "feedline.Feed, or leave checkpoint_dir out"
+        )
+    from feedline.trainer.checkpoints import Checkpoints  # Orbax takes long to import, and few runs need it
+
+    return Checkpoints(Path(directory), feed, program.mesh, every)
+
+
+def _measuring(task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State) -> Measure:
+    """The function that measures a batch of an evaluation feed: by `measure`, or by the loss of the task."""
+    program = compiled(dataclasses.replace(task, loss=measure or task.loss), mode, feed.spec)
+    devices, trained_on = set(program.mesh.local_devices), state.step.sharding.addressable_devices
+    if devices != trained_on:
+        raise ValueError(
+            f"an evaluation feed must be on the devices of the training feed, {len(trained_on)} of them, but is "
+            f"on {len(devices)}; give both feeds the same mesh"
+        )
+    return program.measure
+
+
+def _check_same_step(feed: Any, done: int) -> None:
+    """ValueError if the feed was used before training with checkpoints: each of them needs both at one step."""
+    delivered = feed.get_state()["step"]
+    if delivered != done:
+        raise ValueError(
+            f"training with checkpoints needs the feed at step {done}, as the parameters are, but it has "
+            f"delivered {delivered} batches; build a new feed"
+        )
+
+
+def _check_ends(feed: Any) -> None:
+    """ValueError if a feed for evaluation has no end."""
+    if getattr(feed, "epochs", 1) is None:
+        raise ValueError("an evaluation feed with epochs=None would never end; build it with epochs=1")
+
+
+def _check_arguments(
+    feed: Any,
+    steps: int | None,
+    report_every: int,
+    save_every: int,
+    evaluation: Any,
+    evaluate_every: int | None,
+) -> None:
+    checked_integer("report_every", report_every, at_least=1)
+    checked_integer("save_every", save_every, at_least=1)
+    if steps is not None:
+        checked_integer("steps", steps, at_least=1)
+    for name, given in (("feed", feed), ("evaluation", evaluation)):
+        if given is not None and not hasattr(given, "spec"):
+            raise TypeError(
+                f"{name} must be a feedline.Feed, or have its spec: the shapes, dtypes and shardings of the "
+                f"batches; got {type(given).__name__}"
+            )
+    if steps is None and getattr(feed, "epochs", 1) is None:
+        raise ValueError("training on a feed with epochs=None would never end; give steps, or a feed with epochs")
+    if (evaluation is None) != (evaluate_every is None):
+        raise ValueError(
+            "evaluation and evaluate_every go together; give both, or neither and test the result with "
+            "fitted.evaluate(feed)"
+        )
+    if evaluate_every is not None:
+        _check_ends(evaluation)
+        if checked_integer("evaluate_every", evaluate_every, at_least=1) % report_every:
+            raise ValueError(
+                f"evaluate_every must be a multiple of report_every, since a report tells the result; got "
+                f"{evaluate_every} and {report_every}"
+            )

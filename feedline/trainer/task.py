@@ -1,0 +1,148 @@
+"""What is trained, as pure functions without devices: initial state, one step, metrics of a batch.
+
+A batch is a tree of arrays whose first axis is that of the rows, as a feed delivers it. If it is a dict with the
+leaf `valid`, bool [B], the rows where that is False are padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Batch = Any
+Params = Any
+Metrics = Mapping[str, jax.Array]
+Init = Callable[[jax.Array], Params]
+"""key → parameters."""
+Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
+"""(parameters, batch) → (mean loss [], means of other metrics, each [])."""
+Average = Callable[[Any, jax.Array], Any]
+"""(tree, rows) → the tree's mean over devices, each weighted by its number of rows."""
+
+
+class State(NamedTuple):
+    """What training changes: a tree of global arrays."""
+
+    params: Params
+    optimizer: Any
+    step: jax.Array  # int32 [], steps done: a checkpoint's feed must have delivered as many batches
+
+
+def of_whole_batch(means: Any, rows: jax.Array) -> Any:
+    """The `Average` of a function that is given the global batch: its means are those of all rows."""
+    return means
+
+
+def over_devices(axis: str) -> Average:
+    """The `Average` of a function that runs on each device with its own rows, as in `jax.pmap`."""
+
+    def average(means: Any, rows: jax.Array) -> Any:
+        total = jnp.maximum(jax.lax.psum(rows, axis), 1)
+
+        def weighted(mean: jax.Array) -> jax.Array:
+            # a device whose rows are all padding may have divided by zero
+            here = jnp.where(rows > 0, mean * rows.astype(mean.dtype), jnp.zeros_like(mean))
+            summed: jax.Array = jax.lax.psum(here, axis)
+            return summed / total.astype(mean.dtype)
+
+        return jax.tree.map(weighted, means)
+
+    return average
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model, its loss and its optimizer.
+
+    Attributes:
+      init: key → parameters, a tree of arrays.
+      loss: (parameters, batch) → (loss, metrics): the mean loss over the valid rows, float [], and a dict of other
+        means over them, each []. With pmap it is called with the rows of one device, and the means of the devices
+        are averaged, each weighted by its number of valid rows.
+      optimizer: an optax transformation.
+      seed: of the key for `init`.
+
+    Example:
+      >>> task = Task(
+      ...     init=lambda key: {"slope": jnp.zeros(())},
+      ...     loss=lambda params, batch: (jnp.mean((params["slope"] * batch["x"] - batch["y"]) ** 2), {}),
+      ...     optimizer=optax.sgd(0.1),
+      ... )
+      >>> batch = {"x": jnp.ones(4), "y": jnp.full(4, 3.0)}
+      >>> state, metrics = jax.jit(task.update)(task.start(), batch)
+      >>> float(metrics["loss"]), round(float(state.params["slope"]), 1)
+      (9.0, 0.6)
+    """
+
+    init: Init
+    loss: Loss
+    optimizer: optax.GradientTransformation
+    seed: int = 0
+
+    def start(self) -> State:
+        """The state before the first step."""
+        params = self.init(jax.random.key(self.seed))
+        return State(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def update(self, state: State, batch: Batch, average: Average = of_whole_batch) -> tuple[State, Metrics]:
+        """One step. Returns the new state, and the batch's metrics before the step with "loss" the first of them.
+
+        Args:
+          average: combines the means of several devices that each see a part of the batch.
+
+        Raises:
+          TypeError: during tracing, if loss or metrics are no scalars.
+        """
+        ((_, metrics), gradient) = jax.value_and_grad(self._loss_and_metrics, has_aux=True)(state.params, batch)
+        metrics, gradient = average((metrics, gradient), valid_rows(batch))
+        change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
+        return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), metrics
+
+    def measure(
+        self, params: Params, batch: Batch, average: Average = of_whole_batch
+    ) -> tuple[Metrics, jax.Array]:
+        """The metrics of a batch, "loss" among them, and the number of its valid rows here, int32 []."""
+        rows = valid_rows(batch)
+        return average(self._loss_and_metrics(params, batch)[1], rows), rows
+
+    def _loss_and_metrics(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        loss, others = _checked(self.loss(params, batch))
+        metrics = {"loss": loss, **others}
+        return loss, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def rows_in(batch: Batch) -> int:
+    """Rows of a batch: the length of its first leaf."""
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+def valid_rows(batch: Batch) -> jax.Array:
+    """How many rows of a batch are no padding, int32 []."""
+    if isinstance(batch, Mapping) and "valid" in batch:
+        return jnp.sum(batch["valid"], dtype=jnp.int32)
+    return jnp.asarray(rows_in(batch), jnp.int32)
+
+
+def _checked(result: Any) -> tuple[jax.Array, Metrics]:
+    """What a loss function returned, if it is a pair of a scalar and a dict of scalars."""
+    rule = "loss(params, batch) must return (loss, metrics): a float scalar and a dict of scalars, {} for none"
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        if isinstance(result, tuple) and len(result) == 2:
+            found = f"({type(result[0]).__name__}, {type(result[1]).__name__})"
+        raise TypeError(f"{rule}; it returned {found}")
+    loss, metrics = result
+    for name, value in {"loss": loss, **metrics}.items():
+        array = jnp.asarray(value)
+        if array.shape:
+            raise TypeError(f"{rule}; its {name} is {array.dtype}{list(array.shape)}: take the mean over the rows")
+    if not jnp.issubdtype(jnp.asarray(loss).dtype, jnp.floating):
+        raise TypeError(f"{rule}; its loss is {jnp.asarray(loss).dtype}")
+    if "loss" in metrics:
+        raise TypeError(f'{rule}; "loss" stands in the metrics too, where it would hide the loss: rename it')
+    return loss, metrics

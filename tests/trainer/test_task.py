@@ -1,0 +1,138 @@
+"""One step and its metrics, against the chain rule and Adam written out in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
+from mlp_tasks import task_of
+
+from feedline.trainer.model import Sizes, as_features
+from feedline.trainer.task import Task
+
+SIZES = Sizes(features=64, classes=10, layers=2, width=32)
+
+
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_one_step_of_gradient_descent_takes_the_oracles_gradient(layers):
+    sizes = Sizes(features=64, classes=10, layers=layers, width=32)
+    descent = task_of(sizes, optax.sgd(1.0))
+    before, rows = jax.jit(descent.start)(), made_up_rows(32)
+    after, metrics = jax.jit(descent.update)(before, rows)
+    expected_loss, expected = loss_and_gradient(weights_of(before.params), rows)
+    assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-6)
+    for old, new, slopes in zip(*map(weights_of, (before.params, after.params)), expected, strict=True):
+        for a, b, slope in zip(old, new, slopes, strict=True):
+            np.testing.assert_allclose(a - b, slope, rtol=1e-4, atol=1e-6)
+
+
+def test_adam_follows_the_oracle():
+    trained = task_of(SIZES, optax.adam(3e-3))
+    batches = [made_up_rows(32, seed=k) for k in range(8)]
+    state, seen, step = jax.jit(trained.start)(), [], jax.jit(trained.update)
+    expected_weights, expected_losses = adam(weights_of(state.params), batches, 3e-3)
+    for batch in batches:
+        state, metrics = step(state, batch)
+        seen.append(float(metrics["loss"]))
+    np.testing.assert_allclose(seen, expected_losses, rtol=1e-5)
+    for found, expected in zip(weights_of(state.params), expected_weights, strict=True):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_valid_change_nothing():
+    descent, rows = task_of(SIZES, optax.sgd(1.0)), made_up_rows(32)
+    valid = np.arange(32) % 3 > 0
+    few = {name: leaf[valid] for name, leaf in rows.items()}
+    start = jax.jit(descent.start)()
+    masked, measured = jax.jit(descent.update)(start, {**rows, "valid": valid})
+    expected, expected_measured = jax.jit(descent.update)(start, few)
+    assert float(measured["loss"]) == pytest.approx(float(expected_measured["loss"]), rel=1e-6)
+    for a, b in zip(weights_of(masked.params), weights_of(expected.params), strict=True):
+        np.testing.assert_allclose(a[0], b[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_batch_without_a_valid_row_has_no_gradient():
+    descent = task_of(SIZES, optax.sgd(1.0))
+    before = jax.jit(descent.start)()
+    after, metrics = jax.jit(descent.update)(before, {**made_up_rows(8), "valid": np.zeros(8, bool)})
+    assert float(metrics["loss"]) == 0
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), before.params, after.params))
+
+
+def test_metrics_against_the_oracle():
+    tested = task_of(SIZES, optax.sgd(1.0))
+    params = jax.jit(tested.start)().params
+    rows = {**made_up_rows(100), "valid": np.arange(100) < 77}
+    metrics, count = jax.jit(tested.measure)(params, rows)
+    z = scores(weights_of(params), rows["image"][:77])
+    assert int(count) == 77
+    assert float(metrics["accuracy"]) == pytest.approx((z.argmax(axis=1) == rows["label"][:77]).mean(), rel=1e-6)
+    assert float(metrics["loss"]) == pytest.approx(losses(z, rows["label"][:77]).mean(), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_seed_decides_the_first_weights():
+    first, again, other = (
+        weights_of(jax.jit(task_of(SIZES, optax.sgd(1.0), s).start)().params) for s in (5, 5, 6)
+    )
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0][0], other[0][0])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float16", "float32"])
+def test_only_bytes_are_scaled(dtype):
+    image = np.array([[[0, 1], [1, 0]]]).astype(dtype)
+    expected = np.array([[0, 1, 1, 0]], np.float32) / (255 if dtype == "uint8" else 1)
+    found = as_features(jnp.asarray(image))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, expected)
+
+
+IMAGE, LABEL = np.zeros((4, 64), np.uint8), np.zeros(4, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        ((IMAGE, LABEL), r'dict with "image" and "label", got tuple'),
+        ({"x": IMAGE, "label": LABEL}, r"got \['label', 'x'\]; rename"),
+        ({"image": IMAGE, "label": np.zeros((4, 10), np.int32)}, r"int \[B\], got int32\[4, 10\].*argmax"),
+        ({"image": IMAGE, "label": np.zeros(4, np.float32)}, r"int \[B\], got float32\[4\]"),
+        ({"image": IMAGE[:2], "label": LABEL}, r"B = 4 rows of label, got \[2, 64\]"),
+        ({"image": IMAGE[:, 0], "label": LABEL}, r"B = 4 rows of label, got \[4\]"),
+        ({"image": IMAGE, "label": LABEL, "valid": np.ones(4, np.int32)}, r"bool \[4\], got int32\[4\]"),
+        ({"image": IMAGE, "label": LABEL, "valid": np.ones(3, bool)}, r"bool \[4\], got bool\[3\]"),
+    ],
+)
+def test_refused_batches(batch, told):
+    refused = task_of(SIZES, optax.sgd(1.0))
+    params = jax.eval_shape(refused.start).params
+    with pytest.raises((TypeError, ValueError), match=told):
+        jax.eval_shape(refused.measure, params, batch)
+
+
+@pytest.mark.parametrize("field", ["features", "classes", "layers", "width"])
+def test_refused_sizes(field):
+    with pytest.raises(ValueError, match=rf"Sizes\.{field} must be at least 1, got 0"):
+        Sizes(**{"features": 64, "classes": 10, field: 0})
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (jnp.zeros(()), r"must return \(loss, metrics\).*; it returned \w*Array"),
+        ((jnp.zeros(()),), "it returned a tuple of 1"),
+        ((jnp.zeros(()), jnp.zeros(())), r"it returned \(ArrayImpl, ArrayImpl\)"),
+        ((jnp.zeros(4), {}), r"its loss is float32\[4\]: take the mean over the rows"),
+        ((jnp.zeros((), jnp.int32), {}), "its loss is int32"),
+        ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"its accuracy is float32\[4\]"),
+        ((jnp.zeros(()), {"loss": jnp.zeros(())}), '"loss" stands in the metrics too'),
+    ],
+)
+def test_refused_losses(result, told):
+    task = Task(lambda key: {"w": jnp.zeros(())}, lambda params, batch: result, optax.sgd(1.0))
+    with pytest.raises(TypeError, match=told):
+        task.update(task.start(), {"x": jnp.zeros(4)})
