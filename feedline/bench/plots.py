@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from feedline.bench.modes import side_by_side
+
 _LIMITS = ("limit", "gather")
 
 
@@ -23,7 +25,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    _DRAW[result["benchmark"]](axes, result["results"])
+    _DRAW[result["benchmark"]](axes, result.get("results", result))
     machine = result["machine"]
     subtitle = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
     axes.set_title(subtitle, loc="right", size=7)
@@ -116,6 +118,26 @@ def _draw_resume(axes: Any, results: list[dict[str, Any]]) -> None:
     axes.legend()
 
 
+def _draw_modes(axes: Any, results: dict[str, Any]) -> None:
+    """Step times as bars; beside them how the first kernel and a batch lie on the devices in each mode."""
+    modes: dict[str, Any] = results["modes"]
+    ran = {mode: found for mode, found in modes.items() if "step_ms" in found}
+    for i, (name, label) in enumerate((("step_ms", "on a resident batch"), ("fed_step_ms", "fed"))):
+        at = [k + (i - 0.5) * 0.4 for k in range(len(ran))]
+        axes.bar(at, [found[name] for found in ran.values()], 0.4, label=label)
+    axes.set_xticks(range(len(ran)), list(ran))
+    axes.set(ylabel="milliseconds a step", title="One training step in each mode")
+    axes.legend()
+    grid = axes.figure.add_gridspec(1, 2, width_ratios=(1, 1.1))
+    axes.set_subplotspec(grid[0])
+    beside = axes.figure.add_subplot(grid[1])
+    beside.axis("off")
+    drawn = [
+        f"{mode}\n{side_by_side(found['shardings'])}\n" for mode, found in modes.items() if "shardings" in found
+    ]
+    beside.text(0, 1, "\n".join(drawn), family="monospace", size=4.5, linespacing=1, va="top")
+
+
 def _size(count: int) -> str:
     return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
 
@@ -126,4 +148,5 @@ _DRAW: dict[str, Callable[[Any, Any], None]] = {
     "place": _draw_place,
     "overlap": _draw_overlap,
     "resume": _draw_resume,
+    "modes": _draw_modes,
 }

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -42,7 +42,7 @@ class _Benchmark:
         name = type(self).__name__.removesuffix("Benchmark").lower()
         machine = describe()
         _print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}")
-        result = {"benchmark": name, "machine": machine, "options": options, "results": self.measured()}
+        result = {"benchmark": name, "machine": machine, "options": options, **self.results()}
         text = json.dumps(result, default=str)
         if self.out is not None:
             self.out.write_text(text + "\n")
@@ -53,6 +53,10 @@ class _Benchmark:
         if self.json:
             print(text)
         return 0
+
+    def results(self) -> dict[str, Any]:
+        """The results as they stand in the printed object."""
+        return {"results": self.measured()}
 
     def measured(self) -> Any:
         """Measure and print. Returns the results as JSON values."""
@@ -215,6 +219,37 @@ class ResumeBenchmark(_Benchmark):
 
 
 @dataclasses.dataclass(frozen=True)
+class ModesBenchmark(_Benchmark):
+    """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation, what would fit.
+
+    Each mode runs in a process of its own, with one size of the batch and with twice that size. A mode that runs
+    out of memory is a row that says so.
+
+    Attributes:
+      preset: small: 6 hidden layers of 256 units, 1,024 rows a batch. reference: 90 hidden layers of 2,056
+        units with 1,024 inputs, 6,912 rows a batch, for accelerators.
+      rounds: how often each mode is measured.
+      seconds: how long each measurement takes.
+    """
+
+    preset: Literal["small", "reference"] = "small"
+    rounds: int = 2
+    seconds: float = 0.5
+
+    def results(self) -> dict[str, Any]:
+        """The results of `feedline.bench.modes`."""
+        from feedline.bench import modes
+        from feedline.bench.workload import PRESETS
+
+        workload = PRESETS[self.preset]
+        _print(str(workload))
+        found = modes.modes(workload, self.rounds, self.seconds, _print)
+        for line in modes.remarks(found):
+            _print(line)
+        return {"workload": dataclasses.asdict(workload), "modes": found}
+
+
+@dataclasses.dataclass(frozen=True)
 class Bench:
     """Measure this machine, or your own feed.
 
@@ -227,6 +262,7 @@ class Bench:
         | Annotated[PlaceBenchmark, tyro.conf.subcommand("place")]
         | Annotated[OverlapBenchmark, tyro.conf.subcommand("overlap")]
         | Annotated[ResumeBenchmark, tyro.conf.subcommand("resume")]
+        | Annotated[ModesBenchmark, tyro.conf.subcommand("modes")]
     ]
 
     def run(self) -> int:

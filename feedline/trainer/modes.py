@@ -31,6 +31,8 @@ class Program(NamedTuple):
       step: (state, recent, batch) → the new state, and `recent` with this step's metrics in row
         `state.step % len(recent)`. The argument `state` is donated.
       measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
+      compile: steps of recent metrics → the step compiled now, and what the compiler says of it, such as its
+        memory on each device (`memory_analysis`).
     """
 
     mesh: Mesh
@@ -39,6 +41,7 @@ class Program(NamedTuple):
     recent: Callable[[int], jax.Array]
     step: Step
     measure: Measure
+    compile: Callable[[int], tuple[Step, jax.stages.Compiled]]
 
 
 def mesh_for(mode: Mode) -> Mesh:
@@ -84,7 +87,7 @@ def compiled(task: Task, mode: Mode, spec: Any) -> Program:
     names = tuple(jax.eval_shape(task.measure, state.params, spec)[0])
     # jit and eval_shape sort the names of a dict
     names = ("loss", *(name for name in names if name != "loss"))
-    return _pmapped(task, mesh, names, spec) if mode == "pmap" else _jitted(task, mesh, names)
+    return _pmapped(task, mesh, names, spec) if mode == "pmap" else _jitted(task, mesh, names, spec)
 
 
 def _check_mode(mode: Mode) -> None:
@@ -121,17 +124,19 @@ def _recording(task: Task, names: tuple[str, ...], average: Average = of_whole_b
     return step
 
 
-def _jitted(task: Task, mesh: Mesh, names: tuple[str, ...]) -> Program:
+def _jitted(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Program:
     """One program for the mesh: XLA partitions it by the batch's sharding, and inserts the collectives."""
     everywhere = NamedSharding(mesh, P())
-    return Program(
-        mesh,
-        names,
-        start=jax.jit(task.start, out_shardings=everywhere),
-        recent=_zeros(names, everywhere),
-        step=jax.jit(_recording(task, names), donate_argnums=0, out_shardings=everywhere),
-        measure=jax.jit(task.measure, out_shardings=everywhere),
-    )
+    start = jax.jit(task.start, out_shardings=everywhere)
+    recent = _zeros(names, everywhere)
+    step = jax.jit(_recording(task, names), donate_argnums=0, out_shardings=everywhere)
+
+    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+        done = step.lower(*_placed(task, names, steps, everywhere), spec).compile()
+        return done, done
+
+    measure = jax.jit(task.measure, out_shardings=everywhere)
+    return Program(mesh, names, start, recent, step, measure, compile)
 
 
 def _pmapped(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Program:
@@ -158,6 +163,11 @@ def _pmapped(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Progr
         out_shardings=NamedSharding(flat, P(AXIS)),
     )
     here = NamedSharding(flat.local_mesh, P())
+
+    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+        done = step.lower(*_placed(task, names, steps, here), jax.eval_shape(by_device, spec)).compile()
+        return lambda state, recent, batch: done(state, recent, by_device(batch)), done
+
     return Program(
         mesh,
         names,
@@ -165,6 +175,16 @@ def _pmapped(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Progr
         recent=_zeros(names, here),
         step=lambda state, recent, batch: step(state, recent, by_device(batch)),
         measure=lambda params, batch: measure(params, by_device(batch)),
+        compile=compile,
+    )
+
+
+def _placed(task: Task, names: tuple[str, ...], steps: int, sharding: NamedSharding) -> Any:
+    """The state and the recent metrics as `jax.ShapeDtypeStruct`s with that sharding."""
+    recent = jax.ShapeDtypeStruct((steps, len(names)), jnp.float32)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        (jax.eval_shape(task.start), recent),
     )
 
 

@@ -1,0 +1,87 @@
+"""The training that `feedline bench modes` and `feedline bench practices` measure: a deep MLP with ReLU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+
+from feedline.trainer.task import Task
+
+Rows = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """An MLP with ReLU that predicts `outputs` numbers from `inputs`, with Adam 1e-4 and mean squared error.
+
+    Attributes:
+      depth: hidden layers.
+      width: units in each of them.
+      rows: rows in the global batch.
+    """
+
+    depth: int
+    width: int
+    inputs: int
+    outputs: int
+    rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs:,} inputs, {self.depth} × {self.width:,} ReLU, {self.outputs} outputs; "
+            f"{self.rows:,} rows a batch"
+        )
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.inputs, *[self.width] * self.depth, self.outputs]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products of a step.
+
+        Each layer has one product forward and two backward, for the kernel's gradient and for the input's. The
+        first layer needs no gradient of its input.
+        """
+        products = [math.prod(pair) for pair in itertools.pairwise(self.widths)]
+        return 2 * self.rows * (3 * sum(products) - products[0])
+
+    def task(self) -> Task:
+        """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` [B, outputs], both float32."""
+
+        def init(key: jax.Array) -> Any:
+            keys = jax.random.split(key, len(self.widths) - 1)
+            return [
+                (jax.random.normal(k, shape) * math.sqrt(2 / shape[0]), jnp.zeros(shape[1]))
+                for k, shape in zip(keys, itertools.pairwise(self.widths), strict=True)
+            ]
+
+        def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            signal = batch["x"]
+            for kernel, bias in params[:-1]:
+                signal = jax.nn.relu(signal @ kernel + bias)
+            kernel, bias = params[-1]
+            return jnp.mean((signal @ kernel + bias - batch["y"]) ** 2), {}
+
+        return Task(init, loss, optax.adam(1e-4))
+
+    def data(self, batches: int) -> Rows:
+        """Rows for so many batches. The targets are a smooth function of the inputs."""
+        chance = np.random.default_rng(0)
+        x = chance.standard_normal((batches * self.rows, self.inputs), dtype=np.float32)
+        into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)
+        return {"x": x, "y": np.tanh(x @ into)}
+
+
+PRESETS = {
+    "small": Workload(depth=6, width=256, inputs=256, outputs=10, rows=1024),
+    "reference": Workload(depth=90, width=2056, inputs=1024, outputs=10, rows=256 * 27),
+}

@@ -1,0 +1,149 @@
+"""`feedline bench modes`: the modes have the same losses, and memory that the compiler counts per device."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline.bench import modes
+from feedline.bench.apart import KILLED, in_a_process
+from feedline.bench.memory import compiled_bytes
+from feedline.bench.workload import PRESETS, Workload
+from feedline.trainer.modes import compiled
+
+TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)
+
+
+def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
+    found = {mode: modes.batch_figures(TINY, mode, 0.01) for mode in modes.MODES}
+    for figures in found.values():
+        assert len(figures["losses"]) == 10
+        np.testing.assert_allclose(figures["losses"], found["jit_single"]["losses"], rtol=1e-5)
+        assert figures["losses"][-1] < figures["losses"][0]
+        assert (
+            min(figures[name] for name in ("step_ms", "fed_step_ms", "rows_per_s", "of_matmul", "compile_s")) > 0
+        )
+        assert figures["peak_bytes"] == figures["compiled_bytes"]["total"]  # CPU devices do not count
+        assert figures["peak_from"] == "compiler"
+    total = {mode: figures["compiled_bytes"]["total"] for mode, figures in found.items()}
+    assert total["jit_single"] > total["jit_multi"] == pytest.approx(total["pmap"], rel=0.05)
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_twice_the_devices_halve_the_activations(mode):
+    """The parameters are replicated, so their part of the temporary memory stays; many rows make it small."""
+    workload = Workload(depth=3, width=32, inputs=16, outputs=4, rows=1 << 16)
+    temporary = {}
+    for devices in (2, 4, 8):
+        sharding = NamedSharding(Mesh(jax.devices()[:devices], ("data",)), P("data"))
+        spec = {
+            name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
+            for name, width in (("x", 16), ("y", 4))
+        }
+        executable = compiled(workload.task(), mode, spec).compile(10)[1]
+        temporary[devices] = compiled_bytes(executable)["temporary"]
+    assert temporary[4] == pytest.approx(temporary[2] / 2, rel=0.02)
+    assert temporary[8] == pytest.approx(temporary[4] / 2, rel=0.02)
+    assert temporary[8] >= 2 * workload.depth * workload.width * workload.rows / 8 * 4 / 2  # the activations
+
+
+def test_flops_are_those_that_the_compiler_counts():
+    workload = Workload(depth=3, width=128, inputs=64, outputs=16, rows=512)
+    sharding = modes._sharding("jit_single")
+    spec = {
+        name: jax.ShapeDtypeStruct((512, width), np.float32, sharding=sharding)
+        for name, width in (("x", 64), ("y", 16))
+    }
+    counted = compiled(workload.task(), "jit_single", spec).compile(10)[1].cost_analysis()["flops"]
+    assert counted == pytest.approx(workload.flops, rel=0.05)  # it also counts Adam, ReLU, biases
+
+
+def test_the_largest_batch_just_fits_by_the_compiler(monkeypatch):
+    limit = 8 << 20
+    monkeypatch.setattr(modes, "device_limit", lambda: limit)
+    doubled = Workload(3, 32, 16, 4, rows=128)
+    figures = [modes.batch_figures(workload, "jit_multi", 0.01) for workload in (TINY, doubled)]
+    rows = modes.largest(TINY, "jit_multi", *figures)["rows"]
+    assert rows % 8 == 0
+    needs = [
+        modes._compiled_total(Workload(3, 32, 16, 4, many), "jit_multi") for many in (rows, rows + rows // 160 * 8)
+    ]
+    assert 0.95 * limit < needs[0] <= limit < needs[1]
+
+
+def test_the_greatest_depth_is_near_the_one_that_fits(monkeypatch):
+    workload = Workload(depth=4, width=64, inputs=64, outputs=4, rows=4096)
+    monkeypatch.setattr(modes, "device_limit", lambda: 3 << 20)
+    doubled = Workload(depth=4, width=64, inputs=64, outputs=4, rows=8192)
+    figures = [modes.batch_figures(each, "jit_multi", 0.01) for each in (workload, doubled)]
+    depth = modes.largest(workload, "jit_multi", *figures)["depth"]
+    assert depth > 4
+    needs = modes._compiled_total(Workload(depth, 64, 64, 4, 4096), "jit_multi")
+    assert needs == pytest.approx(3 << 20, rel=0.1)
+
+
+def test_a_batch_that_does_not_fit_is_not_run(monkeypatch):
+    monkeypatch.setattr(modes, "device_limit", lambda: 1000)
+    found = modes.batch_figures(TINY, "pmap", 0.01)
+    assert found["error"] == "does not fit, and was not run"
+    assert "step_ms" not in found
+    needs = f"{found['compiled_bytes']['total'] / 2**20:,.0f} MiB"
+    assert modes.line("pmap", found).startswith(
+        f"pmap             64  does not fit, and was not run: by the compiler it needs {needs}"
+    )
+
+
+def test_a_mode_that_runs_out_of_memory_is_a_row(monkeypatch):
+    def out_of_memory(*arguments):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
+
+    monkeypatch.setattr(modes, "_times", out_of_memory)
+    assert "ran out of memory: by the compiler it needs" in modes.line(
+        "pmap", modes.batch_figures(TINY, "pmap", 0.01)
+    )
+
+
+def killed(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_a_row():
+    found = in_a_process(killed, signal.SIGKILL)
+    assert found == {"error": KILLED}
+    merged = modes._merged([found, {"step_ms": 1.0}])
+    assert modes.line("jit_multi", merged) == f"jit_multi   {KILLED}"
+    assert modes.remarks({"jit_single": found, "jit_multi": found, "pmap": found}) == []
+
+
+@pytest.mark.slow
+def test_an_error_in_the_process_comes_through():
+    with pytest.raises(ValueError, match="mode must be one of"):
+        in_a_process(modes.batch_figures, TINY, "jit", 0.01)
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_table_and_one_object(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "feedline", "bench", "modes", "--seconds", "0.02", "--rounds", "1",
+         "--cpu-devices", "2", "--json", "--plot", "modes.png"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["workload"] == vars(PRESETS["small"])
+    assert list(found["modes"]) == ["jit_single", "jit_multi", "pmap"]
+    for figures in found["modes"].values():
+        assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)
+        assert figures["doubled"]["rows"] == 2 * figures["rows"]
+        assert figures["largest"]["rows"] > figures["rows"]
+    assert done.stdout.partition('{"benchmark"')[0].count("CPU 0,1") == 2  # the kernel, in two modes
+    assert sum(line.startswith(("jit_single ", "jit_multi ", "pmap ")) for line in done.stdout.splitlines()) == 6
+    assert (tmp_path / "modes.png").read_bytes().startswith(b"\x89PNG")
