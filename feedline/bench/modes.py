@@ -170,21 +170,19 @@ def _most(total: Callable[[int], int], known: dict[int, int], limit: int, multip
       known: two sizes, and their bytes.
 
     Example:
-      >>> _most(lambda size: 100 + size * size, {1: 101, 2: 104}, limit=10_000, multiple=8)
-      96
+      >>> _most(lambda size: 100 + 3 * size, {8: 124, 16: 148}, limit=1000, multiple=8)
+      296
     """
-    (a, b), best = sorted(known), max((size for size, count in known.items() if count <= limit), default=0)
     for _ in range(6):
-        slope = (known[b] - known[a]) / (b - a)
-        size = max(multiple, int((limit - known[b]) / slope + b) // multiple * multiple)
-        if size in known:
+        fit, over = (
+            [size for size in sorted(known) if (known[size] <= limit) == within] for within in (True, False)
+        )
+        a, b = (fit[-1], over[0]) if fit and over else sorted(known)[-2:] if fit else sorted(known)[:2]
+        size = int((limit - known[a]) * (b - a) / (known[b] - known[a]) + a) // multiple * multiple
+        if size in known or size < multiple:
             break
         known[size] = total(size)
-        best = max(best, size) if known[size] <= limit else best
-        a, b = sorted(
-            sorted(known, key=lambda s: abs(known[s] - limit))[:2]
-        )  # the two that are nearest to the limit
-    return best
+    return max((size for size, needed in known.items() if needed <= limit), default=0)
 
 
 def _resized(workload: Workload, **sizes: int) -> Workload:
