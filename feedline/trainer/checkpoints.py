@@ -28,6 +28,7 @@ from feedline.trainer.checkpoint_checks import (
     naming_the_checkpoint,
 )
 from feedline.trainer.folder import Lock, prepare
+from feedline.trainer.loop import crosses
 from feedline.trainer.task import State
 
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
@@ -59,6 +60,7 @@ class Checkpoints:
       feed: the iterator of the loop's batches.
       mesh: the devices of the loop.
       every: steps from one checkpoint to the next, for `after_step`.
+      asynchronous: write while training continues. False: `save` returns when the checkpoint is whole.
 
     Raises:
       ValueError: the directory holds other files, and no checkpoint.
@@ -66,7 +68,9 @@ class Checkpoints:
       OSError: the directory cannot be created or written to.
     """
 
-    def __init__(self, directory: Path, feed: Resumable, mesh: Mesh, every: int) -> None:
+    def __init__(
+        self, directory: Path, feed: Resumable, mesh: Mesh, every: int, asynchronous: bool = True
+    ) -> None:
         prepare(directory)
         # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
         self._lock = Lock(directory) if jax.process_index() == 0 else None
@@ -74,6 +78,7 @@ class Checkpoints:
         self._feed = feed
         self._replicated_sharding = NamedSharding(mesh, P())
         self._every = every
+        self._asynchronous = asynchronous
         self._step = 0  # of the last state restored or passed to `after_step`
         try:
             self._manager = _manager(directory)
@@ -124,7 +129,7 @@ class Checkpoints:
             saved = dict(self._manager.item_metadata(step).items())
         check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated_sharding), state
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
         with naming_the_checkpoint(folder):
@@ -136,19 +141,24 @@ class Checkpoints:
         except ValueError as error:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
         self._step = step
-        restored: State = jax.tree.map(lambda leaf, like: _replicated(leaf, like.sharding), found.state, state)
+        restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
-    def after_step(self, state: State, recent: jax.Array) -> None:
-        """Count a step, and save if it is a multiple of `every`. Call it before the next batch is asked for.
+    def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
+        """How a leaf of the state lies on the devices of all processes."""
+        return self._replicated_sharding if leaf.sharding.is_fully_replicated else leaf.sharding
 
-        Nothing is saved once the loss is not finite: such a checkpoint would displace a good one.
+    def after_step(self, state: State, recent: jax.Array, steps: int = 1) -> None:
+        """Count so many steps, and save if a multiple of `every` is among them.
+
+        Call it before the next batch is asked for. Nothing is saved once the loss is not finite: such a checkpoint
+        would displace a good one.
 
         Args:
           recent: the metrics of the last steps, as in `modes.Program`.
         """
-        self._step += 1
-        if self._step % self._every == 0:
+        before, self._step = self._step, self._step + steps
+        if crosses(before, self._step, self._every):
             loss = jax.device_get(recent)[(self._step - 1) % len(recent), 0]
             if math.isfinite(loss):
                 self.save(state)
@@ -170,12 +180,14 @@ class Checkpoints:
         self._wait_until_written()
         if trained == self._manager.latest_step():
             return
-        arrays = jax.tree.map(lambda leaf: _replicated(leaf, self._replicated_sharding), state)
+        arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), feed=ocp.args.JsonSave(feed))
         try:
             self._manager.save(trained, args=items, force=True)
         except (ValueError, OSError) as error:
             raise self._write_error(error) from error
+        if not self._asynchronous:
+            self._wait_until_written()
 
     def _wait_until_written(self) -> None:
         """Wait until the started save is written."""
@@ -209,8 +221,8 @@ def _manager(directory: Path) -> ocp.CheckpointManager:
         raise checkpoint_removed(Path(error.filename or directory), "it was listed") from error
 
 
-def _replicated(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The same array, replicated over the mesh of `sharding`, whose local devices hold it already. Copies no data.
+def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The same array with a sharding by which each local device holds what it holds already. Copies no data.
 
     The arrays of pmap are replicated over the devices of one process, which Orbax refuses with several processes;
     and pmap accepts no others.

@@ -16,8 +16,9 @@ import optax
 from feedline.errors import FeedError
 from feedline.options import checked_integer
 from feedline.trainer.evaluate import Evaluating, Evaluation
-from feedline.trainer.loop import NotFinite, Progress, train
+from feedline.trainer.loop import NotFinite, Progress, crosses, train
 from feedline.trainer.modes import Measure, Mode, Program, compiled
+from feedline.trainer.practices import Practices
 from feedline.trainer.task import Batch, Init, Loss, Params, State, Task
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def fit(
     checkpoint_dir: Path | str | None = None,
     save_every: int = 100,
     after_step: Callable[[int], bool | None] | None = None,
+    practices: Practices = Practices(),  # noqa: B008  frozen
 ) -> Fitted:
     """Train on the batches of a feed. Parameters may be any tree of arrays; no model library is needed.
 
@@ -121,6 +123,7 @@ def fit(
       save_every: steps from one checkpoint to the next; the last step is saved, too.
       after_step: called with the number of steps done after each step is dispatched, on every process; if the
         result is true, training ends there. `feedline.cluster.should_stop` is one.
+      practices: how the step is compiled and run.
 
     Raises:
       ValueError, TypeError: an argument is wrong, or does not fit the feed.
@@ -145,17 +148,21 @@ def fit(
     """
     _check_arguments(feed, steps, report_every, save_every, evaluation, evaluate_every)
     task = Task(init, loss, optimizer, seed)
-    program = compiled(task, mode, feed.spec)
-    with _checkpoints(checkpoint_dir, feed, program, save_every) as checkpoints:
+    per_call = getattr(feed, "steps_per_call", 1)
+    if steps is not None and steps % per_call:
+        raise ValueError(f"steps must be a multiple of the feed's steps_per_call, {per_call}, got {steps}")
+    program = compiled(task, mode, feed.spec, practices, per_call)
+    with _checkpoints(checkpoint_dir, feed, program, save_every, practices.save_asynchronously) as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
         if checkpoints is not None:
             _check_same_step(feed, done)
         test = None
         if evaluation is not None and evaluate_every is not None:
-            test = _Test(_measuring(task, mode, evaluation, measure, state), evaluation, evaluate_every)
-        run = _Run(feed, done, test, checkpoints, callbacks, after_step, report_every)
-        state, progress = run.train(program, state, steps)
+            measured = _measuring(task, mode, evaluation, measure, state)
+            test = _Test(measured, evaluation, evaluate_every, practices.evaluate_asynchronously)
+        run = _Run(feed, done, per_call, test, checkpoints, callbacks, after_step)
+        state, progress = run.train(program, state, steps, report_every, practices.guard_transfers)
         if checkpoints is not None:
             checkpoints.save(state)
     return Fitted(state, run.history, progress, task, mode)
@@ -164,16 +171,19 @@ def fit(
 class _Test:
     """Evaluates the model every few steps."""
 
-    def __init__(self, measure: Measure, feed: Batches, every: int) -> None:
+    def __init__(self, measure: Measure, feed: Batches, every: int, asynchronous: bool) -> None:
         self._measure = measure
         self._feed = feed
         self._every = every
+        self._asynchronous = asynchronous
         self._evaluating: dict[int, Evaluating] = {}  # the last one, by its step
 
-    def after_step(self, step: int, params: Params) -> None:
+    def after_step(self, before: int, step: int, params: Params) -> None:
         """Evaluate if it is time. The devices may still be busy with the last batches when this returns."""
-        if step % self._every == 0:
+        if crosses(before, step, self._every):
             self._evaluating = {step: Evaluating(self._measure, params, self._feed)}
+            if not self._asynchronous:
+                self._evaluating[step].result()
 
     def metrics(self, step: int) -> dict[str, float]:
         """What was measured after that step, each name with "eval_"; empty if the model was not evaluated then."""
@@ -189,33 +199,37 @@ class _Run:
         self,
         feed: Any,
         done: int,
+        steps_per_call: int,
         test: _Test | None,
         checkpoints: Checkpoints | None,
         callbacks: Sequence[Callback],
         then: Callable[[int], bool | None] | None,
-        report_every: int,
     ) -> None:
         self.history: list[dict[str, float]] = []
         self._feed = feed
         self._done = done  # steps of earlier runs
         self._step = done  # the last one dispatched
+        self._steps_per_call = steps_per_call
         self._test = test
         self._checkpoints = checkpoints
         self._callbacks = callbacks if jax.process_index() == 0 else ()
         self._then = then
-        self._report_every = report_every
         # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
-        self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
+        self._places: collections.deque[tuple[int, int]] = collections.deque()
 
-    def train(self, program: Program, state: State, steps: int | None) -> tuple[State, Progress]:
-        left = None if steps is None else max(0, steps - self._done)
+    def train(
+        self, program: Program, state: State, steps: int | None, report_every: int, guard_transfers: bool
+    ) -> tuple[State, Progress]:
+        calls = None if steps is None else max(0, steps - self._done) // self._steps_per_call
+        self._places = collections.deque(maxlen=report_every + 8)
         try:
             return train(
                 program,
                 state,
-                itertools.islice(self._batches(), left),
+                itertools.islice(self._batches(), calls),
                 report=self._report,
-                report_every=self._report_every,
+                report_every=report_every,
+                guard_transfers=guard_transfers,
                 after_step=self._after_step,
             )
         except NotFinite as error:
@@ -233,14 +247,14 @@ class _Run:
             except StopIteration:
                 return
             self._places.append(place)
-            self._step += 1
+            self._step += self._steps_per_call
             yield batch
 
     def _after_step(self, state: State, recent: jax.Array) -> bool:
         if self._checkpoints is not None:
-            self._checkpoints.after_step(state, recent)
+            self._checkpoints.after_step(state, recent, self._steps_per_call)
         if self._test is not None:
-            self._test.after_step(self._step, state.params)
+            self._test.after_step(self._step - self._steps_per_call, self._step, state.params)
         return bool(self._then is not None and self._then(self._step))
 
     def _report(self, progress: Progress) -> None:
@@ -273,7 +287,7 @@ class _Run:
 
 
 def _checkpoints(
-    directory: Path | str | None, feed: Any, program: Program, every: int
+    directory: Path | str | None, feed: Any, program: Program, every: int, asynchronous: bool
 ) -> contextlib.AbstractContextManager[Checkpoints | None]:
     if directory is None:
         return contextlib.nullcontext()
@@ -284,7 +298,7 @@ def _checkpoints(
         )
     from feedline.trainer.checkpoints import Checkpoints  # Orbax takes long to import, and few runs need it
 
-    return Checkpoints(Path(directory), feed, program.mesh, every)
+    return Checkpoints(Path(directory), feed, program.mesh, every, asynchronous)
 
 
 def _measuring(task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State) -> Measure:

@@ -77,18 +77,21 @@ def train(
     *,
     report: Callable[[Progress], None] | None = None,
     report_every: int = 10,
+    guard_transfers: bool = True,
     after_step: Callable[[State, jax.Array], bool | None] | None = None,
 ) -> tuple[State, Progress]:
     """Run the step on every batch. Returns the last state and the progress.
 
-    At most two steps run while the host asks for a batch. The metrics of the last `report_every` steps stay on the
-    devices in one small array. It is fetched once in so many steps, after its step is done; no other data moves
-    between host and devices. Each fetch checks that every loss is finite.
+    At most two calls of the step run while the host asks for a batch. The metrics of the last `report_every` steps
+    stay on the devices in one small array. It is fetched once in so many steps, after its step is done; no other
+    data moves between host and devices. Each fetch checks that every loss is finite.
 
     Args:
       batches: a finite iterable; cut an endless one with `itertools.islice`.
-      report: called after the first step, at every step that is a multiple of `report_every`, and at the
-        end, in this thread.
+      report: called after the first step, at every multiple of `report_every` steps, and at the end, in this
+        thread.
+      guard_transfers: make it an error if a step moves an array between host and devices, except the first, whose
+        tracing may move constants.
       after_step: called with each new state and the array of recent metrics, before the next batch is asked for,
         so that iterator and state are at the same step. The next step donates the state. If the result is true, no
         other batch is asked for.
@@ -97,8 +100,8 @@ def train(
       ValueError: there was no batch, and no step was done before.
       NotFinite: a loss is not finite.
     """
-    meter = _Meter(program, iter(batches), int(jax.device_get(state.step)))
-    recent = program.recent(report_every)
+    meter = _Meter(program, iter(batches), int(jax.device_get(state.step)), report_every)
+    recent = program.recent(report_every + program.steps_per_call - 1)
     running: collections.deque[tuple[jax.Array, int]] = collections.deque()
     guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()  # tracing may transfer constants
 
@@ -109,12 +112,14 @@ def train(
                 report(meter.progress())
 
     for batch in meter:
+        rows = rows_in(batch, program.steps_per_call)
         with guard:
             state, recent = program.step(state, recent, batch)
-        running.append((recent, rows_in(batch)))
+        running.append((recent, rows))
         ended = after_step(state, recent) if after_step else False
         finish_to(_AHEAD if meter.steps else 0)
-        guard = jax.transfer_guard("disallow")
+        if guard_transfers:
+            guard = jax.transfer_guard("disallow")
         if ended:
             break
     finish_to(0)
@@ -129,11 +134,23 @@ def train(
     return state, meter.progress()
 
 
+def crosses(before: int, after: int, every: int) -> bool:
+    """Whether a multiple of `every` lies in (before, after].
+
+    Example:
+      >>> crosses(8, 10, 10), crosses(10, 12, 10)
+      (True, False)
+    """
+    return before // every != after // every
+
+
 class _Meter:
     """Passes the batches on, and counts their steps, rows and times."""
 
-    def __init__(self, program: Program, batches: Iterator[Batch], resumed: int) -> None:
+    def __init__(self, program: Program, batches: Iterator[Batch], resumed: int, report_every: int) -> None:
         self._names = program.metrics
+        self._steps_per_call = program.steps_per_call
+        self._report_every = report_every
         self._batches = batches
         self.resumed = resumed
         self.steps = 0
@@ -163,14 +180,15 @@ class _Meter:
         return self._checked_steps == self.steps
 
     def finish(self, recent: jax.Array, rows: int) -> None:
-        """Wait until a step is done, count it, and fetch its metrics if it is time."""
+        """Wait until a call of the step is done, count it, and fetch its metrics if it is time."""
         self._recent = recent.block_until_ready()
         self._finished_s = time.perf_counter()
-        self.steps += 1
+        first, before = not self.steps, self.resumed + self.steps
+        self.steps += self._steps_per_call
         self._rows += rows
-        if self.steps == 1:
+        if first:
             self._first_rows, self._started_s = rows, self._finished_s
-        if self.steps == 1 or (self.resumed + self.steps) % len(recent) == 0:
+        if first or crosses(before, self.resumed + self.steps, self._report_every):
             self.fetch()
 
     def fetch(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from feedline.trainer.practices import Practices
 from feedline.trainer.task import Average, Batch, Metrics, Params, State, Task, of_whole_batch, over_devices
 
 Mode = Literal["jit_single", "jit_multi", "pmap"]
@@ -33,6 +36,7 @@ class Program(NamedTuple):
       measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
       compile: steps of recent metrics → the step compiled now, and what the compiler says of it, such as its
         memory on each device (`memory_analysis`).
+      steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...].
     """
 
     mesh: Mesh
@@ -42,6 +46,7 @@ class Program(NamedTuple):
     step: Step
     measure: Measure
     compile: Callable[[int], tuple[Step, jax.stages.Compiled]]
+    steps_per_call: int = 1
 
 
 def mesh_for(mode: Mode) -> Mesh:
@@ -54,14 +59,21 @@ def mesh_for(mode: Mode) -> Mesh:
     return Mesh(jax.devices()[: 1 if mode == "jit_single" else None], (AXIS,))
 
 
-def compiled(task: Task, mode: Mode, spec: Any) -> Program:
+def compiled(
+    task: Task,
+    mode: Mode,
+    spec: Any,
+    practices: Practices = Practices(),  # noqa: B008  frozen
+    steps_per_call: int = 1,
+) -> Program:
     """`task` for the devices of a feed.
 
     Args:
       spec: the batches as `jax.ShapeDtypeStruct`s with shardings, as `feed.spec`.
+      steps_per_call: K; if it is more than 1, the leaves of `spec` are [K, B, ...].
 
     Raises:
-      ValueError: the mode is unknown, or does not fit the batches' shardings.
+      ValueError: the mode is unknown, or does not fit the batches' shardings or the practices.
 
     Example:
       >>> import optax
@@ -83,11 +95,39 @@ def compiled(task: Task, mode: Mode, spec: Any) -> Program:
             f'mode "jit_single" trains on one device, but the batches lie on {mesh.size}; give the feed '
             'mesh_for("jit_single"), or use mode "jit_multi" or "pmap"'
         )
-    state = jax.eval_shape(task.start)
-    names = tuple(jax.eval_shape(task.measure, state.params, spec)[0])
+    if practices.shard_state and mode != "jit_multi":
+        raise ValueError(
+            f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
+        )
+    if practices.compute != "float32":
+        task = dataclasses.replace(task, compute=practices.compute)
+    one = spec
+    if steps_per_call > 1:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
+    measured = jax.eval_shape(task.measure, jax.eval_shape(task.start).params, one)[0]
     # jit and eval_shape sort the names of a dict
-    names = ("loss", *(name for name in names if name != "loss"))
-    return _pmapped(task, mesh, names, spec) if mode == "pmap" else _jitted(task, mesh, names, spec)
+    names = ("loss", *(name for name in measured if name != "loss"))
+    build = _Building(task, mesh, names, spec, practices, steps_per_call)
+    return _pmapped(build) if mode == "pmap" else _jitted(build)
+
+
+class _Building(NamedTuple):
+    """What a program is built of."""
+
+    task: Task
+    mesh: Mesh
+    names: tuple[str, ...]
+    spec: Any
+    practices: Practices
+    steps_per_call: int
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        return (0,) * self.practices.donate_state + (2,) * self.practices.donate_batch
+
+    @property
+    def rows_axis(self) -> int:
+        return 0 if self.steps_per_call == 1 else 1
 
 
 def _check_mode(mode: Mode) -> None:
@@ -113,79 +153,103 @@ def _mesh_of(spec: Any) -> Mesh:
     return sharding.mesh
 
 
-def _recording(task: Task, names: tuple[str, ...], average: Average = of_whole_batch) -> Step:
-    """`task.update` that writes the metrics into an array of recent ones."""
+def _recording(build: _Building, average: Average = of_whole_batch) -> Step:
+    """`task.update` that writes the metrics into an array of recent ones; with K > 1, K of them."""
 
     def step(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
-        after, metrics = task.update(state, batch, average)
-        row = jnp.stack([metrics[name] for name in names])
+        after, metrics = build.task.update(state, batch, average)
+        row = jnp.stack([metrics[name] for name in build.names])
         return after, jax.lax.dynamic_update_index_in_dim(recent, row, state.step % len(recent), 0)
 
-    return step
+    def steps(state: State, recent: jax.Array, batches: Batch) -> tuple[State, jax.Array]:
+        return jax.lax.scan(lambda both, batch: (step(*both, batch), None), (state, recent), batches)[0]
+
+    return step if build.steps_per_call == 1 else steps
 
 
-def _jitted(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Program:
+def _jitted(build: _Building) -> Program:
     """One program for the mesh: XLA partitions it by the batch's sharding, and inserts the collectives."""
-    everywhere = NamedSharding(mesh, P())
-    start = jax.jit(task.start, out_shardings=everywhere)
-    recent = _zeros(names, everywhere)
-    step = jax.jit(_recording(task, names), donate_argnums=0, out_shardings=everywhere)
+    everywhere = NamedSharding(build.mesh, P())
+    like = jax.eval_shape(build.task.start)
+    state = jax.tree.map(lambda leaf: _state_sharding(build, leaf) or everywhere, like)
+    start = jax.jit(build.task.start, out_shardings=state)
+    recent = _zeros(build.names, everywhere)
+    step = jax.jit(_recording(build), donate_argnums=build.donated, out_shardings=(state, everywhere))
 
     def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
-        done = step.lower(*_placed(task, names, steps, everywhere), spec).compile()
+        placed = jax.tree.map(_with_sharding, (like, _recent_like(build, steps)), (state, everywhere))
+        done = step.lower(*placed, build.spec).compile()
         return done, done
 
-    measure = jax.jit(task.measure, out_shardings=everywhere)
-    return Program(mesh, names, start, recent, step, measure, compile)
+    measure = jax.jit(build.task.measure, out_shardings=everywhere)
+    return Program(build.mesh, build.names, start, recent, step, measure, compile, build.steps_per_call)
 
 
-def _pmapped(task: Task, mesh: Mesh, names: tuple[str, ...], spec: Any) -> Program:
+def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedSharding | None:
+    """How a leaf of the state is split over the devices of the batch's rows; None: it is not."""
+    spec = jax.tree.leaves(build.spec)[0].sharding.spec if build.practices.shard_state else ()
+    axes = spec[build.rows_axis] if len(spec) > build.rows_axis else None
+    if axes is None:
+        return None
+    shards = math.prod(build.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+    length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
+    return NamedSharding(build.mesh, P(*[None] * -axis, axes)) if length else None
+
+
+def _pmapped(build: _Building) -> Program:
     """One program on each device, with an explicit collective.
 
     The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...]; no row moves to
     another device. The state is not mapped; with several processes its arrays are replicated over the devices of
     this process, not over the mesh.
     """
-    _check_own_rows(spec, mesh)
-    devices = list(mesh.devices.flat)
+    _check_own_rows(build)
+    devices = list(build.mesh.devices.flat)
     flat = Mesh(devices, (AXIS,))
     average = over_devices(AXIS)
     pmap = functools.partial(jax.pmap, axis_name=AXIS, out_axes=None, devices=devices)
-    step = pmap(_recording(task, names, average), in_axes=(None, None, 0), donate_argnums=0)
+    mapped = build.rows_axis
+    step = pmap(_recording(build, average), in_axes=(None, None, mapped), donate_argnums=build.donated)
 
     def measured(params: Params, part: Batch) -> tuple[Metrics, jax.Array]:
-        metrics, rows = task.measure(params, part, average)
+        metrics, rows = build.task.measure(params, part, average)
         return metrics, jax.lax.psum(rows, AXIS)
 
     measure = pmap(measured, in_axes=(None, 0))
     by_device = jax.jit(
-        lambda batch: jax.tree.map(lambda leaf: leaf.reshape(flat.size, -1, *leaf.shape[1:]), batch),
-        out_shardings=NamedSharding(flat, P(AXIS)),
+        lambda batch: jax.tree.map(
+            lambda leaf: leaf.reshape(*leaf.shape[:mapped], flat.size, -1, *leaf.shape[mapped + 1 :]), batch
+        ),
+        out_shardings=NamedSharding(flat, P(*[None] * mapped, AXIS)),
+        donate_argnums=(0,) * build.practices.donate_batch,
     )
     here = NamedSharding(flat.local_mesh, P())
 
     def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
-        done = step.lower(*_placed(task, names, steps, here), jax.eval_shape(by_device, spec)).compile()
+        placed = jax.tree.map(
+            lambda leaf: _with_sharding(leaf, here), (jax.eval_shape(build.task.start), _recent_like(build, steps))
+        )
+        done = step.lower(*placed, jax.eval_shape(by_device, build.spec)).compile()
         return lambda state, recent, batch: done(state, recent, by_device(batch)), done
 
     return Program(
-        mesh,
-        names,
-        start=jax.jit(task.start, out_shardings=here),
-        recent=_zeros(names, here),
+        build.mesh,
+        build.names,
+        start=jax.jit(build.task.start, out_shardings=here),
+        recent=_zeros(build.names, here),
         step=lambda state, recent, batch: step(state, recent, by_device(batch)),
         measure=lambda params, batch: measure(params, by_device(batch)),
         compile=compile,
+        steps_per_call=build.steps_per_call,
     )
 
 
-def _placed(task: Task, names: tuple[str, ...], steps: int, sharding: NamedSharding) -> Any:
-    """The state and the recent metrics as `jax.ShapeDtypeStruct`s with that sharding."""
-    recent = jax.ShapeDtypeStruct((steps, len(names)), jnp.float32)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        (jax.eval_shape(task.start), recent),
-    )
+def _recent_like(build: _Building, steps: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((steps, len(build.names)), jnp.float32)
+
+
+def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _zeros(names: tuple[str, ...], sharding: NamedSharding) -> Callable[[int], jax.Array]:
@@ -196,18 +260,19 @@ def _zeros(names: tuple[str, ...], sharding: NamedSharding) -> Callable[[int], j
     return recent
 
 
-def _check_own_rows(spec: Any, mesh: Mesh) -> None:
+def _check_own_rows(build: _Building) -> None:
     """ValueError if not every device has rows of its own, in the mesh's order of the devices."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(spec):
-        rows = leaf.shape[0] // mesh.size
-        begins = {d: index[0].start or 0 for d, index in leaf.sharding.devices_indices_map(leaf.shape).items()}
+    axis, size = build.rows_axis, build.mesh.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(build.spec):
+        rows = leaf.shape[axis] // size
+        begins = {d: index[axis].start or 0 for d, index in leaf.sharding.devices_indices_map(leaf.shape).items()}
+        expected = (*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])
         shard = leaf.sharding.shard_shape(leaf.shape)
-        if shard != (rows, *leaf.shape[1:]) or [begins[d] for d in mesh.devices.flat] != [
-            i * rows for i in range(mesh.size)
-        ]:
+        in_order = [begins[device] for device in build.mesh.devices.flat] == [i * rows for i in range(size)]
+        if shard != expected or not in_order:
             name = jax.tree_util.keystr(path) or "the batch"
             raise ValueError(
-                f'mode "pmap" gives each of {mesh.size} devices rows of its own, but {name} '
+                f'mode "pmap" gives each of {size} devices rows of its own, but {name} '
                 f"{list(leaf.shape)} has shards {list(shard)} by {leaf.sharding.spec}; split its rows over all "
                 'axes of the mesh, in their order, or use mode "jit_multi"'
             )

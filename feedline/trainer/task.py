@@ -66,6 +66,8 @@ class Task:
         are averaged, each weighted by its number of valid rows.
       optimizer: an optax transformation.
       seed: of the key for `init`.
+      compute: dtype to which floating-point parameters and leaves of the batch are cast for the loss function.
+        None: as they are. Gradients have the dtype of the parameters.
 
     Example:
       >>> task = Task(
@@ -83,6 +85,7 @@ class Task:
     loss: Loss
     optimizer: optax.GradientTransformation
     seed: int = 0
+    compute: Any = None
 
     def start(self) -> State:
         """The state before the first step."""
@@ -111,14 +114,21 @@ class Task:
         return average(self._loss_and_metrics(params, batch)[1], rows), rows
 
     def _loss_and_metrics(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if self.compute is not None:
+            params, batch = jax.tree.map(self._cast, (params, batch))
         loss, others = _checked(self.loss(params, batch))
+        loss = loss.astype(jnp.float32)
         metrics = {"loss": loss, **others}
         return loss, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
+    def _cast(self, leaf: jax.Array) -> jax.Array:
+        return leaf.astype(self.compute) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-def rows_in(batch: Batch) -> int:
-    """Rows of a batch: the length of its first leaf."""
-    return int(jax.tree.leaves(batch)[0].shape[0])
+
+def rows_in(batch: Batch, batches: int = 1) -> int:
+    """Rows of a batch: the length of its first leaf. With several batches its leaves are [batches, B, ...]."""
+    shape = jax.tree.leaves(batch)[0].shape
+    return int(shape[0] if batches == 1 else shape[0] * shape[1])
 
 
 def valid_rows(batch: Batch) -> jax.Array:
@@ -136,13 +146,13 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
         if isinstance(result, tuple) and len(result) == 2:
             found = f"({type(result[0]).__name__}, {type(result[1]).__name__})"
         raise TypeError(f"{rule}; it returned {found}")
-    loss, metrics = result
+    loss, metrics = jnp.asarray(result[0]), result[1]
     for name, value in {"loss": loss, **metrics}.items():
         array = jnp.asarray(value)
         if array.shape:
             raise TypeError(f"{rule}; its {name} is {array.dtype}{list(array.shape)}: take the mean over the rows")
-    if not jnp.issubdtype(jnp.asarray(loss).dtype, jnp.floating):
-        raise TypeError(f"{rule}; its loss is {jnp.asarray(loss).dtype}")
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise TypeError(f"{rule}; its loss is {loss.dtype}")
     if "loss" in metrics:
         raise TypeError(f'{rule}; "loss" stands in the metrics too, where it would hide the loss: rename it')
     return loss, metrics

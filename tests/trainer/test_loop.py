@@ -83,7 +83,7 @@ def program_of(clock, seconds=0.0, seen=None, losses=None):
     def recent(steps):
         return Recent([[0.0]] * steps, clock)
 
-    return Program(None, ("loss",), None, recent, step, None)
+    return Program(None, ("loss",), None, recent, step, None, None)
 
 
 def test_time_counts_from_the_end_of_the_first_step(clock):

@@ -1,0 +1,45 @@
+"""How a step is compiled and run: the choices that `feedline bench practices` measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+Compute = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Practices:
+    """How a step is compiled and run. The defaults are what measured better; docs/training.md shows the figures.
+
+    Attributes:
+      donate_state: the new state takes the memory of the old one. False: both exist at the same time.
+      donate_batch: a batch's device memory is free as soon as its step is done, even if something refers to it.
+      compute: "bfloat16": parameters and batch are cast for the loss function; parameters, gradients and optimizer
+        stay float32.
+      shard_state: parameters and optimizer are split over the devices of the batch's first axis (FSDP), leaf by
+        leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
+      guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
+        would be moved between host and devices without being asked for is an error.
+      save_asynchronously: a checkpoint is written while training continues. False: training waits.
+      evaluate_asynchronously: training continues once the batches of an evaluation are dispatched. False: it
+        waits.
+
+    Example:
+      >>> Practices(compute="bfloat16").donate_state
+      True
+    """
+
+    donate_state: bool = True
+    donate_batch: bool = False
+    compute: Compute = "float32"
+    shard_state: bool = False
+    guard_transfers: bool = True
+    save_asynchronously: bool = True
+    evaluate_asynchronously: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compute not in get_args(Compute):
+            raise ValueError(
+                f"Practices.compute must be one of {', '.join(get_args(Compute))}, got {self.compute!r}"
+            )
