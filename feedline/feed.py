@@ -76,6 +76,10 @@ class Feed(Shown, ProcessBound):
         debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
         transfer and compute on a GPU.
 
+      steps_per_call: K. With more than 1, `next` gives K batches at once, as leaves [K, B, ...] of which the
+        second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
+        K divides the batches of a pass. For rows that threads read, not for streams and workers.
+
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard.
 
     Raises:
@@ -110,10 +114,20 @@ class Feed(Shown, ProcessBound):
         reading: Reading = Reading(),  # noqa: B008  frozen
         transform: Transform | None = None,
         prefetch: int = 2,
+        steps_per_call: int = 1,
     ) -> None:
         super().__init__()
         request = Request(
-            source, batch_size, as_shardings(sharding), order, epochs, remainder, reading, transform, prefetch
+            source,
+            batch_size,
+            as_shardings(sharding),
+            order,
+            epochs,
+            remainder,
+            reading,
+            transform,
+            prefetch,
+            steps_per_call,
         )
         self._stages = build(request)
         self._request = request.checked()
@@ -160,13 +174,14 @@ class Feed(Shown, ProcessBound):
                     self._forget_ended()
                 began = time.perf_counter()
                 placed = self._take()
-                metadata = placed.metadata
+                metadata, steps = placed.metadata, self._request.steps_per_call
                 if metadata.bad:
                     self._stages.quarantine.enter(
-                        metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + 1
+                        metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + steps
                     )
-                delivered = _Delivered(self._delivered.step + 1, metadata.after, metadata.lanes)
+                delivered = _Delivered(self._delivered.step + steps, metadata.after, metadata.lanes)
                 counted = self._counted.plus(
+                    steps,
                     metadata.rows,
                     metadata.dropped_rows,
                     len(metadata.bad),
@@ -190,8 +205,8 @@ class Feed(Shown, ProcessBound):
                 raise
 
     def __len__(self) -> int:
-        """Batches of one pass. TypeError if the feed is endless, or a stream."""
-        return self._stages.access.batches()
+        """How often a pass delivers: batches ÷ `steps_per_call`. TypeError if it is endless, or a stream."""
+        return self._stages.access.deliveries()
 
     @property
     def spec(self) -> Any:
@@ -271,7 +286,7 @@ class Feed(Shown, ProcessBound):
 
         Returns:
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
-          is padded.
+          is padded. With several steps per call, int64[steps_per_call, batch_size].
         """
         return self._stages.access.rows_of(states.check(state, self._stages.fingerprint, ())[1])
 
@@ -359,6 +374,7 @@ class Feed(Shown, ProcessBound):
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._single_thread:
             self._check_open()
+            self._stages.access.check_cursor(delivered.cursor)
             self._stop(_MOMENT_S, reads=False)
             self._loops.moved(restored)
             self._delivered, self._exhausted = delivered, False

@@ -79,6 +79,7 @@ class Counters(NamedTuple):
 
     def plus(
         self,
+        batches: int,
         rows: int,
         dropped_rows: int,
         bad_rows: int,
@@ -87,9 +88,9 @@ class Counters(NamedTuple):
         place_s: float,
         wait_s: float,
     ) -> Counters:
-        """These counters after one more batch."""
+        """These counters after one more delivery."""
         return Counters(
-            self[0] + 1,
+            self[0] + batches,
             self[1] + rows,
             self[2] + dropped_rows,
             self[3] + bad_rows,

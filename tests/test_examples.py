@@ -84,6 +84,29 @@ def test_two_processes():
     assert steps == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 
 
+@pytest.mark.parametrize(
+    ("name", "least"), [("digits_convnet.py", "flights.py", 0.98), ("equinox_model.py", 0.97)]
+)
+def test_models_of_digits(name, least):
+    *before, last = printed(name)
+    accuracy = float(re.match(r"test accuracy (0\.\d+) over 360 images", last)[1])
+    assert accuracy >= least
+    if name == "digits_convnet.py":
+        assert [line.split(",")[0] for line in before] == ["step 100", "step 200", "step 300"]
+        assert before[-1].endswith(f"test accuracy {accuracy:.4f}")  # of the last state
+        log = Path(last.rpartition(" ")[2])
+        assert log.read_text().count("\n") == 1 + 31  # a header, the first step, and every tenth
+    else:
+        assert before == ["first test image: a 0, its label is 0"]
+
+
 def test_no_example_is_left_out():
-    others = {"two_processes.py", "loop_in_pmap.py", "advice.py"}
+    others = {
+        "two_processes.py",
+        "loop_in_pmap.py",
+        "advice.py",
+        "digits_convnet.py",
+        "equinox_model.py",
+        "flights.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}

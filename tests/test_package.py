@@ -224,7 +224,8 @@ OF_FEEDLINE = {
     "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
     # what is measured and what is audited: feeds as a user has them, and some stages alone
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
-              "loader.staging", "placement.place", "cluster.cores"],
+              "loader.staging", "placement.place", "cluster.cores",
+              "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
     "cli": ["cli", "audit", "bench", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
@@ -249,7 +250,8 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "bench": ["numpy", "jax", "matplotlib"],
+    "trainer.logs": ["tensorboardX"],
+    "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }

@@ -185,7 +185,7 @@ def _most(total: Callable[[int], int], known: dict[int, int], limit: int, multip
     return max((size for size, needed in known.items() if needed <= limit), default=0)
 
 
-def _resized(workload: Workload, **sizes: int) -> Workload:
+def _resized(workload: Workload, **sizes: Any) -> Workload:
     return dataclasses.replace(workload, **sizes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
+from feedline.trainer.practices import Remat, rematerialised
 from feedline.trainer.task import Task
 
 Rows = dict[str, npt.NDArray[Any]]
@@ -26,6 +27,9 @@ class Workload:
       depth: hidden layers.
       width: units in each of them.
       rows: rows in the global batch.
+      remat: of each hidden layer.
+      ship: dtype of the inputs in the batch. "uint8": 0 … 255, divided by 255 in the step. "float32": the
+        quotients.
     """
 
     depth: int
@@ -33,6 +37,8 @@ class Workload:
     inputs: int
     outputs: int
     rows: int
+    remat: Remat = "none"
+    ship: Literal["float32", "uint8"] = "float32"
 
     def __str__(self) -> str:
         return (
@@ -55,7 +61,7 @@ class Workload:
         return 2 * self.rows * (3 * sum(products) - products[0])
 
     def task(self) -> Task:
-        """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` [B, outputs], both float32."""
+        """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` float32 [B, outputs]."""
 
         def init(key: jax.Array) -> Any:
             keys = jax.random.split(key, len(self.widths) - 1)
@@ -64,24 +70,33 @@ class Workload:
                 for k, shape in zip(keys, itertools.pairwise(self.widths), strict=True)
             ]
 
+        def layer(signal: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+            return jax.nn.relu(signal @ kernel + bias)
+
+        hidden = rematerialised(layer, self.remat)
+
         def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
             signal = batch["x"]
+            if signal.dtype == jnp.uint8:
+                signal = signal.astype(params[0][0].dtype) / 255
             for kernel, bias in params[:-1]:
-                signal = jax.nn.relu(signal @ kernel + bias)
+                signal = hidden(signal, kernel, bias)
             kernel, bias = params[-1]
-            return jnp.mean((signal @ kernel + bias - batch["y"]) ** 2), {}
+            return jnp.mean((signal @ kernel + bias - batch["y"]).astype(jnp.float32) ** 2), {}
 
         return Task(init, loss, optax.adam(1e-4))
 
     def data(self, batches: int) -> Rows:
         """Rows for so many batches. The targets are a smooth function of the inputs."""
         chance = np.random.default_rng(0)
-        x = chance.standard_normal((batches * self.rows, self.inputs), dtype=np.float32)
+        x = chance.integers(256, size=(batches * self.rows, self.inputs), dtype=np.uint8)
         into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)
-        return {"x": x, "y": np.tanh(x @ into)}
+        scaled = x.astype(np.float32) / 255
+        return {"x": scaled if self.ship == "float32" else x, "y": np.tanh((scaled - 0.5) @ into)}
 
 
 PRESETS = {
     "small": Workload(depth=6, width=256, inputs=256, outputs=10, rows=1024),
+    "short": Workload(depth=2, width=64, inputs=64, outputs=10, rows=64),
     "reference": Workload(depth=90, width=2056, inputs=1024, outputs=10, rows=256 * 27),
 }

@@ -30,6 +30,7 @@ from feedline.trainer.loop import Progress
 from feedline.trainer.memory import MemoryWatch
 from feedline.trainer.model import Sizes, classifier
 from feedline.trainer.modes import AXIS, mesh_for
+from feedline.trainer.practices import Practices
 
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
@@ -42,6 +43,8 @@ def train_and_test(options: TrainOptions) -> int:
       FeedError: the loss is not finite, or a checkpoint could not be read or written.
       EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
     """
+    if options.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
     data = _data(options)
     with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
         with _reporting_memory(options, feed) as watch:
@@ -55,7 +58,8 @@ def train_and_test(options: TrainOptions) -> int:
 
 def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None) -> Fitted:
     init, loss = classifier(
-        Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width)
+        Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width),
+        options.remat,
     )
     saved = options.checkpoint_dir is not None
     if saved:
@@ -71,7 +75,7 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatc
         stop = context.enter_context(stopping()) if saved else None
 
         def report(progress: Progress) -> None:
-            if saved and progress.step == progress.resumed + 1:
+            if saved and progress.step == progress.resumed + options.steps_per_call:
                 _print_start(options, progress)
             if live is not None:
                 live(progress)
@@ -93,6 +97,7 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatc
             checkpoint_dir=options.checkpoint_dir,
             save_every=options.save_every or DEFAULT_SAVE_EVERY,
             after_step=after_step,
+            practices=Practices(compute=options.compute, shard_state=options.shard_state),
         )
     if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
         _print_start(options, fitted.progress)
@@ -175,6 +180,7 @@ def _training_feed(options: TrainOptions, data: Labelled) -> contextlib.Abstract
         epochs=options.passes,
         reading=Reading(threads=options.threads),
         prefetch=options.prefetch,
+        steps_per_call=options.steps_per_call,
     )
     return _closing(feed)
 

@@ -22,6 +22,15 @@ class Buffers(NamedTuple):
     leaves: list[Array]
     direct: bool
 
+    def of_step(self, step: int) -> Buffers:
+        """Of several batches in one piece of memory, the one with that number."""
+        leaves = [leaf[step] for leaf in self.leaves]
+        if self.direct:
+            return Buffers(leaves, leaves, True)
+        placed = {id(whole): leaf for whole, leaf in zip(self.leaves, leaves, strict=True)}
+        read = [placed[id(whole)] if id(whole) in placed else whole[step] for whole in self.read]
+        return Buffers(read, leaves, False)
+
 
 class BatchBuffers:
     """Leases `Buffers` in slabs that are used again. Any thread may lease.
@@ -29,13 +38,19 @@ class BatchBuffers:
     Args:
       form: the form of the batches.
       idle: as for `Staging`.
+      steps: of one delivery; with more than 1 the leaves have one more axis in front, of that length.
     """
 
-    def __init__(self, form: LocalForm, idle: int) -> None:
+    def __init__(self, form: LocalForm, idle: int, steps: int = 1) -> None:
+        several = () if steps == 1 else (steps,)
         placed = [
-            (plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
+            ((*several, *plan.local_shape), leaf.placed_dtype)
+            for plan, leaf in zip(form.plans, form.out.leaves, strict=True)
         ]
-        read = [(shape, leaf.dtype) for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)]
+        read = [
+            ((*several, *shape), leaf.dtype)
+            for shape, leaf in zip(form.read_shapes(), form.spec.leaves, strict=True)
+        ]
         direct = form.transform is None
         self._own = [not (direct and form == placed[i]) for i, form in enumerate(read)]
         self._direct = not any(self._own) and len(read) == len(placed)
@@ -43,7 +58,7 @@ class BatchBuffers:
         self.staging = Staging(placed + [form for form, own in zip(read, self._own, strict=True) if own], idle)
 
     def lease(self) -> Buffers:
-        """Uninitialised memory for a batch."""
+        """Uninitialised memory for a batch, or for all batches of a delivery."""
         leased = self.staging.lease()
         leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
         if self._direct:

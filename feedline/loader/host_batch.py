@@ -11,7 +11,7 @@ from feedline.rows.spec import Array
 
 
 class HostBatch(NamedTuple):
-    """A process-local batch: this process's part of a global batch, in host memory.
+    """A process-local batch: this process's part of a global batch, in host memory. Or of several, joined.
 
     Attributes:
       leaves: process-local arrays in placed dtypes, in the order in which JAX flattens the batch.
@@ -31,3 +31,17 @@ class HostBatch(NamedTuple):
     read_s: float
     transform_s: float
     bad: Sequence[BadRow]
+
+    @classmethod
+    def joined(cls, batches: Sequence[HostBatch], leaves: list[Array]) -> HostBatch:
+        """Batches that are delivered at once, whose `leaves` have one more axis in front."""
+        return cls(
+            leaves,
+            after=batches[-1].after,
+            lanes=None,
+            rows=sum(batch.rows for batch in batches),
+            dropped_rows=sum(batch.dropped_rows for batch in batches),
+            read_s=sum(batch.read_s for batch in batches),
+            transform_s=sum(batch.transform_s for batch in batches),
+            bad=[row for batch in batches for row in batch.bad],
+        )

@@ -1,8 +1,13 @@
-"""Process-local batches after a cursor, numbered from 0, each of which threads read in parts."""
+"""Process-local batches after a cursor, each of which threads read in parts.
+
+What is delivered at once is numbered from 0: a batch, or with several steps per call as many batches.
+"""
 
 from __future__ import annotations
 
 import threading
+
+import numpy as np
 
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
@@ -13,33 +18,44 @@ from feedline.order.schedule import Cursor
 class LocalBatches:
     """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
 
+    Attributes:
+      parts: of one delivery.
+      count: of deliveries.
+
     Args:
       reader: reads the parts.
       buffers: the memory in which batches are built.
-      origin: where batch 0 starts.
+      origin: where the first batch starts.
       parts: the number of parts of a batch; fewer if a leaf has fewer rows.
+      steps: batches of one delivery. They divide those that are left.
     """
 
-    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1) -> None:
-        self.parts = min(parts, *(len(plan.rows) for plan in reader.form.plans))
-        self.count = reader.schedule.batches_from(origin)
+    def __init__(
+        self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1, steps: int = 1
+    ) -> None:
+        self._parts_of_batch = min(parts, *(len(plan.rows) for plan in reader.form.plans))
+        self._steps = steps
+        self.parts = steps * self._parts_of_batch
+        self.count = reader.schedule.batches_from(origin) // steps
         self._reader = reader
         self._buffers = buffers
         self._origin = origin
         self._lock = threading.Lock()
-        # of each batch of which parts are missing, by number: its memory, and the parts read so far; held by _lock
+        # of each delivery of which parts are missing: its memory, and the parts read so far; held by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, PartResult | Exception]]] = {}
 
     def read(self, number: int, part: int) -> HostBatch | None:
-        """Read a part of batch `number`. The call that completes the batch returns it, or raises its error."""
-        start = self._reader.schedule.batch_at(self._origin, number)
+        """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
+        step, part_of_batch = divmod(part, self._parts_of_batch)
+        start = self._start(number, step)
         with self._lock:
             if number not in self._partial:
                 self._partial[number] = self._buffers.lease(), {}
             buffers, results = self._partial[number]
         result: PartResult | Exception
         try:
-            result = self._reader.fill(start, part, self.parts, buffers)
+            of_step = buffers if self._steps == 1 else buffers.of_step(step)
+            result = self._reader.fill(start, part_of_batch, self._parts_of_batch, of_step)
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
             result = error
         with self._lock:
@@ -52,16 +68,35 @@ class LocalBatches:
         if errors:
             raise errors[0]  # that of the first part, whichever came first
         filled = [each for each in ordered if isinstance(each, PartResult)]
-        return self._reader.batch(start, self._before(number), buffers, filled)
+        if self._steps == 1:
+            return self._reader.batch(start, self._before(number, 0), buffers, filled)
+        return self._joined(number, buffers, filled)
+
+    def _joined(self, number: int, buffers: Buffers, filled: list[PartResult]) -> HostBatch:
+        """The batches of delivery `number` as one."""
+        of_steps = zip(*[iter(filled)] * self._parts_of_batch, strict=True)
+        batches = [
+            self._reader.batch(
+                self._start(number, step), self._before(number, step), buffers.of_step(step), results
+            )
+            for step, results in enumerate(of_steps)
+        ]
+        leaves, form = list(buffers.leaves), self._reader.form
+        if form.mask is not None:
+            leaves.insert(form.mask_at, np.stack([batch.leaves[form.mask_at] for batch in batches]))
+        return HostBatch.joined(batches, leaves)
 
     def end(self) -> StopIteration:
         """The end of the pass. Its value is the number of rows left out after the last batch."""
-        return StopIteration(self._reader.schedule.dropped_rows(self._before(self.count), None))
+        return StopIteration(self._reader.schedule.dropped_rows(self._before(self.count, 0), None))
 
-    def _before(self, number: int) -> Cursor:
-        """The cursor after the batch before this one."""
-        schedule = self._reader.schedule
-        return schedule.after(schedule.batch_at(self._origin, number - 1)) if number else self._origin
+    def _start(self, number: int, step: int) -> Cursor:
+        """Where a batch of delivery `number` starts."""
+        return self._reader.schedule.batch_at(self._origin, number * self._steps + step)
+
+    def _before(self, number: int, step: int) -> Cursor:
+        """The cursor after the batch before that one."""
+        return self._reader.schedule.after(self._start(number, step - 1)) if number or step else self._origin
 
 
 class InOrder:

@@ -58,8 +58,11 @@ class Access(Protocol):
     def steps_per_epoch(self) -> int:
         """Batches of an epoch. TypeError if that is unknown."""
 
-    def batches(self) -> int:
-        """Batches of a pass. TypeError if that is unknown, or endless."""
+    def deliveries(self) -> int:
+        """How often a pass delivers a batch. TypeError if that is unknown, or endless."""
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """Raise ValueError if the batches from there on cannot be delivered."""
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
@@ -80,6 +83,7 @@ class RandomAccess:
 
     reader: BatchReader
     buffers: BatchBuffers
+    steps_per_call: int = 1
     agrees_on_ends: ClassVar[bool] = False
 
     @property
@@ -95,7 +99,7 @@ class RandomAccess:
             return WorkerBatches(self.reader, self.buffers, after, reading)
         # more threads than batches ahead share each batch
         parts = max(1, -(-(reading.threads or 0) // reading.buffer))
-        return LocalBatches(self.reader, self.buffers, after, parts)
+        return LocalBatches(self.reader, self.buffers, after, parts, self.steps_per_call)
 
     def next_cursor(self, after: Cursor) -> Cursor:
         """Where the next batch starts; `after` itself if the pass is over."""
@@ -110,20 +114,35 @@ class RandomAccess:
         """Batches of an epoch."""
         return self.reader.schedule.steps_per_epoch
 
-    def batches(self) -> int:
-        """Batches of a pass."""
+    def deliveries(self) -> int:
+        """Deliveries of a pass."""
         count = self.reader.schedule.batches_of_pass(0)
         if count == ENDLESS:
             raise TypeError("an endless feed has no length; give it epochs, or use feed.steps_per_epoch")
-        return count
+        return count // self.steps_per_call
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """The batches from there to the end of the pass must be a multiple of the steps per call."""
+        left, steps = self.reader.schedule.batches_from(cursor), self.steps_per_call
+        if left != ENDLESS and left % steps:
+            divisors = [n for n in range(1, steps + 1) if left % n == 0]
+            raise ValueError(
+                f"steps_per_call={steps} delivers {steps} batches at once, and must divide those to the end of "
+                f"the pass: {left} are left from epoch {cursor.epoch}, position {cursor.position}; use "
+                f"steps_per_call={divisors[-1]}, or an endless feed, epochs=None"
+            )
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
-        """int64[batch_size]: the row indices of the next batch after `after`, -1 where it is padded."""
+        """The row indices of the next batch after `after`, -1 where padded; [steps, B] with several steps."""
         schedule = self.reader.schedule
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
-        start, offsets = schedule.batch_at(after, 0), np.arange(schedule.batch_size)
-        return np.where(schedule.positions(start, offsets).valid, self.reader.locate(start, offsets), -1)
+        offsets, rows = np.arange(schedule.batch_size), []
+        for step in range(self.steps_per_call):
+            start = schedule.batch_at(after, step)
+            valid = schedule.positions(start, offsets).valid
+            rows.append(np.where(valid, self.reader.locate(start, offsets), -1))
+        return rows[0] if self.steps_per_call == 1 else np.stack(rows)
 
     def check_position(self, position: int) -> None:
         """At most the number of rows: there the epoch ends."""
@@ -175,13 +194,16 @@ class StreamAccess:
         """Unknown."""
         raise TypeError("a stream does not know its length before its end")
 
-    def batches(self) -> int:
+    def deliveries(self) -> int:
         """Unknown."""
         raise TypeError("a stream does not know its length before its end; bound the loop by zip(range(n), feed)")
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """Unknown: a stream has no row indices."""
         raise TypeError("a stream has no row indices: its rows are known only by reading it")
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        """Nothing: they are delivered one by one."""
 
     def check_position(self, position: int) -> None:
         """Only 0."""

@@ -23,14 +23,14 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading
-from feedline.order.schedule import Schedule
+from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.description import described, processes_of
 from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
 from feedline.pipeline.stages import Stages
 from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
-from feedline.placement.place import Placement, mask_spec, sharded_spec
+from feedline.placement.place import Placement, mask_spec, sharded_spec, with_steps
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.watch import alarmed
 from feedline.rows.row_source import RowSource, is_columnar
@@ -93,7 +93,8 @@ def _check(request: Request, stages: Stages, key: str | None) -> ReplicaCheck | 
     if service is None or key is None or not every:
         return None
     rows, placement = stages.fingerprint["rows"], stages.placement
-    return ReplicaCheck(service, key, every, request.batch_size, rows, placement.spec, placement.plans)
+    size = request.batch_size * request.steps_per_call
+    return ReplicaCheck(service, key, every, size, rows, placement.spec, placement.plans)
 
 
 def _build(request: Request, key: str | None) -> Stages:
@@ -117,6 +118,11 @@ def _build(request: Request, key: str | None) -> Stages:
     reader = BatchReader(source, order, schedule, form)
     reading = request.resolved()
     if reading.workers:
+        if request.steps_per_call > 1:
+            raise ValueError(
+                f"steps_per_call={request.steps_per_call} needs threads that read; leave workers=0, or give "
+                "steps_per_call=1"
+            )
         check_workers(reader)
     fingerprint = {
         "rows": rows,
@@ -126,7 +132,8 @@ def _build(request: Request, key: str | None) -> Stages:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    access = RandomAccess(reader, _buffers(request, form, request.reading.buffer))
+    access = RandomAccess(reader, _buffers(request, form, request.reading.buffer), request.steps_per_call)
+    access.check_cursor(Cursor(0, 0))
     return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
 
 
@@ -149,6 +156,10 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
         )
     if request.reading.workers:
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
+    if request.steps_per_call > 1:
+        raise ValueError(
+            "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
+        )
     if request.remainder == "wrap" and lanes.count > 1:
         raise ValueError(
             f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
@@ -190,7 +201,7 @@ def _quarantine(request: Request, form: LocalForm) -> Quarantine:
 
 def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
     """With as many idle slabs as a steady feed uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, ahead + 1 + request.prefetch + 2)
+    return BatchBuffers(form, ahead + 1 + request.prefetch + 2, request.steps_per_call)
 
 
 def _form(
@@ -223,7 +234,7 @@ def _form(
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
     by_leaf = is_cut and reads_leaves and request.transform is None and bad_rows == "raise"
     form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows)
-    return form, Placement.of(batch)
+    return form, Placement.of(with_steps(batch, request.steps_per_call))
 
 
 def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Request:
     reading: Reading
     transform: Transform | None
     prefetch: int
+    steps_per_call: int = 1
 
     def checked(self) -> Request:
         """The same, with plain integers.
@@ -49,6 +50,7 @@ class Request:
             if self.epochs is None
             else checked_integer("epochs", self.epochs, at_least=1, at_most=MAX_COUNT),
             prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
+            steps_per_call=checked_integer("steps_per_call", self.steps_per_call, at_least=1, at_most=MAX_AHEAD),
         )
 
     def resolved(self) -> Reading:

@@ -54,6 +54,11 @@ class Shown:
         """Placed batches that wait, at the most; 0: synchronous."""
         return self._request.prefetch
 
+    @property
+    def steps_per_call(self) -> int:
+        """Batches that `next` gives at once."""
+        return self._request.steps_per_call
+
     def __repr__(self) -> str:
         facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())
         return f"<feedline.Feed: {facts or 'not built'}>"

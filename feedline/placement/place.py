@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from feedline.placement.plan import (
     LeafPlan,
@@ -152,6 +152,26 @@ def _global_shape(local: tuple[int, ...], sharding: Sharding, name: str) -> tupl
     mine = plan_leaf(sharding, shards, sharding.addressable_devices, name).local_shape
     check_multiples(local, mine, "on this process's devices", name)
     return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
+
+
+def with_steps(spec: Any, steps: int) -> Any:
+    """The spec of `steps` batches as one tree: leaves [steps, B, ...], of which the first axis is not split."""
+    if steps == 1:
+        return spec
+
+    def leaf(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = one.sharding
+        if isinstance(sharding, NamedSharding):
+            axes = PartitionSpec(None, *sharding.spec)
+            sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
+        elif not isinstance(sharding, SingleDeviceSharding):
+            raise ValueError(
+                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can be given; got "
+                f"{sharding}"
+            )
+        return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, spec)
 
 
 def mask_spec(spec: Any, batch_size: int) -> jax.ShapeDtypeStruct:

@@ -4,6 +4,7 @@
 
     fitting      `fit`: the loop with checkpoints, evaluation, history and callbacks
     task         what is trained: initial state, one step, metrics; pure functions without devices
+    practices    how a step is compiled and run: donation, dtypes, sharding
     modes        compiles a task for one device, a mesh, or pmap
     loop         runs the step on every batch, and measures throughput and input waits
     evaluate     counts each row of a test set exactly once
@@ -12,6 +13,7 @@
       folder             validates and locks the checkpoint directory
     model        the MLP (flax.nnx), its loss, and the conversion of images to its input
     live         a callback that shows the loop's progress on a terminal
+    logs         callbacks that write it to a CSV file, and to event files for TensorBoard
     memory       watches what the loop holds in memory, and names what grows
       allocations        where live buffers were allocated
 
@@ -25,11 +27,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
+    "CSVLog": "logs",
     "Fitted": "fitting",
     "LiveLine": "live",
     "MemoryWatch": "memory",
+    "Practices": "practices",
     "Progress": "loop",
+    "TensorBoardLog": "logs",
     "fit": "fitting",
+    "mean_of_valid": "task",
     "mesh_for": "modes",
 }
 
@@ -39,9 +45,13 @@ if TYPE_CHECKING:
     from feedline.trainer.fitting import Fitted as Fitted
     from feedline.trainer.fitting import fit as fit
     from feedline.trainer.live import LiveLine as LiveLine
+    from feedline.trainer.logs import CSVLog as CSVLog
+    from feedline.trainer.logs import TensorBoardLog as TensorBoardLog
     from feedline.trainer.loop import Progress as Progress
     from feedline.trainer.memory import MemoryWatch as MemoryWatch
     from feedline.trainer.modes import mesh_for as mesh_for
+    from feedline.trainer.practices import Practices as Practices
+    from feedline.trainer.task import mean_of_valid as mean_of_valid
 
 
 def __getattr__(name: str) -> Any:

@@ -57,7 +57,8 @@ class Evaluating:
         self._add(all_but=0)
         if not self._rows:
             raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
-        return Evaluation(self._rows, {name: total / self._rows for name, total in self._sums.items()})
+        names = ["loss", *(name for name in self._sums if name != "loss")]  # jit sorts them
+        return Evaluation(self._rows, {name: self._sums[name] / self._rows for name in names})
 
     def _add(self, all_but: int) -> None:
         while len(self._running) > all_but:

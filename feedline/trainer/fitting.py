@@ -48,6 +48,7 @@ class Fitted:
         each name those of an evaluation after that step. Reports come after the first step of a run, every
         `report_every` steps and at the end.
       progress: rows, times and last metrics of this run.
+      stopped: whether `after_step` ended training.
       task: what was trained.
       mode: on which devices.
     """
@@ -55,6 +56,7 @@ class Fitted:
     state: State
     history: list[dict[str, float]]
     progress: Progress
+    stopped: bool
     task: Task
     mode: Mode
 
@@ -165,7 +167,7 @@ def fit(
         state, progress = run.train(program, state, steps, report_every, practices.guard_transfers)
         if checkpoints is not None:
             checkpoints.save(state)
-    return Fitted(state, run.history, progress, task, mode)
+    return Fitted(state, run.history, progress, run.stopped, task, mode)
 
 
 class _Test:
@@ -206,6 +208,7 @@ class _Run:
         then: Callable[[int], bool | None] | None,
     ) -> None:
         self.history: list[dict[str, float]] = []
+        self.stopped = False  # by `then`
         self._feed = feed
         self._done = done  # steps of earlier runs
         self._step = done  # the last one dispatched
@@ -255,7 +258,8 @@ class _Run:
             self._checkpoints.after_step(state, recent, self._steps_per_call)
         if self._test is not None:
             self._test.after_step(self._step - self._steps_per_call, self._step, state.params)
-        return bool(self._then is not None and self._then(self._step))
+        self.stopped = bool(self._then is not None and self._then(self._step))
+        return self.stopped
 
     def _report(self, progress: Progress) -> None:
         if self._test is not None:
@@ -272,9 +276,11 @@ class _Run:
             "number, and later steps cannot mend the parameters"
         )
         remedy = "look whether they, or those of the step before, hold extreme values, or lower the learning rate"
-        epoch, position = self._places[error.step - self._step - 1]
+        behind, of_call = divmod(self._step - error.step, self._steps_per_call)
+        epoch, position = self._places[-1 - behind]
         try:
             rows = self._feed.rows_of({**self._feed.get_state(), "epoch": epoch, "position": position})
+            rows = rows if self._steps_per_call == 1 else rows[self._steps_per_call - 1 - of_call]
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
             return FeedError(f"{found}; {remedy.replace('they', 'the rows of that step')}", stage="train")
         shown = ", ".join(map(str, rows[:_ROWS_SHOWN])) + (", …" if len(rows) > _ROWS_SHOWN else "")

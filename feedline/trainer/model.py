@@ -19,7 +19,8 @@ import optax
 from flax import nnx
 
 from feedline.options import checked_integer
-from feedline.trainer.task import Init, Loss
+from feedline.trainer.practices import Remat, rematerialised
+from feedline.trainer.task import Init, Loss, mean_of_valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +68,22 @@ class MLP(nnx.Module):
         self.hidden = nnx.List([nnx.Linear(i, o, rngs=rngs) for i, o in itertools.pairwise(widths)])
         self.scores = nnx.Linear(sizes.width, sizes.classes, rngs=rngs)
 
-    def __call__(self, image: jax.Array) -> jax.Array:
-        signal = as_features(image)
+    def __call__(self, image: jax.Array, remat: Remat = "none") -> jax.Array:
+        signal = as_features(image).astype(self.scores.kernel.dtype)
+        hidden = rematerialised(_hidden, remat)
         for layer in self.hidden:
-            signal = nnx.gelu(layer(signal))
+            kernel, bias = nnx.state(layer)["kernel"], nnx.state(layer)["bias"]
+            signal = hidden(signal, kernel[...], bias[...])
         return self.scores(signal)
 
 
-def classifier(sizes: Sizes) -> tuple[Init, Loss]:
+def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
     """The MLP as `fit` takes a model: its `init`, and its `loss` with the metric "accuracy".
 
     The loss of a row with scores z is log Σ_c exp z_c − z_label. Of a batch without a valid row both means are 0.
+
+    Args:
+      remat: of each hidden layer: which results are computed again for the gradient.
 
     Example:
       >>> init, loss = classifier(Sizes(features=4, classes=3))
@@ -94,21 +100,13 @@ def classifier(sizes: Sizes) -> tuple[Init, Loss]:
 
     def loss(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         _check(batch)
-        scores = nnx.merge(graph, params)(batch["image"])
+        scores = nnx.merge(graph, params)(batch["image"], remat).astype(jnp.float32)
         label = batch["label"]
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, label)
         correct = (scores.argmax(axis=-1) == label).astype(jnp.float32)
         return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(correct, batch)}
 
     return init, loss
-
-
-def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The mean of [B] values over the rows that are no padding; 0 if all are."""
-    if "valid" not in batch:
-        return values.mean()
-    valid = batch["valid"]
-    return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
 def _check(batch: Any) -> None:
@@ -128,6 +126,10 @@ def _check(batch: Any) -> None:
         )
     if valid is not None and (valid.dtype != jnp.bool_ or valid.shape != label.shape):
         raise TypeError(f"valid must be bool [{len(label)}], got {valid.dtype}{list(valid.shape)}")
+
+
+def _hidden(signal: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    return nnx.gelu(signal @ kernel + bias)
 
 
 def as_features(image: jax.Array) -> jax.Array:

@@ -123,7 +123,7 @@ class _Building(NamedTuple):
 
     @property
     def donated(self) -> tuple[int, ...]:
-        return (0,) * self.practices.donate_state + (2,) * self.practices.donate_batch
+        return (0,) if self.practices.donate_state else ()
 
     @property
     def rows_axis(self) -> int:
@@ -179,10 +179,19 @@ def _jitted(build: _Building) -> Program:
     def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
         placed = jax.tree.map(_with_sharding, (like, _recent_like(build, steps)), (state, everywhere))
         done = step.lower(*placed, build.spec).compile()
-        return done, done
+        return _deleting_batches(build, done), done
 
     measure = jax.jit(build.task.measure, out_shardings=everywhere)
-    return Program(build.mesh, build.names, start, recent, step, measure, compile, build.steps_per_call)
+    return Program(
+        build.mesh,
+        build.names,
+        start,
+        recent,
+        _deleting_batches(build, step),
+        measure,
+        compile,
+        build.steps_per_call,
+    )
 
 
 def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedSharding | None:
@@ -221,7 +230,6 @@ def _pmapped(build: _Building) -> Program:
             lambda leaf: leaf.reshape(*leaf.shape[:mapped], flat.size, -1, *leaf.shape[mapped + 1 :]), batch
         ),
         out_shardings=NamedSharding(flat, P(*[None] * mapped, AXIS)),
-        donate_argnums=(0,) * build.practices.donate_batch,
     )
     here = NamedSharding(flat.local_mesh, P())
 
@@ -230,18 +238,35 @@ def _pmapped(build: _Building) -> Program:
             lambda leaf: _with_sharding(leaf, here), (jax.eval_shape(build.task.start), _recent_like(build, steps))
         )
         done = step.lower(*placed, jax.eval_shape(by_device, build.spec)).compile()
-        return lambda state, recent, batch: done(state, recent, by_device(batch)), done
+        return _deleting_batches(build, lambda state, recent, batch: done(state, recent, by_device(batch))), done
 
     return Program(
         build.mesh,
         build.names,
         start=jax.jit(build.task.start, out_shardings=here),
         recent=_zeros(build.names, here),
-        step=lambda state, recent, batch: step(state, recent, by_device(batch)),
+        step=_deleting_batches(build, lambda state, recent, batch: step(state, recent, by_device(batch))),
         measure=lambda params, batch: measure(params, by_device(batch)),
         compile=compile,
         steps_per_call=build.steps_per_call,
     )
+
+
+def _deleting_batches(build: _Building, step: Step) -> Step:
+    """The same, if the practices say so with batches that are deleted once the step is dispatched.
+
+    JAX cannot donate them: no result of a step has the shape of a batch.
+    """
+    if not build.practices.donate_batch:
+        return step
+
+    def call(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+        result = step(state, recent, batch)
+        for leaf in jax.tree.leaves(batch):
+            leaf.delete()  # the runtime keeps the memory until the step has read it
+        return result
+
+    return call
 
 
 def _recent_like(build: _Building, steps: int) -> jax.ShapeDtypeStruct:

@@ -138,6 +138,20 @@ def valid_rows(batch: Batch) -> jax.Array:
     return jnp.asarray(rows_in(batch), jnp.int32)
 
 
+def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """The mean of one value for each row, [B], over the rows of a batch that are no padding; 0 if all are.
+
+    Example:
+      >>> batch = {"valid": jnp.array([True, True, False])}
+      >>> float(mean_of_valid(jnp.array([1.0, 3.0, 100.0]), batch))
+      2.0
+    """
+    if "valid" not in batch:
+        return values.mean()
+    valid = batch["valid"]
+    return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
+
+
 def _checked(result: Any) -> tuple[jax.Array, Metrics]:
     """What a loss function returned, if it is a pair of a scalar and a dict of scalars."""
     rule = "loss(params, batch) must return (loss, metrics): a float scalar and a dict of scalars, {} for none"
@@ -153,6 +167,7 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
             raise TypeError(f"{rule}; its {name} is {array.dtype}{list(array.shape)}: take the mean over the rows")
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise TypeError(f"{rule}; its loss is {loss.dtype}")
-    if "loss" in metrics:
-        raise TypeError(f'{rule}; "loss" stands in the metrics too, where it would hide the loss: rename it')
+    for name in metrics:
+        if name in ("loss", "step") or name.startswith("eval_"):
+            raise TypeError(f'{rule}; the name "{name}" means something else in the history: rename that metric')
     return loss, metrics

@@ -75,3 +75,30 @@ def test_rows_of_a_state_are_the_rows_of_the_next_batch(outcome, source, remaind
         # in every source, y is the row's index
         held = [np.where(batch.get("valid", True), batch["y"], -1) for batch in found["batches"]]
         np.testing.assert_array_equal(found["expected_rows"], held)
+
+
+@case(LAYOUTS, REMAINDERS, on=lambda layout, remainder: one_of_three(layout, "npy", remainder))
+def three_steps_a_call(here, layout, remainder):
+    """Batches that are delivered three at once, and the state after them."""
+    with feedline.Feed(
+        **SOURCES["npy"].arguments(here.folder),
+        batch_size=SIZE,
+        sharding=sharding_of(layout, here.devices),
+        remainder=remainder,
+        steps_per_call=3,
+    ) as feed:
+        delivered = [next(feed) for _ in range(2)]
+        assert form_of(delivered[0]) == form_of(feed.spec)
+        return {"batches": delivered, "state": feed.get_state()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_batches_delivered_at_once_are_those_delivered_one_by_one(outcome, layout, remainder):
+    expected = batches(SOURCES["npy"], 2 * EPOCHS, SIZE, remainder)[:6]
+    stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *expected[i : i + 3]) for i in (0, 3)]
+    alone = outcome(ALONE, three_steps_a_call, layout, remainder)
+    for topology in (ALONE, *one_of_three(layout, "npy", remainder)):
+        found = outcome(topology, three_steps_a_call, layout, remainder)
+        assert_same(found["batches"], stacked)
+        assert found["state"] == alone["state"]

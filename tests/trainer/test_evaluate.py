@@ -54,9 +54,10 @@ def test_nothing_moves_without_being_asked():
 
 
 def test_a_batch_of_padding_weighs_nothing():
-    batches = iter([({"loss": np.float32(2)}, np.int32(3)), ({"loss": np.float32("nan")}, np.int32(0))])
+    results = [(2.0, 5.0, 3), (float("nan"), 0.0, 0)]
+    batches = iter([({"a": np.float32(a), "loss": np.float32(loss)}, np.int32(rows)) for loss, a, rows in results])
     found = evaluate(lambda params, batch: next(batches), None, [0, 1])
-    assert (found.rows, found.metrics) == (3, {"loss": 2.0})
+    assert (found.rows, list(found.metrics.items())) == (3, [("loss", 2.0), ("a", 5.0)])
 
 
 def test_no_row_is_refused():

@@ -170,6 +170,50 @@ def test_a_bad_loss_names_its_step_and_rows_and_keeps_the_last_good_checkpoint(m
         assert max(int(path.name) for path in tmp_path.glob("[0-9]*")) == step - 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_several_steps_a_call_are_the_same_steps(mode, tmp_path):
+    """Five steps a call, then four, resumed from a checkpoint between two epochs, against one step a call."""
+    options = {"evaluate_every": 20, "mode": mode}
+    with feed_of(mode, epochs=1, remainder="pad") as test:
+        whole = fit_on(feed_of(mode), steps=40, evaluation=test, **options)
+        first = fit_on(
+            feed_of(mode, steps_per_call=5), steps=20, checkpoint_dir=tmp_path, evaluation=test, **options
+        )
+        rest = fit_on(
+            feed_of(mode, steps_per_call=4), steps=40, checkpoint_dir=tmp_path, evaluation=test, **options
+        )
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert (first.progress.step, first.progress.rows, rest.progress.resumed) == (20, 20 * 24, 20)
+    by_step = {entry["step"]: entry for entry in whole.history}
+    assert [entry["step"] for entry in first.history] == [5, 10, 20]
+    assert [entry["step"] for entry in rest.history] == [24, 32, 40]
+    for entry in [*first.history[1:], rest.history[-1]]:
+        assert entry == pytest.approx(by_step[entry["step"]], rel=1e-4)
+
+
+def test_a_bad_loss_inside_a_call_names_its_own_step_and_rows():
+    x = X.copy()
+    x[77, 1] = np.nan
+    rows = {"x": x, "y": Y}
+    with feed_of(rows=rows, batch_size=8) as feed:
+        each = [feed.rows_of(feed.get_state())]
+        for _ in range(24):
+            next(feed)
+            each.append(feed.rows_of(feed.get_state()))
+    step = next(i for i, of_step in enumerate(each) if 77 in of_step) + 1
+    for per_call in (1, 3, 5):
+        with pytest.raises(feedline.FeedError) as told:
+            fit_on(feed_of(rows=rows, batch_size=8, steps_per_call=per_call), steps=60)
+        assert f"at step {step}, the first" in str(told.value)
+        assert f"the training rows {', '.join(map(str, each[step - 1]))}; look" in str(told.value)
+
+
+def test_steps_that_the_calls_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="steps must be a multiple of the feed's steps_per_call, 4, got 30"):
+        fit_on(feed_of(steps_per_call=4), steps=30)
+
+
 def test_a_bad_loss_of_a_stream_names_its_step(tmp_path):
     import grain
 
@@ -187,6 +231,8 @@ def test_after_step_sees_every_step_and_may_end_training():
     seen = []
     fitted = fit_on(feed_of(), steps=50, after_step=lambda step: seen.append(step) or step == 13)
     assert (seen, fitted.progress.step, fitted.history[-1]["step"]) == (list(range(1, 14)), 13, 13)
+    assert fitted.stopped
+    assert not fit_on(feed_of(), steps=5, after_step=lambda step: None).stopped
 
 
 def test_the_feed_goes_on_where_training_ended():

@@ -129,7 +129,9 @@ def test_refused_sizes(field):
         ((jnp.zeros(4), {}), r"its loss is float32\[4\]: take the mean over the rows"),
         ((jnp.zeros((), jnp.int32), {}), "its loss is int32"),
         ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"its accuracy is float32\[4\]"),
-        ((jnp.zeros(()), {"loss": jnp.zeros(())}), '"loss" stands in the metrics too'),
+        ((jnp.zeros(()), {"loss": jnp.zeros(())}), 'the name "loss" means something else in the history'),
+        ((jnp.zeros(()), {"step": jnp.zeros(())}), 'the name "step" means something else'),
+        ((jnp.zeros(()), {"eval_x": jnp.zeros(())}), 'the name "eval_x" means something else'),
     ],
 )
 def test_refused_losses(result, told):

@@ -1,0 +1,334 @@
+"""The logs of `fit`, read back by the csv module, pandas and TensorBoard: resumes, later names, errors, Ctrl-C."""
+
+import csv
+import dataclasses
+import importlib.util
+import math
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import feedline
+from feedline.trainer import CSVLog, Progress, TensorBoardLog, fit, logs, mesh_for
+
+X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+LOGS = [CSVLog, TensorBoardLog]
+
+
+def report(step, resumed=0, **metrics):
+    """A report of a run that does 10 rows in each step, and 100 rows/s of them after the first."""
+    done = step - resumed
+    metrics = metrics or {"loss": 1 / step}
+    return Progress(step, metrics, resumed, 10 * done, (done - 1) / 10, 10 * (done - 1), (done - 1) / 40)
+
+
+def table(path):
+    """Each line of a CSV file as a dict of strings."""
+    text = path.read_text()
+    assert text.endswith("\n")
+    lines = list(csv.reader(text.splitlines()))
+    assert {len(line) for line in lines} == {len(lines[0])}
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+
+
+def steps(path):
+    return [int(line["step"]) for line in table(path)]
+
+
+def scalars(folder):
+    """{name: {step: value}} as TensorBoard shows a folder. Each step stands there once."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    found = {
+        name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
+    for pairs in found.values():
+        assert [step for step, _ in pairs] == sorted({step for step, _ in pairs})
+    return {name: dict(pairs) for name, pairs in found.items()}
+
+
+def fit_with(callbacks, **options):
+    def loss(params, batch):
+        error = batch["x"] @ params - 1
+        return jnp.mean(error**2), {"distance": jnp.mean(abs(error))}
+
+    sharding = NamedSharding(mesh_for("jit_multi"), P("data"))
+    with (
+        feedline.Feed({"x": X}, 40, sharding) as feed,
+        feedline.Feed({"x": X[:40]}, 40, sharding, epochs=1) as test,
+    ):
+        return fit(
+            feed, lambda key: jnp.zeros(3), loss, optax.sgd(0.1), callbacks=callbacks,
+            evaluation=test, evaluate_every=20, **options,
+        )  # fmt: skip
+
+
+def interrupt(progress):
+    """A callback that acts as Ctrl-C after the report of step 30."""
+    if progress.step == 30:
+        raise KeyboardInterrupt
+
+
+def assert_logged(history, folder):
+    """Both logs hold exactly this history."""
+    lines = table(folder / "log.csv")
+    assert list(lines[0])[:5] == ["step", "loss", "distance", "rows_per_s", "wait_share"]
+    assert set(lines[0]) - {"rows_per_s", "wait_share"} == {name for entry in history for name in entry}
+    rates = {"rows_per_s", "wait_share"}
+    assert [
+        {name: float(cell) for name, cell in line.items() if cell and name not in rates} for line in lines
+    ] == history
+    shown = scalars(folder / "events")
+    assert set(shown) == {*lines[0]} - {"step"}
+    for name in shown.keys() - rates:
+        expected = {entry["step"]: np.float32(entry[name]) for entry in history if name in entry}
+        assert shown[name] == expected
+    for name in rates:
+        cells = {int(line["step"]): float(line[name]) for line in lines if line[name]}
+        assert shown[name] == pytest.approx(cells, rel=1e-6)
+        assert not {1, 21} & cells.keys()  # the first steps of runs have compiled
+        assert all(cell >= 0 for cell in cells.values())
+
+
+def test_both_logs_hold_the_history_also_of_a_run_that_was_interrupted_and_resumed(tmp_path):
+    with CSVLog(tmp_path / "log.csv") as table_log, TensorBoardLog(tmp_path / "events") as events_log:
+        whole = fit_with([table_log, events_log], steps=45)
+    assert [entry["step"] for entry in whole.history] == [1, 10, 20, 30, 40, 45]
+    assert_logged(whole.history, tmp_path)
+
+    folder = tmp_path / "resumed"
+    run = {"steps": 45, "checkpoint_dir": tmp_path / "checkpoints", "save_every": 20}
+    with CSVLog(folder / "log.csv") as table_log, TensorBoardLog(folder / "events") as events_log:
+        with pytest.raises(KeyboardInterrupt):
+            fit_with([table_log, events_log, interrupt], **run)
+        assert steps(folder / "log.csv") == [1, 10, 20, 30]
+    with CSVLog(folder / "log.csv") as table_log, TensorBoardLog(str(folder / "events")) as events_log:
+        rest = fit_with([table_log, events_log], **run)
+    assert rest.progress.resumed == 20
+    assert [entry["step"] for entry in rest.history] == [21, 30, 40, 45]
+    assert_logged([*whole.history[:3], *rest.history], folder)
+    assert len(list((folder / "events").iterdir())) == 2
+
+
+def test_one_log_may_serve_several_runs(tmp_path):
+    run = {"steps": 45, "checkpoint_dir": tmp_path / "checkpoints", "save_every": 20}
+    with CSVLog(tmp_path / "log.csv") as table_log, TensorBoardLog(tmp_path / "events") as events_log:
+        with pytest.raises(KeyboardInterrupt):
+            fit_with([table_log, events_log, interrupt], **run)
+        fit_with([table_log, events_log], **run)
+        fit_with([table_log, events_log], **{**run, "steps": 60})
+        assert steps(tmp_path / "log.csv") == [1, 10, 20, 21, 30, 40, 45, 46, 50, 60]
+        assert list(scalars(tmp_path / "events")["loss"]) == steps(tmp_path / "log.csv")
+        fit_with([table_log, events_log], steps=5)
+    assert steps(tmp_path / "log.csv") == [1, 5]
+    assert list(scalars(tmp_path / "events")["loss"]) == [1, 5]
+
+
+# --- CSV ---
+
+
+def test_a_line_is_in_the_file_when_the_callback_returns(tmp_path):
+    with CSVLog(str(tmp_path / "new" / "folder" / "log.csv")) as log:
+        for step in (1, 10, 20):
+            log(report(step))
+            assert steps(tmp_path / "new" / "folder" / "log.csv")[-1] == step
+    assert table(tmp_path / "new" / "folder" / "log.csv") == [
+        {"step": "1", "loss": "1.0", "rows_per_s": "", "wait_share": ""},
+        {"step": "10", "loss": "0.1", "rows_per_s": "100.0", "wait_share": "0.25"},
+        {"step": "20", "loss": "0.05", "rows_per_s": "100.0", "wait_share": "0.25"},
+    ]
+
+
+def test_a_name_that_appears_later_is_a_new_column(tmp_path):
+    path = tmp_path / "log.csv"
+    with CSVLog(path) as log:
+        log(report(1, loss=1.0))
+        log(report(10, loss=2.0, eval_loss=3.0))
+        log(report(20, loss=4.0))
+        log(report(30, loss=math.nan, eval_loss=5.0, **{'of "a", b': 6.0}))
+    lines = table(path)
+    assert list(lines[0]) == ["step", "loss", "rows_per_s", "wait_share", "eval_loss", 'of "a", b']
+    cells = [(line["loss"], line["eval_loss"], line['of "a", b']) for line in lines]
+    assert cells == [("1.0", "", ""), ("2.0", "3.0", ""), ("4.0", "", ""), ("nan", "5.0", "6.0")]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is no dependency of the tests")
+def test_pandas_reads_numbers_and_nan(tmp_path):
+    import pandas
+
+    with CSVLog(tmp_path / "log.csv") as log:
+        for step in (1, 10, 20):
+            log(report(step, **({"loss": 0.1, "eval_loss": 0.3} if step == 10 else {"loss": 0.1})))
+    frame = pandas.read_csv(tmp_path / "log.csv", index_col="step")
+    assert frame.dtypes.eq("float64").all()
+    assert frame.index.tolist() == [1, 10, 20]
+    assert frame["eval_loss"].dropna().to_dict() == {10: 0.3}
+
+
+def test_a_resumed_run_may_have_other_metrics(tmp_path):
+    path = tmp_path / "log.csv"
+    with CSVLog(path) as log:
+        log(report(10, loss=1.0, accuracy=0.5))
+        log(report(20, loss=2.0, accuracy=0.6))
+    with CSVLog(path) as log:
+        log(report(11, resumed=10, loss=3.0, error=0.4))
+    lines = [(line["step"], line["loss"], line["accuracy"], line["error"]) for line in table(path)]
+    assert lines == [("10", "1.0", "0.5", ""), ("11", "3.0", "", "0.4")]
+
+
+def test_a_line_that_was_cut_off_is_removed(tmp_path):
+    path = tmp_path / "log.csv"
+    with CSVLog(path) as log:
+        log(report(10))
+    with path.open("a") as file:
+        file.write("12,0.3")
+    with CSVLog(path) as log:
+        log(report(21, resumed=20))
+    assert steps(path) == [10, 21]
+
+
+def test_another_file_is_refused_and_left_alone(tmp_path):
+    for content in (b"image,label\n1,2\n", b"step,loss\n1,2\n", b"notes", b"\xff\x00"):
+        (tmp_path / "mine.csv").write_bytes(content)
+        with CSVLog(tmp_path / "mine.csv") as log:
+            with pytest.raises(
+                ValueError, match=r"mine.csv is not a log, since it lacks columns step, rows_per_s, w"
+            ):
+                log(report(1))
+            assert (tmp_path / "mine.csv").read_bytes() == content
+    (tmp_path / "mine.csv").write_text("")
+    with CSVLog(tmp_path / "mine.csv") as log:
+        log(report(1))
+    assert steps(tmp_path / "mine.csv") == [1]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as device:  # a log at /dev/null would replace it, so no test names it
+        device.bind("device")
+        for other in ("device", tmp_path):
+            with pytest.raises(ValueError, match="is no regular file, so it cannot hold a log; give another path"):
+                CSVLog(other)(report(1))
+
+
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monkeypatch, at):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with CSVLog(tmp_path / "log.csv") as log:
+        log(report(1))
+        monkeypatch.setattr(*((logs.os, at) if at == "fsync" else (Path, at)), interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log(report(10, loss=1.0, eval_loss=1.0))
+    assert steps(tmp_path / "log.csv") == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+# --- TensorBoard ---
+
+
+def test_tensorboard_shows_an_event_when_the_callback_returns(tmp_path):
+    with TensorBoardLog(tmp_path / "new" / "folder") as log:
+        log(report(1))
+        assert scalars(tmp_path / "new" / "folder") == {"loss": {1: 1.0}}
+        log(report(10, loss=math.inf, eval_loss=0.0))
+        shown = scalars(tmp_path / "new" / "folder")
+    assert shown == {
+        "loss": {1: 1.0, 10: math.inf},
+        "eval_loss": {10: 0.0},
+        "rows_per_s": {10: 100.0},
+        "wait_share": {10: 0.25},
+    }
+
+
+def test_tensorboard_hides_what_a_resumed_run_repeats(tmp_path):
+    for resumed, loss in ((0, 1.0), (20, 2.0), (10, 3.0)):
+        with TensorBoardLog(tmp_path) as log:
+            log(report(resumed + 1, resumed, loss=loss))
+            for step in range(resumed + 10, 41, 10):
+                log(report(step, resumed, loss=loss, eval_loss=loss))
+    assert scalars(tmp_path)["eval_loss"] == {10: 1.0, 20: 3.0, 30: 3.0, 40: 3.0}
+    assert scalars(tmp_path)["loss"] == {1: 1.0, 10: 1.0, 11: 3.0, 20: 3.0, 30: 3.0, 40: 3.0}
+
+
+def test_without_tensorboardx_the_error_names_the_extra(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboardX"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(
+        ImportError, match=r"^TensorBoardLog needs tensorboardX, .*; pip install 'feedline\[tensorb"
+    ):
+        TensorBoardLog(tmp_path)
+
+
+# --- both ---
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_folder_that_cannot_be_written_is_named(log, tmp_path):
+    (tmp_path / "file").write_text("")
+    with log(tmp_path / "file" / "log.csv") as opened:
+        with pytest.raises(
+            OSError, match=r"the log .*/file/log.csv cannot be written: (File exi|Not a d).*/file\b"
+        ):
+            opened(report(1))
+        (tmp_path / "file").unlink()
+        opened(report(1))
+    assert (tmp_path / "file" / "log.csv").exists()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
+    path = tmp_path / "log.csv"
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with log(path) as opened:
+        opened(report(1))
+        opened(report(10))
+        file = path if path.is_file() else next(path.iterdir())
+        before = file.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 7, usual[1]))  # room for a part of a record
+        try:
+            with pytest.raises(OSError, match=r"the log .*/log.csv cannot be written: File too large$"):
+                opened(report(20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        assert file.read_bytes() == before
+        opened(report(30))
+    assert (steps(path) if log is CSVLog else list(scalars(path)["loss"])) == [1, 10, 30]
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_nothing_is_made_before_the_first_report_and_a_second_close_is_harmless(log, tmp_path):
+    with log(tmp_path / "log.csv") as opened:
+        assert list(tmp_path.iterdir()) == []
+    opened.close()
+    opened(report(1))
+    opened.close()
+    opened.close()
+    opened(report(2, resumed=1))  # opens it again
+    opened.close()
+    assert (steps(tmp_path / "log.csv") if log is CSVLog else [*scalars(tmp_path / "log.csv")["loss"]]) == [1, 2]
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("path", [None, 3, "", b"log.csv"])
+def test_refused_paths(log, path):
+    with pytest.raises(TypeError, match=f"(path|folder) must be a path, as a str or a Path, got {path!r}"):
+        log(path)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("name", ["step", "rows_per_s", "wait_share"])
+def test_refused_metrics(log, name, tmp_path):
+    with log(tmp_path / "log.csv") as opened, pytest.raises(ValueError, match=f'has a "{name}" of its own'):
+        opened(dataclasses.replace(report(1), metrics={"loss": 1.0, name: 2.0}))

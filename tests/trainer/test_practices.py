@@ -1,0 +1,201 @@
+"""Each practice changes what it says, and not what is learnt."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from mlp_oracle import made_up_rows
+from mlp_tasks import sharding_of
+
+import feedline
+from feedline.trainer import Practices, fit
+from feedline.trainer.model import Sizes, classifier
+from feedline.trainer.modes import compiled
+from feedline.trainer.practices import rematerialised
+from feedline.trainer.task import Task
+
+ROWS = made_up_rows(256)
+SIZES = Sizes(features=64, classes=10, layers=2, width=32)
+
+
+def feed_of(mode="jit_multi", rows=ROWS, **options):
+    return feedline.Feed(rows, 64, sharding_of(mode), order=feedline.Order(seed=2), **options)
+
+
+def fitted(practices=Practices(), mode="jit_multi", remat="none", steps=20, **options):  # noqa: B008
+    with feed_of(mode) as feed:
+        return fit(
+            feed,
+            *classifier(SIZES, remat),
+            optax.adam(3e-3),
+            mode=mode,
+            steps=steps,
+            practices=practices,
+            **options,
+        )
+
+
+def losses(result):
+    return [entry["loss"] for entry in result.history]
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+@pytest.mark.parametrize(
+    "practices",
+    [
+        {"donate_state": False},
+        {"donate_batch": True},
+        {"shard_state": True},
+        {"guard_transfers": False},
+        {"donate_batch": True, "donate_state": False},
+    ],
+    ids=str,
+)
+def test_the_losses_stay_the_same(mode, practices):
+    if mode == "pmap" and "shard_state" in practices:
+        with pytest.raises(ValueError, match='shard_state needs mode "jit_multi", got "pmap"'):
+            fitted(Practices(**practices), mode)
+        return
+    np.testing.assert_allclose(losses(fitted(Practices(**practices), mode)), losses(fitted(mode=mode)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["all", "cheap"])
+def test_rematerialisation_changes_no_loss_and_saves_memory(remat):
+    np.testing.assert_allclose(losses(fitted(remat=remat)), losses(fitted()), rtol=1e-5)
+    sizes = Sizes(features=64, classes=10, layers=8, width=64)
+    spec = {
+        "image": jax.ShapeDtypeStruct((8192, 8, 8), np.uint8, sharding=sharding_of("jit_multi")),
+        "label": jax.ShapeDtypeStruct((8192,), np.int32, sharding=sharding_of("jit_multi")),
+    }
+    temporary = {
+        policy: compiled(Task(*classifier(sizes, policy), optax.adam(1e-3)), "jit_multi", spec)
+        .compile(1)[1]
+        .memory_analysis()
+        .temp_size_in_bytes
+        for policy in ("none", remat)
+    }
+    assert temporary[remat] < 0.8 * temporary["none"], temporary
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_bfloat16_is_computed_with_float32_weights(mode):
+    result = fitted(Practices(compute="bfloat16"), mode, steps=60)
+    assert {leaf.dtype for leaf in jax.tree.leaves(result.params)} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(losses(result), losses(fitted(mode=mode, steps=60)), rtol=0.05)
+    assert losses(result) != losses(fitted(mode=mode, steps=60))
+    seen = []
+
+    def loss(params, batch):
+        seen.append((params.dtype.name, batch["x"].dtype.name, batch["n"].dtype.name))
+        return jnp.mean(params * batch["x"]), {}
+
+    rows = {"x": np.ones(64, np.float32), "n": np.ones(64, np.int32)}
+    with feed_of(mode, rows) as feed:
+        fit(feed, lambda key: jnp.ones(()), loss, optax.sgd(0.1), mode=mode, steps=1,
+            practices=Practices(compute="bfloat16"))  # fmt: skip
+    assert set(seen) == {("bfloat16", "bfloat16", "int32")}
+
+
+def after_one_step(practices, mode="jit_multi"):
+    """The state and batch that a step was given, and its results."""
+    batch = jax.device_put(made_up_rows(64), sharding_of(mode))
+    program = compiled(Task(*classifier(SIZES), optax.adam(1e-3)), mode, batch, practices)
+    state = program.start()
+    return state, batch, program.step(state, program.recent(1), batch)[0]
+
+
+@pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
+def test_what_is_donated_is_deleted(mode):
+    for practices, deleted in [
+        (Practices(), (True, False)),
+        (Practices(donate_state=False), (False, False)),
+        (Practices(donate_batch=True), (True, True)),
+    ]:
+        state, batch, _ = after_one_step(practices, mode)
+        assert (state.params["scores"]["kernel"][...].is_deleted(), batch["image"].is_deleted()) == deleted
+
+
+def test_a_sharded_state_lies_in_parts_on_the_devices():
+    state, _, after = after_one_step(Practices(shard_state=True))
+    whole, _, _ = after_one_step(Practices(donate_state=False))
+    for before, leaf, like in zip(*map(jax.tree.leaves, (state, after, whole)), strict=True):
+        assert leaf.sharding == before.sharding
+        divides = any(length % 8 == 0 for length in leaf.shape)
+        assert leaf.sharding.is_fully_replicated != divides
+        assert leaf.addressable_shards[0].data.size == (leaf.size // 8 if divides else leaf.size)
+        assert leaf.shape == like.shape
+    kernel = after.params["hidden"][0]["kernel"][...]
+    assert (kernel.shape, kernel.sharding.spec) == ((64, 32), P("data"))
+
+
+def test_a_sharded_state_on_a_mesh_of_two_axes_is_split_over_the_axis_of_the_rows():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("model", "data"))
+    batch = {"x": jax.device_put(np.ones((8, 4), np.float32), NamedSharding(mesh, P("data", "model")))}
+    task = Task(lambda key: {"w": jnp.ones((3, 4)), "b": jnp.ones(3)},
+                lambda p, b: (jnp.mean(b["x"] @ p["w"].T + p["b"]), {}), optax.sgd(0.1))  # fmt: skip
+    program = compiled(task, "jit_multi", batch, Practices(shard_state=True))
+    state, _ = program.step(program.start(), program.recent(1), batch)
+    assert state.params["w"].sharding.spec == P(None, "data")
+    assert state.params["b"].sharding.is_fully_replicated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+def test_a_checkpoint_may_be_of_a_sharded_or_a_replicated_state(before, after, tmp_path):
+    whole = fitted(steps=20)
+    fitted(Practices(shard_state=before), steps=12, checkpoint_dir=tmp_path)
+    rest = fitted(Practices(shard_state=after), steps=20, checkpoint_dir=tmp_path)
+    assert (rest.progress.resumed, rest.history[-1]["step"]) == (12, 20)
+    np.testing.assert_allclose(losses(rest)[-1], losses(whole)[-1], rtol=1e-5)
+    kernel = rest.params["hidden"][0]["kernel"][...]
+    assert kernel.sharding.is_fully_replicated != after
+
+
+def test_a_step_may_transfer_where_nothing_guards_it():
+    def loss(params, batch):
+        return jnp.mean(params * batch["x"]), {}
+
+    class OnTheHost:
+        """Batches that nobody placed."""
+
+        spec = {"x": jax.ShapeDtypeStruct((64,), np.float32, sharding=sharding_of("jit_multi"))}  # noqa: RUF012
+
+        def __iter__(self):
+            return iter([{"x": np.ones(64, np.float32)}] * 3)
+
+    arguments = (OnTheHost(), lambda key: jnp.ones(()), loss, optax.sgd(0.1))
+    assert fit(*arguments, practices=Practices(guard_transfers=False)).progress.step == 3
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        fit(*arguments)
+
+
+@pytest.mark.slow
+def test_a_synchronous_save_is_whole_when_the_next_batch_is_asked_for(tmp_path):
+    seen = []
+    fitted(
+        Practices(save_asynchronously=False),
+        checkpoint_dir=tmp_path,
+        save_every=5,
+        after_step=lambda step: seen.append((step, (tmp_path / "5" / "state" / "_METADATA").exists())),
+    )
+    assert (4, False) in seen
+    assert (5, True) in seen
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_evaluations_are_the_same_whether_training_waits_or_not(asynchronous):
+    with feed_of(epochs=1, remainder="pad") as test:
+        result = fitted(Practices(evaluate_asynchronously=asynchronous), evaluation=test, evaluate_every=10)
+        tested = result.evaluate(test)
+    assert [entry["step"] for entry in result.history if "eval_loss" in entry] == [10, 20]
+    assert result.history[-1]["eval_loss"] == pytest.approx(tested.metrics["loss"], rel=1e-6)
+
+
+def test_refused():
+    with pytest.raises(ValueError, match=r"Practices.compute must be one of float32, bfloat16, got 'float16'"):
+        Practices(compute="float16")
+    with pytest.raises(ValueError, match="remat must be one of none, all, cheap, got 'dots'"):
+        rematerialised(jnp.sin, "dots")
