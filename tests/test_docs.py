@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.agreement.stop import stopping
 from feedline.order.epoch import rows_at
 
 ROOT = Path(__file__).parent.parent
@@ -78,9 +79,18 @@ def test_feed(files, capsys):
     run("docs/feed.md")
     shape, *lines = capsys.readouterr().out.splitlines()
     assert shape == "(64, 4, 4)"
+    (several,) = [line for line in lines if line.startswith("(4, 64, 4, 4)")]
+    assert several.split()[-1] == "4"
     assert [line.split(" over ")[1] for line in lines[:2]] == ["200 rows"] * 2
     growth = lines.index("arrays int32[3]: 10 → 100 in 90 steps, 1 a step")
     assert any(line.startswith("new: 90 buffers of ") for line in lines[growth:])
+
+
+def test_training(files, capsys):
+    with stopping():  # the signal handlers of should_stop
+        names = run("docs/training.md")
+    assert (names["fitted"].progress.step, names["noisy_fit"].progress.step) == (200, 20)
+    assert Path("runs/1/log.csv").read_text().count("\n") == 1 + 21
 
 
 def test_checkpoints(files):

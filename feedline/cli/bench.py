@@ -234,7 +234,7 @@ class ModesBenchmark(_Benchmark):
 
     preset: Literal["small", "reference"] = "small"
     rounds: int = 2
-    seconds: float = 0.5
+    seconds: float = 0.3
 
     def results(self) -> dict[str, Any]:
         """The results of `feedline.bench.modes`."""

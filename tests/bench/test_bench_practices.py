@@ -1,0 +1,76 @@
+"""`feedline bench practices`: each practice is measured on and off, and the compiler sees the difference."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from feedline.bench import practices
+from feedline.bench.apart import KILLED
+from feedline.bench.workload import Workload
+from feedline.trainer.practices import Practices
+
+TINY = Workload(depth=4, width=32, inputs=16, outputs=4, rows=64)
+PAIRS = practices.pairs(TINY)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "shard_state" else pytest.mark.slow) for name in PAIRS]
+)
+def test_a_practice_is_measured_on_and_off(name):
+    found = practices.measured(PAIRS[name], 2, 0.01)
+    for which in ("on", "off"):
+        figures = found[which]
+        assert figures["step_ms"] > 0
+        assert len(figures["step_ms_samples"]) == 2
+        assert figures["peak_bytes"] == figures["compiled_bytes"]["total"]  # CPU devices do not count
+        assert figures["compile_s"] > 0
+    assert found["ratios"] == sorted(found["ratios"])
+    assert practices.line(name, found).startswith(f"{name} ")
+    more, less = {
+        "donate_state": ("off", "on"),
+        "shard_state": ("off", "on"),
+        "ship_uint8": ("off", "on"),
+        "steps_per_call": ("on", "off"),
+    }.get(name, (None, None))
+    if more:
+        assert found[more]["peak_bytes"] > found[less]["peak_bytes"]
+
+
+def test_every_option_of_the_trainer_is_among_them():
+    varied = set()
+    for pair in PAIRS.values():
+        assert pair.on != pair.off
+        for field in vars(Practices()):
+            if getattr(pair.on.practices, field) != getattr(pair.off.practices, field):
+                varied.add(field)
+    assert varied == set(vars(Practices()))
+
+
+def test_the_practice_is_what_differs():
+    differing = {
+        name: [f for f in vars(pair.on) if getattr(pair.on, f) != getattr(pair.off, f)]
+        for name, pair in PAIRS.items()
+    }
+    assert {name: fields for name, fields in differing.items() if len(fields) != 1} == {}
+
+
+def test_a_pair_whose_process_was_killed_is_a_line():
+    assert practices.line("donate_state", {"error": KILLED}) == f"donate_state             {KILLED}"
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_table_and_one_object(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "feedline", "bench", "practices", "--seconds", "0.02",
+         "--rounds", "1", "--cpu-devices", "2", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])["practices"]
+    assert list(found) == list(PAIRS)
+    for name, figures in found.items():
+        assert {"step_ms", "peak_bytes"} <= set(figures["on"]) & set(figures["off"])
+        assert any(line.startswith(f"{name} ") for line in done.stdout.splitlines())
+    assert list(tmp_path.iterdir()) == []  # no checkpoint is left behind
