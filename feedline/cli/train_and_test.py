@@ -45,6 +45,7 @@ def train_and_test(options: TrainOptions) -> int:
     """
     if options.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # JAX's own limit is a second
     data = _data(options)
     with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
         with _reporting_memory(options, feed) as watch:

@@ -102,6 +102,28 @@ def test_the_summary_is_for_people(capsys):
     assert "step 1 of 4 | loss " in told.err
 
 
+@pytest.mark.slow
+def test_practices_reach_the_same_loss():
+    plain = trained_here("--steps", "44")
+    same = trained_here("--steps", "44", "--steps-per-call", "11", "--shard-state", "--remat", "all")
+    assert (same["steps"], same["state"]) == (44, plain["state"])
+    assert same["final_loss"] == pytest.approx(plain["final_loss"], rel=1e-4)
+    half = trained_here("--steps", "44", "--compute", "bfloat16")
+    assert half["final_loss"] != plain["final_loss"]
+    assert half["final_loss"] == pytest.approx(plain["final_loss"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_compiled_program_is_loaded_by_the_next_run(tmp_path):
+    def entries_after_a_run():
+        train("--steps", "3", "--compilation-cache", str(tmp_path))
+        return {path.name for path in tmp_path.iterdir() if not path.name.endswith("-atime")}
+
+    first = entries_after_a_run()
+    assert len(first) > 3
+    assert entries_after_a_run() == first
+
+
 def test_the_memory_of_the_run_is_reported(capsys):
     assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "60", "--memory"]) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -146,6 +168,12 @@ def test_own_data(form, tmp_path, capsys):
     ("options", "told"),
     [
         (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--steps-per-call", "7"], "and must divide those to the end of the pass: 440 are left"),
+        (
+            ["--steps-per-call", "8", "--steps", "9"],
+            "steps must be a multiple of the feed's steps_per_call, 8, got 9",
+        ),
+        (["--shard-state", "--mode", "pmap"], 'shard_state needs mode "jit_multi", got "pmap"'),
         (["--batch-size", "-8"], "--batch-size must be at least 1, got -8"),
         (["--steps", "3", "--epochs", "2"], "got --steps 3 and --epochs 2; leave one out"),
         (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
