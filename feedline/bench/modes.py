@@ -62,8 +62,9 @@ def modes(
 
 def measured(workload: Workload, mode: Mode, seconds: float, whole: bool) -> Figures:
     """The figures of a mode in this process. `whole`: with those that do not vary between two rounds."""
+    workload = workload.for_devices()
     twice = _resized(workload, rows=2 * workload.rows)
-    found = batch_figures(workload, mode, seconds)
+    found = {"devices": mesh_for(mode).size, **batch_figures(workload, mode, seconds)}
     found["doubled"] = batch_figures(twice, mode, seconds)
     if whole:
         found["largest"] = largest(workload, mode, found, found["doubled"])
@@ -244,6 +245,8 @@ def line(mode: str, found: Figures) -> str:
 def remarks(found: dict[str, Figures]) -> list[str]:
     """What follows the table: ratios between the modes, what would fit, and how arrays lie on the devices."""
     lines = []
+    if found["jit_multi"].get("devices") == 1:
+        lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
     if all("step_ms" in found[mode] for mode in ("jit_multi", "pmap")):
         pairs = zip(*(found[mode]["step_ms_samples"] for mode in ("jit_multi", "pmap")), strict=False)
         ratio = statistics.median(multi / pmap for multi, pmap in pairs)

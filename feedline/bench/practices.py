@@ -142,7 +142,8 @@ def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
 def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float], Figures]]:
     """A function (seconds) → mean time of a step, and what the compiler says."""
     sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
-    workload = setup.workload
+    workload = setup.workload.for_devices()
+    setup = dataclasses.replace(setup, workload=workload)
     with contextlib.ExitStack() as context:
         feed = context.enter_context(
             Feed(

@@ -61,6 +61,11 @@ class Workload:
         products = [math.prod(pair) for pair in itertools.pairwise(self.widths)]
         return 2 * self.rows * (3 * sum(products) - products[0])
 
+    def for_devices(self) -> Workload:
+        """The same with the next smaller batch that all devices can share evenly, at least one row each."""
+        devices = jax.device_count()
+        return dataclasses.replace(self, rows=max(devices, self.rows // devices * devices))
+
     def task(self) -> Task:
         """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` float32 [B, outputs]."""
 

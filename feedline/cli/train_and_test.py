@@ -50,6 +50,10 @@ def train_and_test(options: TrainOptions) -> int:
     with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
         with _reporting_memory(options, feed) as watch:
             fitted = _fitted(options, data, feed, watch)
+            if options.memory_profile is not None and _is_first_process():
+                jax.profiler.save_device_memory_profile(str(options.memory_profile))
+                opened = f"pprof -http=: {options.memory_profile}"
+                print(f"feedline: saved; open it with {opened} (github.com/google/pprof)", file=sys.stderr)
         tested = fitted.evaluate(test_feed)
         result = _result(options, feed, fitted, tested)
     if _is_first_process():

@@ -56,6 +56,8 @@ class TrainOptions:
         loaded.
       memory: warn of memory that grows with the steps, and at the end print what devices and the host held at the
         start of this run, after 40 steps and at the end.
+      memory_profile: file in which JAX's profile of the device memory at the end of training is saved: what is
+        held, by place of allocation. pprof shows it.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
 
@@ -83,6 +85,7 @@ class TrainOptions:
     steps_per_call: int = 1
     compilation_cache: Path | None = None
     memory: bool = False
+    memory_profile: Path | None = None
     json: bool = False
 
     @property

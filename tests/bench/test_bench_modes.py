@@ -89,6 +89,14 @@ def test_the_greatest_depth_is_near_the_one_that_fits(monkeypatch):
     assert needs == pytest.approx(3 << 20, rel=0.1)
 
 
+def test_on_one_device_and_on_a_number_that_does_not_divide_the_rows(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 3)
+    assert Workload(1, 8, 8, 1, rows=64).for_devices().rows == 63
+    assert Workload(1, 8, 8, 1, rows=2).for_devices().rows == 3
+    one = {"devices": 1, "error": "ran out of memory"}
+    assert "there is one device" in modes.remarks({mode: one for mode in modes.MODES})[0]
+
+
 def test_a_batch_that_does_not_fit_is_not_run(monkeypatch):
     monkeypatch.setattr(modes, "device_limit", lambda: 1000)
     found = modes.batch_figures(TINY, "pmap", 0.01)

@@ -1,6 +1,7 @@
 """`feedline train`: the modes agree, the digits are learnt, and a wrong argument is a one-line error."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -122,6 +123,14 @@ def test_a_compiled_program_is_loaded_by_the_next_run(tmp_path):
     first = entries_after_a_run()
     assert len(first) > 3
     assert entries_after_a_run() == first
+
+
+def test_the_device_memory_is_saved_for_pprof(tmp_path, capsys):
+    path = tmp_path / "memory.prof"
+    options = ["--data", "synthetic", "--rows", "400", "--steps", "3", "--memory-profile", str(path)]
+    assert main(["train", *options]) == 0
+    assert f"open it with pprof -http=: {path} " in capsys.readouterr().err
+    assert b"device" in gzip.decompress(path.read_bytes())
 
 
 def test_the_memory_of_the_run_is_reported(capsys):
