@@ -94,7 +94,7 @@ def test_on_one_device_and_on_a_number_that_does_not_divide_the_rows(monkeypatch
     assert Workload(1, 8, 8, 1, rows=64).for_devices().rows == 63
     assert Workload(1, 8, 8, 1, rows=2).for_devices().rows == 3
     one = {"devices": 1, "error": "ran out of memory"}
-    assert "there is one device" in modes.remarks({mode: one for mode in modes.MODES})[0]
+    assert "there is one device" in modes.remarks(dict.fromkeys(modes.MODES, one))[0]
 
 
 def test_a_batch_that_does_not_fit_is_not_run(monkeypatch):
