@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
 from feedline.data.labelled import digits
-from feedline.trainer import CSVLog, LiveLine, fit, mesh_for
+from feedline.trainer import CSVLog, LiveLine, fit, mean_of_valid, mesh_for
 
 CHANNELS = (1, 32, 64, 64)
 STEPS = 300
@@ -52,9 +52,7 @@ def loss(params, batch):
     scores = scores_of(params, batch["image"])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"])
     right = scores.argmax(axis=1) == batch["label"]
-    valid = batch.get("valid", jnp.ones(right.shape, bool))
-    count = jnp.maximum(valid.sum(), 1)
-    return jnp.where(valid, losses, 0).sum() / count, {"accuracy": (right & valid).sum() / count}
+    return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(right.astype(jnp.float32), batch)}
 
 
 def main(folder: Path) -> None:

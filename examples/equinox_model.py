@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
 from feedline.data.labelled import digits
-from feedline.trainer import fit, mesh_for
+from feedline.trainer import fit, mean_of_valid, mesh_for
 
 
 class Net(eqx.Module):
@@ -54,9 +54,7 @@ def loss(params, batch):
     scores = jax.vmap(eqx.combine(params, REST))(batch["image"])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"])
     right = scores.argmax(axis=1) == batch["label"]
-    valid = batch.get("valid", jnp.ones(right.shape, bool))
-    count = jnp.maximum(valid.sum(), 1)
-    return jnp.where(valid, losses, 0).sum() / count, {"accuracy": (right & valid).sum() / count}
+    return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(right.astype(jnp.float32), batch)}
 
 
 def main() -> None:

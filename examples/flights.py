@@ -31,7 +31,7 @@ import pandas as pd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.trainer import fit
+from feedline.trainer import fit, mean_of_valid
 
 SEED = 0
 CATEGORIES = {"carrier": 16, "origin": 3, "dest": 105, "month": 12, "hour": 24, "weekday": 7}
@@ -139,8 +139,7 @@ def loss_in(scales, mean: float, deviation: float):
             before = signal @ layer["weight"] + layer["bias"]
             signal = jax.nn.relu(before)
         errors = before[:, 0] - (batch[TARGET] - mean) / deviation  # the last layer is linear
-        valid = batch.get("valid", jnp.ones(errors.shape, bool))  # the training feed does not pad
-        return jnp.mean(errors**2, where=valid), {"absolute": jnp.mean(abs(errors), where=valid)}
+        return mean_of_valid(errors**2, batch), {"absolute": mean_of_valid(abs(errors), batch)}
 
     return loss
 
