@@ -80,7 +80,8 @@ class Feed(Shown, ProcessBound):
         second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
         K divides the batches of a pass. For rows that threads read, not for streams and workers.
 
-    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard.
+    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With several
+    steps per call both are as many times as large.
 
     Raises:
       ValueError, TypeError: an argument is wrong; the message says which change would work.

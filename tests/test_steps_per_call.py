@@ -191,7 +191,7 @@ def test_bad_rows_are_masked_in_their_step():
         def close(self):
             pass
 
-    reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.5)
+    reading = feedline.Reading(bad_rows="mask", bad_rows_budget=0.1)
     options = {"source": Source(), "reading": reading, "order": feedline.Order(shuffle=False)}
     expected = one_by_one(12, **options)
     with feed_of(3, **options) as feed:

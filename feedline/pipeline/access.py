@@ -137,6 +137,7 @@ class RandomAccess:
         schedule = self.reader.schedule
         if not schedule.batches_from(after):  # of a "wrap" pass a few rows may be left, which no batch holds
             after = self.next_pass(after)
+        self.check_cursor(after)
         offsets, rows = np.arange(schedule.batch_size), []
         for step in range(self.steps_per_call):
             start = schedule.batch_at(after, step)

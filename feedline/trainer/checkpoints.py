@@ -29,7 +29,7 @@ from feedline.trainer.checkpoint_checks import (
 )
 from feedline.trainer.folder import Lock, prepare
 from feedline.trainer.loop import crosses
-from feedline.trainer.task import State
+from feedline.trainer.task import State, all_finite
 
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
 
@@ -151,16 +151,16 @@ class Checkpoints:
     def after_step(self, state: State, recent: jax.Array, steps: int = 1) -> None:
         """Count so many steps, and save if a multiple of `every` is among them.
 
-        Call it before the next batch is asked for. Nothing is saved once the loss is not finite: such a checkpoint
-        would displace a good one.
+        Call it before the next batch is asked for. Nothing is saved once a loss or the parameters are not finite:
+        such a checkpoint would displace a good one.
 
         Args:
           recent: the metrics of the last steps, as in `modes.Program`.
         """
         before, self._step = self._step, self._step + steps
         if crosses(before, self._step, self._every):
-            loss = jax.device_get(recent)[(self._step - 1) % len(recent), 0]
-            if math.isfinite(loss):
+            losses = jax.device_get(recent)[:, 0].tolist()  # 0 where no step has been
+            if all(map(math.isfinite, losses)) and all_finite(state.params):
                 self.save(state)
 
     def save(self, state: State) -> None:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,12 +20,13 @@ from feedline.trainer.evaluate import Evaluating, Evaluation
 from feedline.trainer.loop import NotFinite, Progress, crosses, train
 from feedline.trainer.modes import Measure, Mode, Program, compiled
 from feedline.trainer.practices import Practices
-from feedline.trainer.task import Batch, Init, Loss, Params, State, Task
+from feedline.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
 
 if TYPE_CHECKING:
     from feedline.trainer.checkpoints import Checkpoints
 
 Callback = Callable[[Progress], None]
+_log = logging.getLogger("feedline")
 _ROWS_SHOWN = 8
 
 
@@ -51,6 +53,7 @@ class Fitted:
       stopped: whether `after_step` ended training.
       task: what was trained.
       mode: on which devices.
+      practices: how.
     """
 
     state: State
@@ -59,6 +62,7 @@ class Fitted:
     stopped: bool
     task: Task
     mode: Mode
+    practices: Practices
 
     @property
     def params(self) -> Params:
@@ -73,8 +77,9 @@ class Fitted:
         Raises:
           ValueError: the feed has no end, no row, or other devices than the training feed.
         """
-        _check_ends(feed)
-        run = _measuring(self.task, self.mode, feed, measure, self.state)
+        _check_evaluation(feed)
+        run = _measuring(self.task, self.mode, feed, measure, self.state, self.practices)
+        _begin_pass(feed)
         return Evaluating(run, self.params, feed).result()
 
 
@@ -111,7 +116,8 @@ def fit(
         weighted by valid rows: a loss that compares rows with each other gives another result there.
       optimizer: an optax transformation.
       mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program a device.
-      steps: of training in all, those of earlier runs in `checkpoint_dir` included. None: one pass over the feed.
+      steps: of training in all, those of earlier runs in `checkpoint_dir` included; if these were more, nothing is
+        trained. None: one pass over the feed. A feed that ends before is logged as a warning.
       seed: of the key for `init`.
       evaluation: a feed with `epochs=1` and `remainder="pad"`, on which the model is tested every `evaluate_every`
         steps: each time one pass over it. Its metrics are in the history. `Fitted.evaluate` tests the last state.
@@ -124,13 +130,14 @@ def fit(
         newest 3 are kept. None: no checkpoints.
       save_every: steps from one checkpoint to the next; the last step is saved, too.
       after_step: called with the number of steps done after each step is dispatched, on every process; if the
-        result is true, training ends there. `feedline.cluster.should_stop` is one.
+        result is true, training ends there. All processes must give the same results: if one ends alone, the
+        others wait for it. `feedline.cluster.should_stop` agrees on a step.
       practices: how the step is compiled and run.
 
     Raises:
       ValueError, TypeError: an argument is wrong, or does not fit the feed.
-      FeedError: the loss is not finite; the message names the step, and the rows of its batch. Nothing is saved
-        from that step on. Or a checkpoint cannot be read or written.
+      FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step, and
+        the rows of its batch. Nothing is saved from that step on. Or a checkpoint cannot be read or written.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
@@ -148,26 +155,37 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
+    _check_functions(init, loss, optimizer, callbacks, measure, after_step, practices)
     _check_arguments(feed, steps, report_every, save_every, evaluation, evaluate_every)
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
-    if steps is not None and steps % per_call:
-        raise ValueError(f"steps must be a multiple of the feed's steps_per_call, {per_call}, got {steps}")
     program = compiled(task, mode, feed.spec, practices, per_call)
     with _checkpoints(checkpoint_dir, feed, program, save_every, practices.save_asynchronously) as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
         if checkpoints is not None:
             _check_same_step(feed, done)
+        if steps is not None and steps > done and (steps - done) % per_call:
+            raise ValueError(
+                f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
+                f"{steps - done} are left to step {steps:,}; give other steps, or another steps_per_call"
+            )
         test = None
         if evaluation is not None and evaluate_every is not None:
-            measured = _measuring(task, mode, evaluation, measure, state)
+            measured = _measuring(task, mode, evaluation, measure, state, practices)
             test = _Test(measured, evaluation, evaluate_every, practices.evaluate_asynchronously)
         run = _Run(feed, done, per_call, test, checkpoints, callbacks, after_step)
         state, progress = run.train(program, state, steps, report_every, practices.guard_transfers)
+        run.check_finite(state)
+        if steps is not None and progress.step < steps and not run.stopped:
+            _log.warning(
+                "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
+                progress.step,
+                steps,
+            )
         if checkpoints is not None:
             checkpoints.save(state)
-    return Fitted(state, run.history, progress, run.stopped, task, mode)
+    return Fitted(state, run.history, progress, run.stopped, task, mode, practices)
 
 
 class _Test:
@@ -178,12 +196,13 @@ class _Test:
         self._feed = feed
         self._every = every
         self._asynchronous = asynchronous
-        self._evaluating: dict[int, Evaluating] = {}  # the last one, by its step
+        self._evaluating: dict[int, Evaluating] = {}  # those not reported yet, by their steps
 
     def after_step(self, before: int, step: int, params: Params) -> None:
         """Evaluate if it is time. The devices may still be busy with the last batches when this returns."""
         if crosses(before, step, self._every):
-            self._evaluating = {step: Evaluating(self._measure, params, self._feed)}
+            _begin_pass(self._feed)
+            self._evaluating[step] = Evaluating(self._measure, params, self._feed)
             if not self._asynchronous:
                 self._evaluating[step].result()
 
@@ -191,7 +210,8 @@ class _Test:
         """What was measured after that step, each name with "eval_"; empty if the model was not evaluated then."""
         if step not in self._evaluating:
             return {}
-        return {f"eval_{name}": mean for name, mean in self._evaluating[step].result().metrics.items()}
+        evaluation = self._evaluating.pop(step).result()
+        return {f"eval_{name}": mean for name, mean in evaluation.metrics.items()}
 
 
 class _Run:
@@ -241,7 +261,7 @@ class _Run:
     def _batches(self) -> Iterator[Batch]:
         """The feed's batches. Notes where each begins, if the feed says so."""
         # not `iter` on a restored feed: at the end of its last pass it would begin another one
-        batches = self._feed if self._done else iter(self._feed)
+        batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
         named = hasattr(self._feed, "rows_of")
         while True:
             place = (self._feed.epoch, self._feed.position) if named else (0, 0)
@@ -269,14 +289,25 @@ class _Run:
         for callback in self._callbacks:
             callback(progress)
 
+    def check_finite(self, state: State) -> None:
+        """Raise a FeedError if the parameters are not finite after the last step, whose loss still was."""
+        if self._places and not all_finite(state.params):
+            raise self._told(
+                f"training ends: the parameters are not finite after step {self._step:,}, though its loss is",
+                self._step,
+            )
+
     def _naming_rows(self, error: NotFinite) -> FeedError:
-        """The error for users, with the rows of the batch if the feed can tell them."""
-        found = (
+        return self._told(
             f"training ends: the loss is {error.loss} at step {error.step:,}, the first at which it is no finite "
-            "number, and later steps cannot mend the parameters"
+            "number, and later steps cannot mend the parameters",
+            error.step,
         )
+
+    def _told(self, found: str, step: int) -> FeedError:
+        """The error for users, with the rows of the step's batch if the feed can tell them."""
         remedy = "look whether they, or those of the step before, hold extreme values, or lower the learning rate"
-        behind, of_call = divmod(self._step - error.step, self._steps_per_call)
+        behind, of_call = divmod(self._step - step, self._steps_per_call)
         epoch, position = self._places[-1 - behind]
         try:
             rows = self._feed.rows_of({**self._feed.get_state(), "epoch": epoch, "position": position})
@@ -307,9 +338,11 @@ def _checkpoints(
     return Checkpoints(Path(directory), feed, program.mesh, every, asynchronous)
 
 
-def _measuring(task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State) -> Measure:
+def _measuring(
+    task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State, practices: Practices
+) -> Measure:
     """The function that measures a batch of an evaluation feed: by `measure`, or by the loss of the task."""
-    program = compiled(dataclasses.replace(task, loss=measure or task.loss), mode, feed.spec)
+    program = compiled(dataclasses.replace(task, loss=measure or task.loss), mode, feed.spec, practices)
     devices, trained_on = set(program.mesh.local_devices), state.step.sharding.addressable_devices
     if devices != trained_on:
         raise ValueError(
@@ -329,10 +362,34 @@ def _check_same_step(feed: Any, done: int) -> None:
         )
 
 
-def _check_ends(feed: Any) -> None:
-    """ValueError if a feed for evaluation has no end."""
-    if getattr(feed, "epochs", 1) is None:
-        raise ValueError("an evaluation feed with epochs=None would never end; build it with epochs=1")
+def _check_evaluation(feed: Any) -> None:
+    """ValueError if a pass over a feed does not hold each row once."""
+    epochs = getattr(feed, "epochs", 1)
+    if epochs != 1:
+        what = "would never end" if epochs is None else "counts each row several times"
+        raise ValueError(f"an evaluation feed with epochs={epochs} {what}; build it with epochs=1")
+    if getattr(feed, "steps_per_call", 1) != 1:
+        raise ValueError("an evaluation feed delivers its batches one by one; build it with steps_per_call=1")
+
+
+def _begin_pass(feed: Any) -> None:
+    """Begin at the first row, also after an evaluation that was interrupted."""
+    if hasattr(feed, "seek"):
+        feed.seek(feed.epoch)
+
+
+def _check_functions(
+    init: Any, loss: Any, optimizer: Any, callbacks: Any, measure: Any, after_step: Any, practices: Any
+) -> None:
+    for name, given in (("init", init), ("loss", loss), ("measure", measure), ("after_step", after_step)):
+        if not callable(given) and (given is not None or name in ("init", "loss")):
+            raise TypeError(f"{name} must be a function, got {type(given).__name__}")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise TypeError(f"callbacks must be a list of functions of a Progress, got {callbacks!r}")
+    if not isinstance(practices, Practices):
+        raise TypeError(f"practices must be a feedline.trainer.Practices, got {practices!r}")
 
 
 def _check_arguments(
@@ -361,7 +418,9 @@ def _check_arguments(
             "fitted.evaluate(feed)"
         )
     if evaluate_every is not None:
-        _check_ends(evaluation)
+        _check_evaluation(evaluation)
+        if evaluation is feed:
+            raise ValueError("the evaluation would take the rows of the training; give it a feed of its own")
         if checked_integer("evaluate_every", evaluate_every, at_least=1) % report_every:
             raise ValueError(
                 f"evaluate_every must be a multiple of report_every, since a report tells the result; got "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -14,7 +14,17 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.trainer.practices import Practices
-from feedline.trainer.task import Average, Batch, Metrics, Params, State, Task, of_whole_batch, over_devices
+from feedline.trainer.task import (
+    Average,
+    Batch,
+    Metrics,
+    Params,
+    State,
+    Task,
+    of_whole_batch,
+    over_devices,
+    rows_in,
+)
 
 Mode = Literal["jit_single", "jit_multi", "pmap"]
 AXIS = "data"
@@ -104,7 +114,15 @@ def compiled(
     one = spec
     if steps_per_call > 1:
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
-    measured = jax.eval_shape(task.measure, jax.eval_shape(task.start).params, one)[0]
+    _check_valid(one)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"init must give floating-point arrays, and params{jax.tree_util.keystr(path)} is {leaf.dtype}; a "
+                "gradient cannot change it: keep it outside of the parameters"
+            )
+    measured = jax.eval_shape(task.measure, params, one)[0]
     # jit and eval_shape sort the names of a dict
     names = ("loss", *(name for name in measured if name != "loss"))
     build = _Building(task, mesh, names, spec, practices, steps_per_call)
@@ -140,9 +158,23 @@ def _check_mode(mode: Mode) -> None:
         )
 
 
+def _check_valid(spec: Any) -> None:
+    """A leaf `valid` says which rows are padding: a user's own leaf of that name must not be taken for it."""
+    if isinstance(spec, Mapping) and "valid" in spec:
+        valid, rows = spec["valid"], rows_in(spec)
+        if valid.dtype != jnp.bool_ or valid.shape != (rows,):
+            raise TypeError(
+                f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
+                f"{valid.dtype}{list(valid.shape)}; rename yours"
+            )
+
+
 def _mesh_of(spec: Any) -> Mesh:
     """The mesh of the batches' shardings."""
-    sharding = jax.tree.leaves(spec)[0].sharding
+    leaves = jax.tree.leaves(spec)
+    if not leaves:
+        raise ValueError("training needs batches with at least one leaf, and the feed's spec has none")
+    sharding = getattr(leaves[0], "sharding", None)
     if isinstance(sharding, SingleDeviceSharding):
         return Mesh(list(sharding.device_set), (AXIS,))
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
@@ -196,7 +228,9 @@ def _jitted(build: _Building) -> Program:
 
 def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedSharding | None:
     """How a leaf of the state is split over the devices of the batch's rows; None: it is not."""
-    spec = jax.tree.leaves(build.spec)[0].sharding.spec if build.practices.shard_state else ()
+    if not build.practices.shard_state or build.mesh.size == 1:
+        return None
+    spec = jax.tree.leaves(build.spec)[0].sharding.spec
     axes = spec[build.rows_axis] if len(spec) > build.rows_axis else None
     if axes is None:
         return None

@@ -22,8 +22,8 @@ class Practices:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.
       donate_batch: a batch is deleted once its step is dispatched, so that its device memory is free when the step
         is done, even if something still refers to it.
-      compute: "bfloat16": parameters and batch are cast for the loss function; parameters, gradients and optimizer
-        stay float32.
+      compute: "bfloat16": parameters and batch are cast for the loss function, in evaluations, too; parameters,
+        gradients and optimizer stay float32.
       shard_state: parameters and optimizer are split over the devices of the batch's first axis (FSDP), leaf by
         leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
       guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that

@@ -42,13 +42,13 @@ def over_devices(axis: str) -> Average:
     """The `Average` of a function that runs on each device with its own rows, as in `jax.pmap`."""
 
     def average(means: Any, rows: jax.Array) -> Any:
-        total = jnp.maximum(jax.lax.psum(rows, axis), 1)
+        share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: sums would overflow float16
 
         def weighted(mean: jax.Array) -> jax.Array:
             # a device whose rows are all padding may have divided by zero
-            here = jnp.where(rows > 0, mean * rows.astype(mean.dtype), jnp.zeros_like(mean))
+            here = jnp.where(rows > 0, mean * share.astype(mean.dtype), jnp.zeros_like(mean))
             summed: jax.Array = jax.lax.psum(here, axis)
-            return summed / total.astype(mean.dtype)
+            return summed
 
         return jax.tree.map(weighted, means)
 
@@ -103,6 +103,7 @@ class Task:
         """
         ((_, metrics), gradient) = jax.value_and_grad(self._loss_and_metrics, has_aux=True)(state.params, batch)
         metrics, gradient = average((metrics, gradient), valid_rows(batch))
+        gradient = jax.tree.map(jnp.conj, gradient)  # JAX's gradient of complex parameters points uphill
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), metrics
 
@@ -123,6 +124,16 @@ class Task:
 
     def _cast(self, leaf: jax.Array) -> jax.Array:
         return leaf.astype(self.compute) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+@jax.jit
+def _all_finite(params: Params) -> jax.Array:
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)], bool).all()
+
+
+def all_finite(params: Params) -> bool:
+    """Whether all parameters are finite. Waits for them."""
+    return bool(jax.device_get(_all_finite(params)))
 
 
 def rows_in(batch: Batch, batches: int = 1) -> int:
@@ -161,13 +172,17 @@ def _checked(result: Any) -> tuple[jax.Array, Metrics]:
             found = f"({type(result[0]).__name__}, {type(result[1]).__name__})"
         raise TypeError(f"{rule}; it returned {found}")
     loss, metrics = jnp.asarray(result[0]), result[1]
+    for name in metrics:
+        if not isinstance(name, str):
+            raise TypeError(f"{rule}; the names of metrics are strings, got {name!r}")
+        if name in ("loss", "step") or name.startswith("eval_"):
+            raise TypeError(f'{rule}; the name "{name}" means something else in the history: rename that metric')
     for name, value in {"loss": loss, **metrics}.items():
+        if isinstance(value, Mapping | list | tuple):
+            raise TypeError(f"{rule}; its {name} is a {type(value).__name__}: give each number a name of its own")
         array = jnp.asarray(value)
         if array.shape:
             raise TypeError(f"{rule}; its {name} is {array.dtype}{list(array.shape)}: take the mean over the rows")
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise TypeError(f"{rule}; its loss is {loss.dtype}")
-    for name in metrics:
-        if name in ("loss", "step") or name.startswith("eval_"):
-            raise TypeError(f'{rule}; the name "{name}" means something else in the history: rename that metric')
     return loss, metrics

@@ -180,7 +180,7 @@ def test_own_data(form, tmp_path, capsys):
         (["--steps-per-call", "7"], "and must divide those to the end of the pass: 440 are left"),
         (
             ["--steps-per-call", "8", "--steps", "9"],
-            "steps must be a multiple of the feed's steps_per_call, 8, got 9",
+            "batches at once, which must divide the steps to do: 9 are left to step 9",
         ),
         (["--shard-state", "--mode", "pmap"], 'shard_state needs mode "jit_multi", got "pmap"'),
         (["--batch-size", "-8"], "--batch-size must be at least 1, got -8"),

@@ -209,9 +209,168 @@ def test_a_bad_loss_inside_a_call_names_its_own_step_and_rows():
         assert f"the training rows {', '.join(map(str, each[step - 1]))}; look" in str(told.value)
 
 
-def test_steps_that_the_calls_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="steps must be a multiple of the feed's steps_per_call, 4, got 30"):
+def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"steps_per_call=4 batches at once, which must divide .*: 30 are left"):
         fit_on(feed_of(steps_per_call=4), steps=30)
+    fit_on(feed_of(), steps=10, checkpoint_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"which must divide .*: 30 are left to step 40"):
+        fit_on(feed_of(steps_per_call=4), steps=40, checkpoint_dir=tmp_path)
+    assert fit_on(feed_of(steps_per_call=4), steps=42, checkpoint_dir=tmp_path).progress.step == 42
+    assert fit_on(feed_of(steps_per_call=4), steps=41, checkpoint_dir=tmp_path).progress.step == 42  # none to do
+
+
+@pytest.mark.parametrize(("every", "per_call"), [(1, 1), (2, 1), (3, 1), (10, 10), (20, 10), (10, 4)])
+def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
+    steps = 40
+    with feed_of(epochs=1, remainder="pad") as test:
+        fitted = fit_on(
+            feed_of(steps_per_call=per_call),
+            steps=steps,
+            report_every=1 if per_call == 1 else every,
+            evaluation=test,
+            evaluate_every=every,
+        )
+        last = fitted.evaluate(test)
+    seen = [entry["step"] for entry in fitted.history if "eval_loss" in entry]
+    calls = range(per_call, steps + 1, per_call)
+    assert seen == [step for step in calls if (step - per_call) // every != step // every]
+    assert fitted.history[-1].get("eval_loss", last.metrics["loss"]) == pytest.approx(last.metrics["loss"])
+
+
+@pytest.mark.parametrize("per_call", [1, 4, 7])
+@pytest.mark.parametrize("step", [1, 10, 11, 29, 30, 31])
+def test_the_first_bad_loss_is_found_in_any_call(per_call, step):
+    bad = np.where(np.arange(56) == step - 1, np.nan, 1).astype(np.float32)
+    rows = {"x": np.repeat(bad, 8)[:, None], "y": np.zeros(448, np.float32)}
+    feed = feed_of(rows=rows, batch_size=8, steps_per_call=per_call, order=feedline.Order(shuffle=False))
+
+    def forgets(params, batch):
+        return jnp.mean(batch["x"]) + 0 * params.sum(), {}
+
+    with feed, pytest.raises(feedline.FeedError, match=f"the loss is nan at step {step}, the first") as told:
+        fit(feed, lambda key: jnp.zeros(2), forgets, optax.sgd(0.0), steps=56)
+    assert told.value.position == (step - 1) // per_call * per_call * 8
+    assert f"the training rows {8 * (step - 1)}, " in str(told.value)
+
+
+def test_parameters_that_are_not_finite_are_neither_saved_nor_returned(tmp_path):
+    """The loss of the last step is finite, its gradient is not."""
+
+    def root(params, batch):
+        return jnp.sqrt(jnp.maximum(params.sum(), 0)), {}
+
+    for _ in range(2):
+        with (
+            feed_of() as feed,
+            pytest.raises(feedline.FeedError, match="the parameters are not finite after step 1, "),
+        ):
+            fit(
+                feed,
+                lambda key: jnp.zeros(3),
+                root,
+                optax.sgd(1.0),
+                steps=1,
+                checkpoint_dir=tmp_path,
+                save_every=1,
+            )
+        assert list(tmp_path.glob("[0-9]*")) == []
+
+
+def test_nothing_is_saved_after_a_bad_loss_that_the_optimizer_skipped(tmp_path):
+    x = X.copy()
+    x[:] = 1
+    rows = {"x": x, "y": Y}
+    with feed_of(rows=rows, batch_size=8) as feed:
+        second = [feed.rows_of({**feed.get_state(), "position": 8})]
+    x[second[0][0], 0] = np.nan
+    for _ in range(2):
+        with feed_of(rows=rows, batch_size=8) as feed, pytest.raises(feedline.FeedError, match="nan at step 2, "):
+            fit(feed, init, loss, optax.apply_if_finite(optax.sgd(RATE), 5), steps=24, report_every=50,
+                checkpoint_dir=tmp_path, save_every=4)  # fmt: skip
+        assert list(tmp_path.glob("[0-9]*")) == []
+
+
+@pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
+def test_float16_parameters_do_not_overflow_in_the_average(mode):
+    def steep(params, batch):
+        return jnp.mean(8 * params * batch["y"].astype(jnp.float16), dtype=jnp.float32), {}
+
+    rows = {"y": np.ones(131_072, np.float32)}
+    with feed_of(mode, rows, batch_size=131_072) as feed:
+        fitted = fit(feed, lambda key: jnp.zeros((), jnp.float16), steep, optax.sgd(1.0), mode=mode, steps=1)
+    assert float(fitted.params) == -8
+
+
+@pytest.mark.parametrize("valid", [np.ones(200, np.float32), np.ones((200, 5), bool), np.ones(200, np.int8)])
+def test_a_leaf_valid_that_is_not_about_padding_is_refused(valid):
+    with pytest.raises(TypeError, match=r'the leaf "valid" tells rows from padding, bool \[24\], and here it is'):
+        fit_on(feed_of(rows={"x": X, "y": Y, "valid": valid}), steps=1)
+
+
+def test_complex_parameters_descend():
+    z = (CHANCE.normal(size=(200, 2)) + 1j * CHANCE.normal(size=(200, 2))).astype(np.complex64)
+    target = np.complex64([1 + 2j, -1j])
+
+    def distance(params, batch):
+        error = batch["z"] @ params - batch["t"]
+        return jnp.mean(jnp.abs(error) ** 2), {}
+
+    with feed_of(rows={"z": z, "t": z @ target}) as feed:
+        fitted = fit(feed, lambda key: jnp.zeros(2, jnp.complex64), distance, optax.sgd(0.1), steps=200)
+    np.testing.assert_allclose(fitted.params, target, atol=1e-3)
+
+
+def test_an_evaluation_begins_at_the_first_row():
+    with feed_of(rows={"x": X[:90], "y": Y[:90]}, epochs=1, remainder="pad") as test:
+        fitted = fit_on(feed_of(), steps=3)
+        next(test)  # as after an evaluation that was interrupted
+        assert fitted.evaluate(test).rows == 90
+        assert fitted.evaluate(test).rows == 90
+
+
+def test_steps_beyond_the_end_of_the_feed_are_warned_of(caplog):
+    assert fit_on(feed_of(epochs=1), steps=100).progress.step == 8
+    assert "training ended after step 8 of 100, because the feed ended" in caplog.text
+    caplog.clear()
+    fit_on(feed_of(epochs=1), steps=8)
+    assert caplog.text == ""
+
+
+def test_a_resumed_feed_need_not_be_an_iterator(tmp_path):
+    class Iterable:
+        def __init__(self, feed):
+            self.feed = feed
+            self.spec, self.get_state, self.set_state = feed.spec, feed.get_state, feed.set_state
+
+        def __iter__(self):
+            return iter(self.feed)
+
+    for steps in (3, 6):
+        with feed_of() as feed:
+            fitted = fit(Iterable(feed), init, loss, optax.sgd(RATE), steps=steps, checkpoint_dir=tmp_path)
+    assert (fitted.progress.resumed, fitted.progress.step) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"init": {}}, "init must be a function, got dict"),
+        ({"loss": None}, "loss must be a function, got NoneType"),
+        ({"optimizer": optax.sgd}, "optimizer must be an optax transformation"),
+        ({"optimizer": 0.1}, "optimizer must be an optax transformation such as .*, got 0.1"),
+        ({"callbacks": print}, "callbacks must be a list of functions of a Progress"),
+        ({"practices": None}, "practices must be a feedline.trainer.Practices, got None"),
+        ({"after_step": 3}, "after_step must be a function, got int"),
+        (
+            {"init": lambda key: {"a": [jnp.zeros((), int)]}},
+            r"params\['a'\]\[0\] is int32; a gradient cannot change",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused(arguments, told):
+    given = {"init": init, "loss": loss, "optimizer": optax.sgd(RATE), "steps": 1, **arguments}
+    with feed_of() as feed, pytest.raises(TypeError, match=told):
+        fit(feed, **given)
 
 
 def test_a_bad_loss_of_a_stream_names_its_step(tmp_path):
@@ -286,9 +445,22 @@ def test_refused_arguments(options, told):
 
 
 def test_refused_evaluations():
-    with feed_of(epochs=1) as finite, feed_of() as endless, feed_of("jit_single", epochs=1) as one_device:
+    fitted_before = fit_on(feed_of(), steps=1)
+    with (
+        feed_of(epochs=1) as finite,
+        feed_of() as endless,
+        feed_of("jit_single", epochs=1) as one_device,
+        feed_of(epochs=2) as twice,
+        feed_of(epochs=1, steps_per_call=4) as several,
+    ):
         with pytest.raises(ValueError, match="an evaluation feed with epochs=None would never end"):
             fit_on(feed_of(), steps=5, evaluation=endless, evaluate_every=10)
+        with pytest.raises(ValueError, match="one by one; build it with steps_per_call=1"):
+            fitted_before.evaluate(several)
+        with pytest.raises(ValueError, match="epochs=2 counts each row several times; build it with epochs=1"):
+            fitted_before.evaluate(twice)
+        with pytest.raises(ValueError, match="the evaluation would take the rows of the training"):
+            fit(finite, init, loss, optax.sgd(RATE), steps=5, evaluation=finite, evaluate_every=10)
         with pytest.raises(ValueError, match=r"a multiple of report_every.*got 15 and 10"):
             fit_on(feed_of(), steps=5, evaluation=finite, evaluate_every=15)
         fitted = fit_on(feed_of(), steps=5)

@@ -130,6 +130,8 @@ def test_refused_sizes(field):
         ((jnp.zeros((), jnp.int32), {}), "its loss is int32"),
         ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"its accuracy is float32\[4\]"),
         ((jnp.zeros(()), {"loss": jnp.zeros(())}), 'the name "loss" means something else in the history'),
+        ((jnp.zeros(()), {1: jnp.zeros(())}), "the names of metrics are strings, got 1"),
+        ((jnp.zeros(()), {"a": {"b": jnp.zeros(())}}), "its a is a dict: give each number a name of its own"),
         ((jnp.zeros(()), {"step": jnp.zeros(())}), 'the name "step" means something else'),
         ((jnp.zeros(()), {"eval_x": jnp.zeros(())}), 'the name "eval_x" means something else'),
     ],
