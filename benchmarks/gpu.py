@@ -1,7 +1,7 @@
 """Does feedline keep a GPU as busy as its link to the host allows, and as its arithmetic?
 
-    python benchmarks/gpu.py --out gpu.json                    # all parts in eight minutes; on a CPU always --quick
-    python benchmarks/gpu.py --part modes --out gpu.json       # one part in up to eight minutes; the others are kept
+    python benchmarks/gpu.py --out gpu.json                 # all parts in eight minutes; on a CPU always --quick
+    python benchmarks/gpu.py --part modes --out gpu.json    # one part in eight minutes; the others are kept
     python benchmarks/plot_gpu.py gpu.json gpu.png
 
 Refuted, on a GPU, if
@@ -12,11 +12,11 @@ Refuted, on a GPU, if
     since device memory is allocated only after the compute that was enqueued before;
   - at prefetch 2 the accelerator utilisation (batches × step on resident data ÷ wall time) is below 0.99 where a
     step is 10 % longer than a batch takes to arrive;
-  - a step of the reference MLP (90 × 2056 ReLU) in bfloat16 reaches less than 0.6 of the rate of matrix products in
-    bfloat16, of a hidden layer or of 8192 × 8192, whichever is faster;
+  - a step of the reference MLP (90 × 2056 ReLU) in bfloat16 reaches less than 0.6 of the rate of matrix products
+    in bfloat16, of a hidden layer or of 8192 × 8192, whichever is faster;
   - device memory, host memory, arrays or slabs grow steadily with the steps of a training of 10,000.
-How fast feeds deliver rows of several sizes, as a share of the memory limit, what each mode of the trainer costs, and
-what each of its practices brings, are shown without a threshold.
+How fast feeds deliver rows of several sizes, as a share of the memory limit, what each mode of the trainer costs,
+and what each of its practices brings, are shown without a threshold.
 
 On CPUs the same cases run with small sizes, and no claim is judged: placing an aligned array is no copy there, and
 compute and input share the cores. No figure for a GPU exists yet: statements about GPUs are from XLA's source.

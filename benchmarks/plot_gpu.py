@@ -5,6 +5,8 @@
 Needs matplotlib, which `pip install feedline[bench]` brings.
 """
 
+import functools
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -19,21 +21,23 @@ COLOURS = {"pinned": "#9aa0a6", "staged": "#d1495b", "pageable": "#30638e", "reg
 
 
 def draw(result, path):
-    """Draw a panel for each question. The panel of a section without results stays empty."""
-    figure, panels = plt.subplots(2, 2, figsize=(12, 8), layout="constrained")
+    """Draw a panel for each question. The first four stay empty without results, the others are left out."""
     results = {name: found["results"] for name, found in result["sections"].items()}
-    _transfer(panels[0, 0], results["transfer"] + results["registered"], result["machine"]["devices"])
-    _overlap(panels[0, 1], results["overlap"])
-    _utilisation(panels[1, 0], results["utilisation"])
-    _feed(panels[1, 1], results["feed"])
-    for panel in panels.flat:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(axis="y", alpha=0.3)
-        panel.set_axisbelow(True)
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=7)
-        else:
-            panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
+    devices = result["machine"]["devices"]
+    sent = [*results.get("transfer", []), *results.get("registered", [])]
+    drawn = [
+        lambda panel: _transfer(panel, sent, devices),
+        lambda panel: _overlap(panel, results.get("overlap", [])),
+        lambda panel: _utilisation(panel, results.get("utilisation", [])),
+        lambda panel: _feed(panel, results.get("feed", [])),
+    ]
+    for name, draw_part in (("modes", _modes), ("practices", _practices), ("memory", _memory)):
+        if results.get(name):
+            drawn.append(functools.partial(draw_part, results=results[name]))
+    lines = -(-len(drawn) // 2)
+    figure, panels = plt.subplots(lines, 2, figsize=(12, 4 * lines), layout="constrained")
+    for panel, draw_part in itertools.zip_longest(panels.flat, drawn):
+        _panel(panel, draw_part)
     machine = result["machine"]
     judged = "" if machine["platform"] == "gpu" else "; not a GPU: nothing can be judged by it"
     figure.suptitle(
@@ -42,6 +46,21 @@ def draw(result, path):
         fontsize=10,
     )
     figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _panel(panel, draw_part):
+    if draw_part is None:
+        panel.set_axis_off()
+        return
+    draw_part(panel)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(axis="y", alpha=0.3)
+    panel.set_axisbelow(True)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=7)
+    else:
+        panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
 
 
 def _transfer(panel, results, devices):
@@ -97,6 +116,46 @@ def _feed(panel, results):
         panel.bar(at, rates, 0.8 / len(names), label=label, color=colour)
     panel.set_xticks(range(len(results)), [f"{each['row_bytes']} B" for each in results])
     panel.set(title="Feeds of shuffled rows, beside the memory limit", xlabel="size of a row", ylabel="GB/s")
+
+
+def _modes(panel, results):
+    """The step as a share of the rate of matrix products: float32 in each mode, and bfloat16."""
+    shares = [(f"{e['mode']}\nfloat32", e["of_matmul"]) for e in results if "of_matmul" in e and "mode" in e]
+    shares += [(f"jit_multi\n{e['compute']}", e["of_matmul"]) for e in results if "compute" in e]
+    names = [name for name, _ in shares]
+    panel.bar(names, [share for _, share in shares], 0.6, color="#30638e", label="step on a resident batch")
+    panel.axhline(0.6, color="black", linewidth=0.8)
+    panel.set(title="MLP step ÷ matrix products in its dtype (line: 0.6, for bfloat16)", ylabel="share")
+    panel.tick_params(axis="x", labelsize=8)
+
+
+def _practices(panel, results):
+    names = [f"{each['case']} ({each['workload']})" for each in results]
+    at = range(len(results))
+    panel.barh(at, [each["ratio"] for each in results], 0.6, color="#30638e", label="median")
+    dots = [(ratio, i) for i, each in enumerate(results) for ratio in each["ratios"]]
+    panel.plot(*zip(*dots, strict=True), "k.", markersize=3, label="round")
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_yticks(at, names, fontsize=7)
+    panel.invert_yaxis()
+    panel.set(title="Time of a step with each practice", xlabel="on ÷ off")
+
+
+def _memory(panel, results):
+    (found,) = results[:1]
+    held = found["held"]
+    shown = {
+        "host, resident": [shot["host_bytes"] for shot in held.values()],
+        "first device, live": [shot["device_bytes"][0] for shot in held.values()],
+        "first device, peak": [shot["peak_bytes"][0] for shot in held.values()],
+    }
+    for i, (name, sizes) in enumerate(shown.items()):
+        if None not in sizes:  # a CPU counts no peak
+            panel.bar([k + (i - 1) * 0.27 for k in range(3)], [size / 2**20 for size in sizes], 0.27, label=name)
+    panel.set_xticks(range(3), [f"{when}: step {shot['step']:,}" for when, shot in held.items()])
+    panel.set_yscale("symlog", linthresh=1)
+    growths = len(found["growths"])
+    panel.set(title=f"Memory in {found['steps']:,} steps: {growths} kinds grow", ylabel="MiB (logarithmic)")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""Does anything grow while `fit` trains for thousands of steps: device memory, host memory, arrays, slabs?"""
+
+import functools
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+import feedline
+from feedline.bench.modes import step_s
+from feedline.trainer.fitting import fit
+from feedline.trainer.memory import MemoryWatch, snapshot
+from feedline.trainer.modes import AXIS, mesh_for
+
+_BATCHES = 16  # in the data, so that it is read many times
+
+
+def memory_cases(scale):
+    """A small training, watched."""
+    return {f"{scale.watched_steps:,} steps": functools.partial(_watched, scale)}
+
+
+def _watched(scale):
+    workload, steps = scale.watched, scale.watched_steps
+    task, warm_up = workload.task(), max(40, steps // 20)
+    sharding = NamedSharding(mesh_for("jit_multi"), PartitionSpec(AXIS))
+    with feedline.Feed(workload.data(_BATCHES), workload.rows, sharding) as feed:
+        watch = MemoryWatch(feed, warm_up=warm_up, on_growth="ignore")
+        held = {"start": snapshot(0, feed)}
+
+        def after_step(step):
+            watch.after_step()
+            if step == warm_up:
+                held["warm"] = snapshot(step, feed)
+
+        fitted = fit(feed, task.init, task.loss, task.optimizer, steps=steps, after_step=after_step)
+        held["end"] = snapshot(steps, feed)
+        grown = watch.growths()
+        table = watch.report()
+    return {
+        "steps": steps,
+        "warm_up": warm_up,
+        "step_ms": step_s(fitted.progress) * 1e3,
+        "held": {
+            when: {**shot._asdict(), "live_arrays": sum(shot.arrays.values())} for when, shot in held.items()
+        },
+        "growths": [growth._asdict() for growth in grown],
+        "report": table,
+    }
