@@ -126,16 +126,17 @@ def _draw_modes(axes: Any, results: dict[str, Any]) -> None:
         at = [k + (i - 0.5) * 0.4 for k in range(len(ran))]
         axes.bar(at, [found[name] for found in ran.values()], 0.4, label=label)
     axes.set_xticks(range(len(ran)), list(ran))
-    axes.set(ylabel="milliseconds a step", title="One training step in each mode")
-    axes.legend()
-    grid = axes.figure.add_gridspec(1, 2, width_ratios=(1, 1.1))
+    highest = max((max(found["step_ms"], found["fed_step_ms"]) for found in ran.values()), default=1)
+    axes.set(ylabel="milliseconds a step", title="A step in each mode", ylim=(0, 1.3 * highest))
+    axes.legend(loc="upper left", ncols=2)
+    grid = axes.figure.add_gridspec(1, 2, width_ratios=(1.4, 1))
     axes.set_subplotspec(grid[0])
     beside = axes.figure.add_subplot(grid[1])
     beside.axis("off")
     drawn = [
         f"{mode}\n{side_by_side(found['shardings'])}\n" for mode, found in modes.items() if "shardings" in found
     ]
-    beside.text(0, 1, "\n".join(drawn), family="monospace", size=4.5, linespacing=1, va="top")
+    beside.text(0, 1, "\n".join(drawn), family="monospace", size=5.5, linespacing=1, va="top")
 
 
 def _size(count: int) -> str:

@@ -56,7 +56,7 @@ class Pair:
 
     Attributes:
       workload: "large": that of the preset; "4 × rows": with as many times the rows, so that activations are
-        a large part of the memory; "short": a small one, whose steps take less than a millisecond.
+        a large part of the memory; "short": a small model, whose steps take a few milliseconds on CPUs.
       measure: what is timed: the "loop" alone, or with "saves" or "evaluations" every ten steps.
     """
 

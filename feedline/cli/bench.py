@@ -233,8 +233,8 @@ class ModesBenchmark(_Benchmark):
     """
 
     preset: Literal["small", "reference"] = "small"
-    rounds: int = 2
-    seconds: float = 0.3
+    rounds: int = 1
+    seconds: float = 0.5
 
     def results(self) -> dict[str, Any]:
         """The results of `feedline.bench.modes`."""
@@ -259,7 +259,7 @@ class PracticesBenchmark(_Benchmark):
     Attributes:
       preset: small: 6 hidden layers of 256 units, 1,024 rows a batch. reference: 90 hidden layers of 2,056
         units with 1,024 inputs, 6,912 rows a batch, for accelerators. What costs time on the host is measured
-        with steps under a millisecond.
+        with a small model, whose steps are short.
       rounds: how often each practice is measured on and off.
       seconds: how long each measurement takes.
     """
