@@ -3,6 +3,7 @@
 ::
 
     fitting      `fit`: the loop with checkpoints, evaluation, history and callbacks
+      fit_checks         refuses arguments that are wrong, or do not fit each other
     task         what is trained: initial state, one step, metrics; pure functions without devices
     practices    how a step is compiled and run: donation, dtypes, sharding
     modes        compiles a task for one device, a mesh, or pmap
