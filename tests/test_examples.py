@@ -85,7 +85,7 @@ def test_two_processes():
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("digits_convnet.py", "flights.py", 0.98), ("equinox_model.py", 0.97)]
+    ("name", "least"), [("digits_convnet.py", 0.98), ("equinox_model.py", 0.97)]
 )
 def test_models_of_digits(name, least):
     *before, last = printed(name)
