@@ -6,7 +6,8 @@
 
 Refuted, on a GPU, if
   - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out
-    of pinned memory. New NumPy arrays and memory registered with the devices (a private call) are measured, too;
+    of pinned memory. New NumPy arrays, memory registered with the devices (a private call), and memory registered
+    with CUDA and taken over by DLPack are measured, too;
   - at prefetch 2 less than 0.95 of the time of transfers lies under compute, in a profiler's trace, with a step
     twice as long as a batch takes to arrive. Prefetch 1 is the control: by XLA's source it should not overlap,
     since device memory is allocated only after the compute that was enqueued before;
@@ -35,6 +36,7 @@ import gpu_result
 import jax
 from gpu_feed import feed_cases
 from gpu_memory import memory_cases
+from gpu_pinned import pinned_cases
 from gpu_report import report, verdicts
 from gpu_scale import QUICK, Scale
 from gpu_steps import overlap_cases, utilisation_cases
@@ -45,11 +47,12 @@ import feedline
 from feedline.bench.machine import describe
 
 PARTS = {  # name: (cases, share of the time); unused time is left to the parts that follow
-    "transfer": (transfer_cases, 0.2),
+    "transfer": (transfer_cases, 0.16),
     "overlap": (overlap_cases, 0.12),
     "utilisation": (utilisation_cases, 0.14),
     "feed": (feed_cases, 0.12),
     "registered": (registered_cases, 0.04),
+    "pinned": (pinned_cases, 0.04),
     "memory": (memory_cases, 0.06),
     "modes": (modes_cases, 0.16),
     "practices": (practices_cases, 0.16),

@@ -17,14 +17,20 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-COLOURS = {"pinned": "#9aa0a6", "staged": "#d1495b", "pageable": "#30638e", "registered": "#edae49"}
+COLOURS = {
+    "pinned": "#9aa0a6",
+    "staged": "#d1495b",
+    "pageable": "#30638e",
+    "registered": "#edae49",
+    "dlpack": "#66a182",
+}
 
 
 def draw(result, path):
     """Draw a panel for each question. The first four stay empty without results, the others are left out."""
     results = {name: found["results"] for name, found in result["sections"].items()}
     devices = result["machine"]["devices"]
-    sent = [*results.get("transfer", []), *results.get("registered", [])]
+    sent = [each for part in ("transfer", "registered", "pinned") for each in results.get(part, [])]
     drawn = [
         lambda panel: _transfer(panel, sent, devices),
         lambda panel: _overlap(panel, results.get("overlap", [])),

@@ -84,9 +84,7 @@ def test_two_processes():
     assert steps == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 
 
-@pytest.mark.parametrize(
-    ("name", "least"), [("digits_convnet.py", 0.98), ("equinox_model.py", 0.97)]
-)
+@pytest.mark.parametrize(("name", "least"), [("digits_convnet.py", 0.98), ("equinox_model.py", 0.97)])
 def test_models_of_digits(name, least):
     *before, last = printed(name)
     accuracy = float(re.match(r"test accuracy (0\.\d+) over 360 images", last)[1])

@@ -34,7 +34,7 @@ def hang(scale):
 def refuses(scale):
     raise ValueError("no cases here")
 """
-PARTS = ("transfer", "overlap", "utilisation", "feed", "registered", "memory")
+PARTS = ("transfer", "overlap", "utilisation", "feed", "registered", "pinned", "memory")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -76,6 +76,7 @@ def test_the_parts_without_child_processes_run_on_cpu_devices(result):
         "utilisation": 3,
         "feed": 1,
         "registered": 2,
+        "pinned": 2,
         "memory": 1,
     }
     assert not any(found["errors"] or found["skipped"] for found in sections.values())
@@ -92,6 +93,8 @@ def test_the_parts_without_child_processes_run_on_cpu_devices(result):
         assert all(au > 0 for au in each["au"].values())
         assert each["headroom"] > -1
     assert all("not supported" in each["unavailable"] for each in sections["registered"]["results"])
+    for each in sections["pinned"]["results"]:
+        assert set(each["bytes_per_s"]) == {"dlpack", "pinned"}
     (watched,) = sections["memory"]["results"]
     assert (watched["steps"], watched["step_ms"] > 0) == (1000, True)
     assert [watched["held"][when]["step"] for when in ("start", "warm", "end")] == [0, 50, 1000]

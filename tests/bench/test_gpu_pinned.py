@@ -1,0 +1,104 @@
+"""Host memory that JAX takes over by DLPack: no copy, and it is kept until nothing reads it. Here of CPU devices."""
+
+import gc
+import importlib.util
+import time
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COUNT = 8
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("gpu_pinned_here", BENCHMARKS / "gpu_pinned.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    gc.collect()
+    assert module.in_use == {}  # each test lets go of everything
+
+
+@pytest.fixture
+def leaf(pinned):
+    (leaf,) = pinned._spec(1, 1, COUNT)
+    return leaf
+
+
+@pytest.fixture
+def slab(pinned, leaf):
+    return pinned.Slab(leaf.shape[0] * leaf.shape[1], jax.devices()[0])
+
+
+def test_a_global_array_lies_in_the_slab(pinned, leaf, slab):
+    slab.memory[...] = np.arange(slab.memory.size) % 251
+    array = pinned.global_array(slab, leaf)
+    assert (array.shape, array.sharding.spec) == (leaf.shape, leaf.sharding.spec)
+    np.testing.assert_array_equal(np.asarray(array).ravel(), slab.memory)
+    size = slab.memory.size // COUNT
+    places = [shard.data.unsafe_buffer_pointer() - slab.address for shard in array.addressable_shards]
+    assert places == [i * size for i in range(COUNT)]
+    assert [shard.device for shard in array.addressable_shards] == jax.devices()
+    slab.memory[0] = 77
+    assert int(array[0, 0]) == 77  # the same memory
+
+
+def test_an_array_keeps_its_slab(pinned, leaf, slab):
+    kept = weakref.ref(slab)
+    slab.memory[...] = 5
+    array = pinned.global_array(slab, leaf)
+    assert len(pinned.in_use) == COUNT
+    del slab
+    gc.collect()
+    part = array[: leaf.shape[0] // COUNT]
+    assert int(array.astype(jnp.int32).sum()) == 5 * array.size
+    del array
+    part.block_until_ready()
+    del part
+    gc.collect()
+    assert pinned.in_use == {}
+    # the fixture's own reference is the last one
+    assert kept() is not None
+
+
+def test_the_memory_is_kept_until_what_reads_it_is_done(pinned, leaf, slab):
+    """As a transfer does: the array is let go of at once, and the memory is written again once JAX lets go, too."""
+
+    @jax.jit
+    def later(x):  # reads x after long work
+        waited = jax.lax.fori_loop(0, 2000, lambda _, y: jnp.sin(y) + 1, jnp.full((64, 64), 0.5))
+        return x + (waited.sum() * 0).astype(x.dtype)
+
+    later(pinned.global_array(slab, leaf)).block_until_ready()
+    overlapped = 0
+    for k in range(1, 21):
+        slab.memory[...] = k
+        array = pinned.global_array(slab, leaf)
+        result = later(array)
+        del array
+        gc.collect()
+        overlapped += bool(pinned.in_use)  # else the work was done already
+        until = time.monotonic() + 30
+        while pinned.in_use and time.monotonic() < until:
+            time.sleep(0.0005)
+        assert pinned.in_use == {}
+        slab.memory[...] = 255
+        assert np.asarray(result).min() == np.asarray(result).max() == k
+    assert overlapped
+
+
+def test_without_cuda_it_says_so(pinned, monkeypatch):
+    monkeypatch.setattr(pinned.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(pinned.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    pinned._cuda_runtime.cache_clear()
+    with pytest.raises(OSError, match="there is no libcudart.so, which registers host memory; install jax"):
+        pinned._cuda_runtime()
+    with pytest.raises(OSError, match="cudaHostRegister failed with CUDA's error 712"):
+        pinned._check(712)
