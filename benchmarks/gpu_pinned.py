@@ -1,9 +1,9 @@
 """Host memory that a GPU reads directly: registered once with CUDA, and given to JAX by DLPack without a copy.
 
 A slab is page-aligned memory, registered by `cudaHostRegister` while it lives. Each shard of a batch is a view of
-it, which `jax.dlpack.from_dlpack` takes as an array of the memory kind "pinned_host" (since jax 0.10.2); the arrays
-of the shards make one global array, and `jax.device_put` sends that to the devices. A view keeps its slab until
-JAX calls its deleter, which is when no array and no transfer needs the memory.
+it, which `jax.dlpack.from_dlpack` takes as an array of the memory kind "pinned_host" (since jax 0.10.2). The
+arrays of the shards make one global array, and `jax.device_put` sends that to the devices. A view keeps its slab
+until JAX calls its deleter, which is when no array and no transfer needs the memory.
 
 On a CPU the same path runs with memory that nobody registers, to check everything but the speed.
 """
@@ -148,11 +148,8 @@ def _measured(mb, scale):
 def _cuda_runtime():
     """CUDA's runtime library: that of the wheels which jax uses, or the system's."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
-    found = [
-        path
-        for folder in folders
-        for path in glob.glob(os.path.join(folder, "nvidia", "*", "lib", "libcudart.so*"))
-    ]
+    wheels = (os.path.join(folder, "nvidia", "*", "lib", "libcudart.so*") for folder in folders)
+    found = [path for pattern in wheels for path in glob.glob(pattern)]
     for name in [*sorted(found), "libcudart.so", "libcudart.so.13", "libcudart.so.12"]:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)

@@ -1,4 +1,4 @@
-"""Host memory that JAX takes over by DLPack: no copy, and it is kept until nothing reads it. Here of CPU devices."""
+"""Host memory that JAX takes over by DLPack, on CPU devices: no copy, and kept until nothing reads it."""
 
 import gc
 import importlib.util
@@ -69,7 +69,7 @@ def test_an_array_keeps_its_slab(pinned, leaf, slab):
 
 
 def test_the_memory_is_kept_until_what_reads_it_is_done(pinned, leaf, slab):
-    """As a transfer does: the array is let go of at once, and the memory is written again once JAX lets go, too."""
+    """As a transfer does: the array is let go of at once; the memory is written again once JAX lets go, too."""
 
     @jax.jit
     def later(x):  # reads x after long work
@@ -98,7 +98,7 @@ def test_without_cuda_it_says_so(pinned, monkeypatch):
     monkeypatch.setattr(pinned.glob, "glob", lambda pattern: [])
     monkeypatch.setattr(pinned.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
     pinned._cuda_runtime.cache_clear()
-    with pytest.raises(OSError, match="there is no libcudart.so, which registers host memory; install jax"):
+    with pytest.raises(OSError, match=r"there is no libcudart.so, which registers host memory; install jax"):
         pinned._cuda_runtime()
     with pytest.raises(OSError, match="cudaHostRegister failed with CUDA's error 712"):
         pinned._check(712)
