@@ -73,7 +73,8 @@ def _transfer(panel, results, devices):
     """Transfers of one leaf to all devices."""
     shown = [each for each in results if each.get("devices") == devices and each["leaves"] == 1]
     for memory, colour in COLOURS.items():
-        found = sorted((e["mb"], e["bytes_per_s"][memory]) for e in shown if memory in e["bytes_per_s"])
+        found = [(e["mb"], e["bytes_per_s"][memory]) for e in shown if memory in e["bytes_per_s"]]
+        found.sort(key=lambda each: each[0])  # several parts measure the limit
         if found:
             sizes = [size for size, _ in found]
             panel.plot(sizes, [of["median"] / 1e9 for _, of in found], "o-", color=colour, label=memory)
