@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,6 +26,8 @@ from feedline.trainer.task import (
     over_devices,
     rows_in,
 )
+
+_log = logging.getLogger("feedline")
 
 Mode = Literal["jit_single", "jit_multi", "pmap"]
 AXIS = "data"
@@ -122,6 +125,7 @@ def compiled(
                 f"init must give floating-point arrays, and params{jax.tree_util.keystr(path)} is {leaf.dtype}; a "
                 "gradient cannot change it: keep it outside of the parameters"
             )
+    _warn_of_unused_valid(task, params, one)
     measured = jax.eval_shape(task.measure, params, one)[0]
     # jit and eval_shape sort the names of a dict
     names = ("loss", *(name for name in measured if name != "loss"))
@@ -167,6 +171,23 @@ def _check_valid(spec: Any) -> None:
                 f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
                 f"{valid.dtype}{list(valid.shape)}; rename yours"
             )
+
+
+def _warn_of_unused_valid(task: Task, params: Params, spec: Any) -> None:
+    """Log a warning if the batches are padded and the loss does not use `valid`, so that padding counts."""
+    if not isinstance(spec, Mapping) or "valid" not in spec:
+        return
+
+    def with_valid(valid: jax.Array, params: Params, batch: Batch) -> Any:
+        return task.means(params, {**batch, "valid": valid})
+
+    traced = jax.make_jaxpr(with_valid)(spec["valid"], params, spec).jaxpr
+    valid = traced.invars[0]
+    if not any(used is valid for equation in traced.eqns for used in equation.invars):
+        _log.warning(
+            'the batches have the leaf "valid", which is False for rows that must not count, and the loss does '
+            "not use it, so these rows count; take means with feedline.trainer.mean_of_valid(values, batch)"
+        )
 
 
 def _mesh_of(spec: Any) -> Mesh:
@@ -233,7 +254,10 @@ def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedShardi
     spec = jax.tree.leaves(build.spec)[0].sharding.spec
     axes = spec[build.rows_axis] if len(spec) > build.rows_axis else None
     if axes is None:
-        return None
+        raise ValueError(
+            "shard_state splits the state as the rows of a batch, and these are not split; give the feed a "
+            'sharding over an axis of the mesh, such as PartitionSpec("data")'
+        )
     shards = math.prod(build.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
     length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
     return NamedSharding(build.mesh, P(*[None] * -axis, axes)) if length else None

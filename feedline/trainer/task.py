@@ -101,7 +101,7 @@ class Task:
         Raises:
           TypeError: during tracing, if loss or metrics are no scalars.
         """
-        ((_, metrics), gradient) = jax.value_and_grad(self._loss_and_metrics, has_aux=True)(state.params, batch)
+        ((_, metrics), gradient) = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
         metrics, gradient = average((metrics, gradient), valid_rows(batch))
         gradient = jax.tree.map(jnp.conj, gradient)  # JAX's gradient of complex parameters points uphill
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
@@ -112,9 +112,10 @@ class Task:
     ) -> tuple[Metrics, jax.Array]:
         """The metrics of a batch, "loss" among them, and the number of its valid rows here, int32 []."""
         rows = valid_rows(batch)
-        return average(self._loss_and_metrics(params, batch)[1], rows), rows
+        return average(self.means(params, batch)[1], rows), rows
 
-    def _loss_and_metrics(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def means(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """What the loss function gives for a batch, checked: the loss, and all metrics with "loss" the first."""
         if self.compute is not None:
             params, batch = jax.tree.map(self._cast, (params, batch))
         loss, others = _checked(self.loss(params, batch))

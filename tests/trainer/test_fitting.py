@@ -307,6 +307,25 @@ def test_a_leaf_valid_that_is_not_about_padding_is_refused(valid):
         fit_on(feed_of(rows={"x": X, "y": Y, "valid": valid}), steps=1)
 
 
+def test_a_loss_that_counts_padding_is_warned_of(caplog):
+    def forgets(params, batch):
+        return jnp.mean(params["slope"].sum() * batch["y"]), {}
+
+    with feed_of(epochs=1, remainder="pad") as feed:
+        fitted = fit(feed, init, forgets, optax.sgd(0.0), steps=1)
+        assert "the loss does not use it, so these rows count; take means with" in caplog.text
+        caplog.clear()
+        with feed_of(epochs=1, remainder="pad") as test:
+            fitted.evaluate(test, loss)
+            assert caplog.text == ""
+            fitted.evaluate(test)
+    assert "these rows count" in caplog.text
+    caplog.clear()
+    fit_on(feed_of(epochs=1, remainder="pad"), steps=1)
+    fit_on(feed_of(), steps=1)
+    assert caplog.text == ""
+
+
 def test_complex_parameters_descend():
     z = (CHANCE.normal(size=(200, 2)) + 1j * CHANCE.normal(size=(200, 2))).astype(np.complex64)
     target = np.complex64([1 + 2j, -1j])

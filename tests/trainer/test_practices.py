@@ -143,6 +143,13 @@ def test_a_sharded_state_on_a_mesh_of_two_axes_is_split_over_the_axis_of_the_row
     assert state.params["b"].sharding.is_fully_replicated
 
 
+def test_a_state_cannot_be_split_as_rows_that_are_not():
+    batch = {"x": jax.device_put(np.ones((8, 8), np.float32), NamedSharding(sharding_of("jit_multi").mesh, P()))}
+    task = Task(lambda key: jnp.ones(8), lambda p, b: (jnp.mean(b["x"] @ p), {}), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="shard_state splits the state as the rows of a batch, and these are not"):
+        compiled(task, "jit_multi", batch, Practices(shard_state=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
 def test_a_checkpoint_may_be_of_a_sharded_or_a_replicated_state(before, after, tmp_path):
