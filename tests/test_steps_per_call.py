@@ -202,13 +202,12 @@ def test_bad_rows_are_masked_in_their_step():
 
 
 def test_memory_does_not_grow():
-    with feed_of(4) as feed:
-        for _ in range(20):
+    reading = feedline.Reading(threads=2, buffer=3)
+    with feed_of(4, reading=reading, prefetch=2) as feed:
+        for _ in range(300):
             next(feed)
-        slabs = feed.statistics().slabs
-        for _ in range(100):
-            next(feed)
-        assert feed.statistics().slabs == slabs
+        # those of docs/design.md, however the threads take turns; "y" is read into a slab of its own and cast
+        assert feed.statistics().slabs <= (len(ROWS) + 1) * (3 + 2 + 3)
 
 
 @pytest.mark.parametrize(
