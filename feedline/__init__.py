@@ -20,6 +20,7 @@ then one folder a stage, in the order in which data flows::
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     pipeline/   composes the stages
+    observe/    what batches cost, what limits a feed, and which setting to change
 
 and the other folders::
 

@@ -17,10 +17,13 @@ from feedline import state as states
 from feedline.agreement.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.loader.form import Transform
+from feedline.observe.report import Report
+from feedline.observe.window import Window
 from feedline.options import Order, Reading, checked_integer
 from feedline.order.schedule import Cursor, Remainder
 from feedline.pipeline.build import build
 from feedline.pipeline.loops import Loops
+from feedline.pipeline.observing import Observing
 from feedline.pipeline.request import Request
 from feedline.pipeline.shown import Shown
 from feedline.pipeline.stages import Pipeline, Placed
@@ -142,6 +145,7 @@ class Feed(Shown, ProcessBound):
         # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
         self._pipelines: list[Pipeline] = []
         self._counted = Counters()
+        self._observing = Observing(self._stages)
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:
@@ -173,7 +177,7 @@ class Feed(Shown, ProcessBound):
             try:
                 if len(self._pipelines) > 1:
                     self._forget_ended()
-                began = time.perf_counter()
+                asked = time.perf_counter()
                 placed = self._take()
                 metadata, steps = placed.metadata, self._request.steps_per_call
                 if metadata.bad:
@@ -181,21 +185,14 @@ class Feed(Shown, ProcessBound):
                         metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + steps
                     )
                 delivered = _Delivered(self._delivered.step + steps, metadata.after, metadata.lanes)
-                counted = self._counted.plus(
-                    steps,
-                    metadata.rows,
-                    metadata.dropped_rows,
-                    len(metadata.bad),
-                    metadata.read_s,
-                    metadata.transform_s,
-                    placed.place_s,
-                    time.perf_counter() - began,
-                )
+                counted = self._counted.plus(steps, metadata.rows, metadata.dropped_rows, len(metadata.bad))
+                self._observing.accounting.delivered(asked, time.perf_counter(), metadata.parts, placed.times)
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
+                self._observing.accounting.interrupted()
                 # give up the pipeline: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
@@ -293,13 +290,43 @@ class Feed(Shown, ProcessBound):
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
+        stages, counted, accounting = self._stages, self._counted, self._observing.accounting
+        sums, (wait_p50_s, wait_p99_s, wait_max_s) = accounting.sums()
+        window = Window.of(accounting.latest())
+        times = sums._asdict()
+        del times["empty_s"]  # readiness says it
         return Statistics(
-            **self._counted._asdict(),
+            **counted._asdict(),
+            **times,
+            placed_bytes=counted.batches * stages.placement.local_bytes // self._request.steps_per_call,
+            wait_p50_s=wait_p50_s,
+            wait_p99_s=wait_p99_s,
+            wait_max_s=wait_max_s,
+            transfer_s=accounting.transfer_s(),
+            au=window.au if window else None,
+            readiness=window.readiness if window else None,
             ready=sum(pipeline.waiting for pipeline in self._pipelines),
-            threads=self._stages.reading.threads or 0,
-            workers=self._stages.reading.workers,
-            slabs=self._stages.slabs,
+            threads=stages.reading.threads or 0,
+            workers=stages.reading.workers,
+            slabs=stages.staging.mapped,
+            host_bytes=stages.staging.mapped_bytes,
         )
+
+    def report(self) -> Report:
+        """What limits training, what that costs, and which setting to change. It may be printed.
+
+        Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
+
+        Raises:
+          ValueError: fewer than two batches were delivered one after the other.
+        """
+        report = self._observing.report()
+        if report is None:
+            raise ValueError(
+                "a report needs two batches that were taken one after the other, and this feed delivered "
+                f"{self._counted.batches}; call it after some steps"
+            )
+        return report
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -342,7 +369,7 @@ class Feed(Shown, ProcessBound):
             raise failure() or ValueError(_CLOSED) from None
 
     def _start(self) -> Pipeline:
-        pipeline = self._stages.start(self._delivered.cursor, self._delivered.lanes)
+        pipeline = self._stages.start(self._delivered.cursor, self._delivered.lanes, self._observing)
         close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
         close_on_abort(pipeline)
         self._pipelines.append(pipeline)
@@ -378,6 +405,7 @@ class Feed(Shown, ProcessBound):
             self._stages.access.check_cursor(delivered.cursor)
             self._stop(_MOMENT_S, reads=False)
             self._loops.moved(restored)
+            self._observing.accounting.interrupted()
             self._delivered, self._exhausted = delivered, False
 
     def _check_open(self) -> None:

@@ -10,54 +10,100 @@ from typing import NamedTuple
 class Statistics:
     """A snapshot, as `Feed.statistics()` returns it. It counts what was delivered since the feed was built.
 
+    Times are this process's, in seconds, summed over all batches. Those of threads are summed over threads, too,
+    and so may be more than the time that passed.
+
     Attributes:
       batches: global batches delivered.
       rows: rows in these batches, over all processes, without padding.
       dropped_rows: rows that the remainder left out, over all processes.
       bad_rows: rows of this process that were bad and were replaced. They are counted in `rows`, too.
-      read_s, transform_s: seconds of this process's reading threads; with several threads they add
-        up to more than the time that passed.
-      place_s: seconds that threads spent in the JAX calls that place batches. Transfers continue afterwards.
-      wait_s: seconds the training loop waited in `next`.
+      placed_bytes: bytes that this process placed of these batches.
+      read_s: reading rows from the source.
+      transform_s: in the transform.
+      stage_s: getting host memory; casts, cuts and copies into it.
+      place_s: in the JAX calls that place batches. Transfers continue afterwards.
+      read_cpu_s, host_cpu_s, place_cpu_s: processor time of the threads and workers that read, that transform and
+        stage, and that place. Of Grain's own threads it is unknown.
+      slot_s: for how long batches waited in host memory until fewer than `prefetch` placed ones were waiting.
+      queued_s: for how long placed batches waited until the training loop asked for them.
+      wait_s: for how long the training loop waited in `next`; `wait_p50_s`, `wait_p99_s` and `wait_max_s` are the
+        median, the 99th percentile (both to ±2.2 %) and the longest of these waits.
+      loop_s: the training loop's own time between two calls of `next`.
+      transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready. None:
+        not known yet.
+      au: accelerator utilisation, 0 to 1, over the latest batches (at most 256) after those that were read ahead
+        before the loop began: the loop's own time, without what it spent on batches whose transfer was still under
+        way, ÷ all time. If the loop never waits for its steps, this is a lower bound. None: not known yet.
+      readiness: the share of the same time in which a placed batch was ready. None: not known yet.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
       workers: Grain worker processes.
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.
+      host_bytes: bytes of the host buffers that are allocated now; workers have their own.
     """
 
     batches: int = 0
     rows: int = 0
     dropped_rows: int = 0
     bad_rows: int = 0
+    placed_bytes: int = 0
     read_s: float = 0.0
     transform_s: float = 0.0
+    stage_s: float = 0.0
     place_s: float = 0.0
+    read_cpu_s: float = 0.0
+    host_cpu_s: float = 0.0
+    place_cpu_s: float = 0.0
+    slot_s: float = 0.0
+    queued_s: float = 0.0
     wait_s: float = 0.0
+    wait_p50_s: float = 0.0
+    wait_p99_s: float = 0.0
+    wait_max_s: float = 0.0
+    loop_s: float = 0.0
+    transfer_s: float | None = None
+    au: float | None = None
+    readiness: float | None = None
     ready: int = 0
     threads: int = 0
     workers: int = 0
     slabs: int = 0
+    host_bytes: int = 0
 
     def __str__(self) -> str:
-        """Counts, mean times of a batch, and the threads, workers and slabs in use, as text.
+        """Counts, mean times of a batch, and what is in use, as text.
 
         Example:
-          >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, threads=2, slabs=6))
-          120 batches, 7,680 rows, 0 dropped, 0 bad
-          per batch: waited 500 µs, read 2 ms, transform 0 s, place 0 s
-          now: 0 batches ready, 2 threads, 0 workers, 6 slabs
+          >>> print(Statistics(batches=120, rows=7_680, wait_s=0.06, read_s=0.24, au=0.93, threads=2, slabs=6))
+          120 batches, 7,680 rows, 0 dropped, 0 bad, 0 B placed
+          per batch: waited 500 µs, loop 0 s, read 2 ms, transform 0 s, stage 0 s, place 0 s
+          waits: median 0 s, 99 % within 0 s, longest 0 s; AU 93 %
+          now: 0 batches ready, 2 threads, 0 workers, 6 slabs, 0 B of host memory
         """
-        times = {"waited": self.wait_s, "read": self.read_s, "transform": self.transform_s, "place": self.place_s}
-        each = ", ".join(f"{name} {_with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
+        times = {
+            "waited": self.wait_s,
+            "loop": self.loop_s,
+            "read": self.read_s,
+            "transform": self.transform_s,
+            "stage": self.stage_s,
+            "place": self.place_s,
+        }
+        each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
+        au = "not known yet" if self.au is None else f"{self.au:.0%}".replace("%", " %")
         return (
-            f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad\n"
+            f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad, "
+            f"{_bytes(self.placed_bytes)} placed\n"
             f"per batch: {each}\n"
-            f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, {self.slabs} slabs"
+            f"waits: median {with_unit(self.wait_p50_s)}, 99 % within {with_unit(self.wait_p99_s)}, "
+            f"longest {with_unit(self.wait_max_s)}; AU {au}\n"
+            f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, "
+            f"{self.slabs} slabs, {_bytes(self.host_bytes)} of host memory"
         )
 
 
-def _with_unit(seconds: float) -> str:
+def with_unit(seconds: float) -> str:
     """Example: 500 µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
@@ -65,37 +111,27 @@ def _with_unit(seconds: float) -> str:
     return "0 s"
 
 
+def _bytes(count: int) -> str:
+    """Example: 1.5 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    return f"{count} B"
+
+
 class Counters(NamedTuple):
-    """The fields of `Statistics` that each batch adds to. A tuple, because it is created for every batch."""
+    """The fields of `Statistics` that `next` counts itself. A tuple, because it is created for every batch."""
 
     batches: int = 0
     rows: int = 0
     dropped_rows: int = 0
     bad_rows: int = 0
-    read_s: float = 0.0
-    transform_s: float = 0.0
-    place_s: float = 0.0
-    wait_s: float = 0.0
 
-    def plus(
-        self,
-        batches: int,
-        rows: int,
-        dropped_rows: int,
-        bad_rows: int,
-        read_s: float,
-        transform_s: float,
-        place_s: float,
-        wait_s: float,
-    ) -> Counters:
+    def plus(self, batches: int, rows: int, dropped_rows: int, bad_rows: int) -> Counters:
         """These counters after one more delivery."""
         return Counters(
             self[0] + batches,
             self[1] + rows,
             self[2] + dropped_rows,
             self[3] + bad_rows,
-            self[4] + read_s,
-            self[5] + transform_s,
-            self[6] + place_s,
-            self[7] + wait_s,
         )

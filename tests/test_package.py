@@ -200,24 +200,25 @@ OF_FEEDLINE = {
     "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
+    "observe": ["observe"],  # values that stages return, and what follows from them
     "rows": ["rows", "order.schedule", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
     "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
-               "placement.plan", "errors", "options"],
+               "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
-                "runtime.jax_settings", "errors"],
+                "observe.times", "runtime.jax_settings", "errors"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],
     # the compositions
     # cluster.cores: the default number of threads
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch",
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe",
                  "order.schedule", "agreement", "cluster.cores", "state", "version", "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
-             "agreement.monitor", "runtime", "state", "statistics", "errors", "options"],
+             "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
     # beside them
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
@@ -237,6 +238,7 @@ FROM_OUTSIDE = {
     "runtime": ["jax"],
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
+    "observe": ["jax"],
     "rows": ["numpy", "jax"],
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain"],
@@ -391,7 +393,7 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    assert {path.partition("/")[0] for path in found} <= {"prefetch", "agreement", "cluster", "bench"}
+    assert {path.partition("/")[0] for path in found} <= {"prefetch", "observe", "agreement", "cluster", "bench"}
 
 
 LOADED = """

@@ -56,6 +56,11 @@ class Coordination:
             return True
         return False
 
+    def replace(self, key: str, value: str) -> None:
+        """Set the key's value, whether it has one or not."""
+        with _translated(f"replace {key}"):
+            self._client.key_value_set(key, value, allow_overwrite=True)
+
     def get(self, key: str, timeout_s: float) -> str:
         """Wait for the key's value and return it. TimeoutError if there is none after `timeout_s`."""
         with _translated(f"get {key}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Cuts, Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
+from feedline.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
@@ -49,20 +49,10 @@ class Part(NamedTuple):
 
 
 class PartResult(NamedTuple):
-    """How long a part took, in seconds of one thread, and which of its rows were bad."""
+    """How a part was made, and which of its rows were bad."""
 
-    read_s: float
-    transform_s: float
+    times: PartTimes
     bad: list[BadRow]
-
-    @classmethod
-    def sum(cls, parts: Sequence[PartResult]) -> PartResult:
-        """The result of several parts together."""
-        return cls(
-            sum(part.read_s for part in parts),
-            sum(part.transform_s for part in parts),
-            [row for part in parts for row in part.bad],
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,25 +87,34 @@ class BatchReader:
         Raises:
           RowError: a row is bad, and `bad_rows` is "raise" or no substitute was found. It names the row.
         """
-        results = []
+        results: list[PartResult] = []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
                 here = slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
                 results.append(self._fill(Part(start, offsets[here], cuts, buffers, here, _UNKNOWN)))
-        return results[0] if len(results) == 1 else PartResult.sum(results)
+        if len(results) == 1:
+            return results[0]
+        return PartResult(
+            together([each.times for each in results]), [row for each in results for row in each.bad]
+        )
 
     def _fill(self, part: Part) -> PartResult:
-        began = time.perf_counter()
+        watch, thread = Stopwatch(), this_thread()
         try:
             part = self._locate_and_read(part)
-            read_s = time.perf_counter() - began
-            self._finish(part)
+            read_s, read_cpu_s = watch.lap()
+            transform_s = self._finish(part)
+            finish_s, finish_cpu_s = watch.lap()
         except RowError as error:
             if part.indices is _UNKNOWN:
                 part = part._replace(indices=self.locate(part.start, part.offsets))
             bad = self._replace_bad(part, error)
-            return PartResult(time.perf_counter() - began, 0.0, bad)
-        return PartResult(read_s, time.perf_counter() - began - read_s, [])
+            read_s, read_cpu_s = watch.total()
+            return PartResult(PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad)
+        stage_s = finish_s - transform_s
+        return PartResult(
+            PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s), []
+        )
 
     def _locate_and_read(self, part: Part) -> Part:
         """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
@@ -136,20 +135,23 @@ class BatchReader:
         self._read(part)
         self._finish(part)
 
-    def _finish(self, part: Part) -> None:
-        """Transform and cast the rows that were read."""
+    def _finish(self, part: Part) -> float:
+        """Transform and cast the rows that were read. Returns the seconds in the transform."""
         buffers, here = part.buffers, part.here
         if buffers.direct:
-            return
+            return 0.0
         if self.form.by_leaf:
             for i, _ in part.cuts:
                 read, placed = buffers.read[i], buffers.leaves[i]
                 if placed is not read:
                     cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
-        else:
-            positions = None if self.form.transform is None else self._positions(part)
-            whole = [leaf[here] for leaf in buffers.read]
-            self.form.finish(whole, buffers.leaves, here, positions, part.indices)
+            return 0.0
+        whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
+        if self.form.transform is not None:
+            whole = self.form.transformed(self.form.transform, whole, self._positions(part), part.indices)
+        transform_s, _ = watch.lap()
+        self.form.write(whole, buffers.leaves, here, part.indices)
+        return transform_s
 
     def _positions(self, part: Part) -> BatchPositions:
         return self.schedule.positions(part.start, part.offsets)
@@ -226,20 +228,18 @@ class BatchReader:
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""
-        total = results[0] if len(results) == 1 else PartResult.sum(results)
-        leaves = buffers.leaves
+        leaves, bad = buffers.leaves, [row for each in results for row in each.bad]
         if self.form.mask is not None:
             valid = self.schedule.positions(start, self.form.mask).valid
-            leaves = self.form.with_mask(leaves, valid, total.bad)
+            leaves = self.form.with_mask(leaves, valid, bad)
         return HostBatch(
             leaves=leaves,
             after=self.schedule.after(start),
             lanes=None,
             rows=self.schedule.real_rows(start),
             dropped_rows=self.schedule.dropped_rows(before, start),
-            read_s=total.read_s,
-            transform_s=total.transform_s,
-            bad=sorted(total.bad),
+            parts=[each.times for each in results],
+            bad=sorted(bad),
         )
 
 

@@ -96,23 +96,18 @@ class LocalForm:
             groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
         return list(groups.values())
 
-    def finish(
-        self, read: list[Array], leaves: list[Array], part: slice, positions: BatchPositions | None, index: Indices
-    ) -> None:
-        """Transform rows that were read, and write the part that this process supplies into `leaves`.
+    def write(self, read: list[Array], leaves: list[Array], part: slice, index: Indices) -> None:
+        """Write the part that this process supplies of some rows into `leaves`.
 
         Args:
-          read: each leaf of these rows, in the source's dtypes.
+          read: each leaf of these rows, transformed if there is a transform.
           leaves: the leaves to place, with all rows. A leaf that shares memory with `read` is complete already.
           part: which of `rows` were read.
-          positions: the positions of these rows; only a transform needs them.
           index: the row indices of these rows.
 
         Raises:
           RowError: an integer does not fit.
         """
-        if self.transform is not None and positions is not None:
-            read = self._transformed(self.transform, read, positions, index)
         for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
             if np.may_share_memory(values, target) and self.transform is None:
                 continue
@@ -137,15 +132,22 @@ class LocalForm:
             valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
-    def _transformed(
-        self, transform: Transform, buffers: list[Array], positions: BatchPositions, index: Indices
+    def transformed(
+        self, transform: Transform, read: list[Array], positions: BatchPositions, index: Indices
     ) -> list[Array]:
+        """Each leaf of some rows after the transform.
+
+        Args:
+          read: each leaf of these rows, in the source's dtypes.
+          positions: the positions of these rows.
+          index: the row indices of these rows.
+        """
         keys = np.empty(len(index), np.uint64)
         for epoch, here in positions.stretches():
             keys[here] = keys_at(self.seed, epoch, positions.position[here])
         try:
             rows = Rows(positions.epoch, positions.position, index, keys)
-            batch = _called(transform, self.spec.tree(buffers), rows)
+            batch = _called(transform, self.spec.tree(read), rows)
         except Exception as error:
             error.add_note(
                 f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"

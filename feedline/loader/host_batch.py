@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from feedline.observe.times import PartTimes
 from feedline.order.schedule import Cursor
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array
@@ -19,7 +20,7 @@ class HostBatch(NamedTuple):
       lanes: the states of a stream's iterators after the batch; None with random access.
       rows: the number of rows of the global batch that are not padding.
       dropped_rows: the number of rows of the source that were left out since the previous batch.
-      read_s, transform_s: seconds that threads spent on the batch.
+      parts: how each of its parts was made.
       bad: the bad rows among those that this process supplies, ascending by their row of the global batch.
     """
 
@@ -28,8 +29,7 @@ class HostBatch(NamedTuple):
     lanes: dict[str, Any] | None
     rows: int
     dropped_rows: int
-    read_s: float
-    transform_s: float
+    parts: Sequence[PartTimes]
     bad: Sequence[BadRow]
 
     @classmethod
@@ -41,7 +41,6 @@ class HostBatch(NamedTuple):
             lanes=None,
             rows=sum(batch.rows for batch in batches),
             dropped_rows=sum(batch.dropped_rows for batch in batches),
-            read_s=sum(batch.read_s for batch in batches),
-            transform_s=sum(batch.transform_s for batch in batches),
+            parts=[part for batch in batches for part in batch.parts],
             bad=[row for batch in batches for row in batch.bad],
         )

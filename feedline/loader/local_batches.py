@@ -12,6 +12,7 @@ import numpy as np
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.host_batch import HostBatch
+from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
 
 
@@ -48,14 +49,17 @@ class LocalBatches:
         """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
         step, part_of_batch = divmod(part, self._parts_of_batch)
         start = self._start(number, step)
+        watch = Stopwatch()
         with self._lock:
             if number not in self._partial:
                 self._partial[number] = self._buffers.lease(), {}
             buffers, results = self._partial[number]
+        lease_s, lease_cpu_s = watch.lap()
         result: PartResult | Exception
         try:
             of_step = buffers if self._steps == 1 else buffers.of_step(step)
             result = self._reader.fill(start, part_of_batch, self._parts_of_batch, of_step)
+            result = result._replace(times=after_lease(result.times, watch.began, lease_s, lease_cpu_s))
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
             result = error
         with self._lock:

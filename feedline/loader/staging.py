@@ -58,13 +58,19 @@ class Staging:
         self._form = list(form)
         self._most_idle = idle
         self._idle = self._new_idle()
-        # Sizes of the slabs mapped so far. A number would need a lock, and an interrupt may leave that held
-        self._mapped: list[int] = []
+        # The slabs mapped so far. A number would need a lock, and an interrupt may leave that held
+        self._mapped: list[weakref.ref[mmap.mmap]] = []
 
     @property
     def mapped(self) -> int:
         """Slabs mapped so far. In a steady feed it stops growing."""
         return len(self._mapped)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the slabs that are mapped now, idle or leased."""
+        slabs = (slab() for slab in tuple(self._mapped))
+        return sum(len(slab) for slab in slabs if slab is not None)
 
     def lease(self) -> list[Array]:
         """An uninitialised array for each leaf, which starts on a page border."""
@@ -86,8 +92,8 @@ class Staging:
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def _map(self, size: int) -> Slab:
-        self._mapped.append(size)
         memory = mmap.mmap(-1, max(size, 1))
+        self._mapped.append(weakref.ref(memory))
         if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer faults while it is new, fewer TLB misses later
             memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, np.uint8)

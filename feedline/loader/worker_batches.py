@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import multiprocessing
+import os
 import re
 from typing import Any
 
@@ -18,6 +19,7 @@ from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.shared_memory import SharedLeaves, shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
+from feedline.observe.times import Stopwatch
 from feedline.options import Reading
 from feedline.order.schedule import ENDLESS, Cursor
 
@@ -36,7 +38,16 @@ class _BatchDataset(grain.MapDataset[HostBatch]):
     def __getitem__(self, k: Any) -> HostBatch:  # type: ignore[override]  # never called with a slice
         batch = self._batches.read(int(k), 0)
         assert batch is not None  # it has one part
-        return batch._replace(leaves=SharedLeaves(batch.leaves))  # type: ignore[arg-type]  # unpickled as a list
+        watch = Stopwatch()
+        shared: Any = SharedLeaves(batch.leaves)  # unpickled as a list
+        copy_s, copy_cpu_s = watch.lap()
+        (part,) = batch.parts
+        part = part._replace(
+            thread=f"worker {os.getpid()}",
+            stage_s=part.stage_s + copy_s,
+            host_cpu_s=part.host_cpu_s + copy_cpu_s,
+        )
+        return batch._replace(leaves=shared, parts=[part])
 
     def __reduce__(self) -> Any:
         return _BatchDataset, self._given

@@ -91,6 +91,11 @@ class RandomAccess:
         """Of the rows."""
         return self.reader.order
 
+    @property
+    def may_use_workers(self) -> bool:
+        """Whether worker processes could read the source."""
+        return self.steps_per_call == 1 and bool(getattr(self.reader.source, "picklable", True))
+
     def open(
         self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
     ) -> LocalBatches | WorkerBatches:

@@ -16,7 +16,8 @@ import numpy as np
 from feedline import state as states
 from feedline.agreement.agree import collective_build
 from feedline.agreement.all_gather import AllGather
-from feedline.agreement.coordination import coordination
+from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
@@ -85,12 +86,17 @@ def build(request: Request) -> Stages:
         except BaseException:
             stages.close()
             raise
-    return dataclasses.replace(stages, check=_check(request, stages, collective.key))
+    service, key = coordination(), collective.key
+    if service is None or key is None:
+        return stages
+    return dataclasses.replace(
+        stages, check=_check(service, key, request, stages), latest_values=LatestValues(service, key)
+    )
 
 
-def _check(request: Request, stages: Stages, key: str | None) -> ReplicaCheck | None:
-    service, every = coordination(), request.reading.check_replicas_every
-    if service is None or key is None or not every:
+def _check(service: Coordination, key: str, request: Request, stages: Stages) -> ReplicaCheck | None:
+    every = request.reading.check_replicas_every
+    if not every:
         return None
     rows, placement = stages.fingerprint["rows"], stages.placement
     size = request.batch_size * request.steps_per_call

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax
+
+from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
+from feedline.loader.staging import Staging
+from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
+from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading
 from feedline.order.schedule import Cursor
 from feedline.pipeline.access import Access
@@ -29,12 +33,19 @@ class Placed(NamedTuple):
     Attributes:
       batch: its tree of arrays.
       metadata: the host batch without its leaves.
-      place_s: seconds that placing took.
+      times: how it was placed.
     """
 
     batch: Any
     metadata: HostBatch
-    place_s: float
+    times: PlaceTimes
+
+
+class Observer(Protocol):
+    """Is told how batches are placed, by the threads that place them."""
+
+    def placed(self, times: PlaceTimes) -> None: ...
+    def transferred(self, began: float, ready_s: float) -> None: ...
 
 
 T = TypeVar("T")
@@ -55,6 +66,7 @@ class Stages:
       quarantine: for bad rows.
       owned: the source, if the feed opened it and so must close it.
       check: of batches against those of other processes.
+      latest_values: what the processes tell each other while they train; None if there is one process.
     """
 
     access: Access
@@ -65,18 +77,28 @@ class Stages:
     quarantine: Quarantine
     owned: RowSource | None
     check: ReplicaCheck | None = None
+    latest_values: LatestValues | None = None
 
-    def start(self, after: Cursor, lanes: dict[str, Any] | None) -> Pipeline:
+    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer) -> Pipeline:
         """A pipeline of the batches after the cursor `after`. The caller starts and closes it."""
         watch = Watch(self.reading)
         batches = self.access.open(after, lanes, self.reading, watch)
-        place = functools.partial(_place, self.placement, self.check)
+        place = _Place(self.placement, self.check, observer)
         return pipeline_of(batches, place, self.reading, self.prefetch, watch)
 
     @property
-    def slabs(self) -> int:
-        """Host buffers mapped so far."""
-        return self.access.buffers.staging.mapped
+    def staging(self) -> Staging:
+        """The host buffers."""
+        return self.access.buffers.staging
+
+    @property
+    def ahead(self) -> int:
+        """Deliveries that may have been made before the first one is taken."""
+        if not self.prefetch:
+            return 0
+        workers = self.reading.workers
+        each = self.reading.buffer if not workers else workers * (max(1, self.reading.buffer // workers) + 1)
+        return self.prefetch + each + 1
 
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. All pipelines have ended."""
@@ -101,9 +123,25 @@ def pipeline_of(
     return Prefetcher(batches, place, prefetch, watch) if prefetch else Synchronous(batches, place, watch)
 
 
-def _place(placement: Placement, check: ReplicaCheck | None, host: HostBatch) -> Placed:
-    if check is not None:
-        check(host.leaves, host.after)
-    began = time.perf_counter()
-    batch = placement.place(host.leaves)
-    return Placed(batch, host._replace(leaves=[]), time.perf_counter() - began)
+class _Place:
+    """Checks and places a host batch, and notes how long that took. Any thread may call it."""
+
+    def __init__(self, placement: Placement, check: ReplicaCheck | None, observer: Observer) -> None:
+        self._placement = placement
+        self._check = check
+        self._observer = observer
+        self._watch = TransferWatch(observer.transferred)
+
+    def __call__(self, host: HostBatch) -> Placed:
+        if self._check is not None:
+            self._check(host.leaves, host.after)
+        watch = Stopwatch()
+        batch = self._placement.place(host.leaves)
+        place_s, cpu_s = watch.lap()
+        arrays = jax.tree.leaves(batch)
+        ready = all(array.is_ready() for array in arrays)
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, place_s if ready else None)
+        if not ready:
+            self._watch(arrays, watch.began)
+        self._observer.placed(times)
+        return Placed(batch, host._replace(leaves=[]), times)

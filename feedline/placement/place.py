@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,15 @@ class Placement:
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
+
+    @functools.cached_property
+    def local_bytes(self) -> int:
+        """Bytes that this process supplies of a batch."""
+        leaves = jax.tree_util.tree_leaves(self.spec)
+        return sum(
+            math.prod(plan.local_shape) * leaf.dtype.itemsize
+            for plan, leaf in zip(self.plans, leaves, strict=True)
+        )
 
     # Flattened once: for a small batch on several devices, placing costs mostly Python time.
     @functools.cached_property

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
+from feedline.observe.times import Stopwatch
 from feedline.order.schedule import BatchPositions
 from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
 
 
+class HostTimes(NamedTuple):
+    """Seconds in the transform, seconds of casts and cuts after it, and the processor time of both."""
+
+    transform_s: float
+    stage_s: float
+    cpu_s: float
+
+
 def write_items(
     form: LocalForm, spec: RowSpec, first: Any, items: Iterable[Any], positions: BatchPositions, buffers: Buffers
-) -> tuple[float, list[BadRow]]:
+) -> tuple[list[BadRow], HostTimes]:
     """Write the rows of a batch that this process supplies.
 
     Args:
@@ -30,26 +38,32 @@ def write_items(
       buffers: the memory of the batch.
 
     Returns:
-      The time at which the last item had been written and the transform began, by `time.perf_counter`; and the bad
-      rows.
+      The bad rows, and the time that was spent after the items had been written.
 
     Raises:
       RowError: an item is bad, and `bad_rows` is "raise" or the first item is refused as well.
     """
     records = list(items)
-    written = 0.0
+    spent = HostTimes(0.0, 0.0, 0.0)
 
     def write(here: slice) -> None:
-        nonlocal written
+        nonlocal spent
         for i in range(here.start, here.stop):
             try:
                 write_record(records[i], spec, buffers.read, i)
             except (TypeError, ValueError, OverflowError) as error:
                 message = f"every item must have the form of the first: {error}"
                 raise RowError(message, stage="read", row=int(positions.position[i])) from error
-        written = time.perf_counter()
-        part = positions.part(here)
-        form.finish([leaf[here] for leaf in buffers.read], buffers.leaves, here, part, part.position)
+        watch = Stopwatch()
+        part, whole = positions.part(here), [leaf[here] for leaf in buffers.read]
+        if form.transform is not None:
+            whole = form.transformed(form.transform, whole, part, part.position)
+        transform_s, transform_cpu_s = watch.lap()
+        form.write(whole, buffers.leaves, here, part.position)
+        stage_s, stage_cpu_s = watch.lap()
+        spent = HostTimes(
+            spent.transform_s + transform_s, spent.stage_s + stage_s, spent.cpu_s + transform_cpu_s + stage_cpu_s
+        )
 
     bad: list[BadRow] = []
     try:
@@ -68,4 +82,4 @@ def write_items(
                 raise
             if positions.valid[i]:
                 bad.append(BadRow.of(failure, int(form.rows[i]), substitute=0))
-    return written, bad
+    return bad, spent

@@ -7,13 +7,13 @@ where their lanes end: only then are `valid` and the number of real rows known.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.host_batch import HostBatch
+from feedline.observe.times import PartTimes, Stopwatch, this_thread
 from feedline.order.schedule import BatchPositions, Cursor, Remainder
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes
@@ -73,7 +73,7 @@ def read_partial_batch(
     Args:
       after: the cursor after the batch; with remainder "wrap" the lane says where that is.
     """
-    began = time.perf_counter()
+    watch = Stopwatch()
     form, share = stream.form, stream.share
     parts = {lane.index: lane.take(share.items) for lane in lanes}
     if not share.pads and any(len(part) < share.items for part in parts.values()):
@@ -86,15 +86,19 @@ def read_partial_batch(
     positions = BatchPositions(epochs, in_lane * share.lanes + of_lane, np.ones(len(items), bool))
     leased = buffers.lease()
     records = (item.record for item in items)
-    read, bad = write_items(form, stream.first.spec, stream.first.item, records, positions, leased)
+    bad, host = write_items(form, stream.first.spec, stream.first.item, records, positions, leased)
+    total_s, cpu_s = watch.total()
+    read_s = total_s - host.transform_s - host.stage_s
+    times = PartTimes(
+        this_thread(), watch.began, read_s, host.transform_s, host.stage_s, cpu_s - host.cpu_s, host.cpu_s
+    )
     return HostBatch(
         leaves=leased.leaves,
         after=Cursor(lanes[0].epoch, lanes[0].position) if stream.remainder == "wrap" else after,
         lanes={str(lane.index): lane.state() for lane in lanes},
         rows=0,
         dropped_rows=0,
-        read_s=read - began,
-        transform_s=time.perf_counter() - read,
+        parts=[times],
         bad=bad,
     )
 

@@ -1,0 +1,251 @@
+"""What the batches of a feed cost: the times of each stage, summed, and one by one for the latest batches.
+
+The training thread appends one record a batch. The threads that place batches add the records up, and so does
+whoever asks.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import operator
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from feedline.observe.times import PartTimes, PlaceTimes
+
+_LATEST = 256
+"""Batches whose times are kept one by one."""
+_LOCK_WAITS = 16
+_SETTLE_EVERY = 16
+"""Batches after which a placing thread adds the records up."""
+_MOST_RECORDS = 1 << 12
+_BINS_PER_DOUBLING = 16
+"""Of the histogram of waits: a percentile is exact to ±2.2 %."""
+_SHORTEST_S = 1e-7
+
+
+class Delivered(NamedTuple):
+    """One call of `next`, as the training thread notes it.
+
+    Attributes:
+      asked, taken: when the training loop asked for the batch, and when it got it.
+      parts: how the batch was made.
+      placed: how it was placed.
+    """
+
+    asked: float
+    taken: float
+    parts: Sequence[PartTimes]
+    placed: PlaceTimes
+
+
+class BatchTimes(NamedTuple):
+    """The times of one delivered batch, in seconds.
+
+    Attributes:
+      taken: when the training loop got it.
+      read_s, transform_s, stage_s, place_s: of the threads that made it, summed over them.
+      read_cpu_s, host_cpu_s, place_cpu_s: their processor time; `host` is transform and stage.
+      slot_s: for how long it waited in host memory until it might be placed.
+      queued_s: for how long it then lay on the mesh until it was asked for.
+      empty_s: for how long no batch was ready before it.
+      wait_s: for how long the training loop waited for it.
+      late_s: for how long its transfer went on after the loop had got it; None: not known.
+      loop_s: the training loop's own time before it asked for this batch; None after a break.
+      drained: whether all batches that had been read ahead during a break were taken before it.
+    """
+
+    taken: float
+    read_s: float
+    transform_s: float
+    stage_s: float
+    place_s: float
+    read_cpu_s: float
+    host_cpu_s: float
+    place_cpu_s: float
+    slot_s: float
+    queued_s: float
+    empty_s: float
+    wait_s: float
+    late_s: float | None
+    loop_s: float | None
+    drained: bool
+
+    @property
+    def put(self) -> float:
+        """When it was placed."""
+        return self.taken - self.queued_s
+
+    @property
+    def host_s(self) -> float:
+        """Work on the host between reading and placing."""
+        return self.transform_s + self.stage_s
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all threads that made it."""
+        return self.read_cpu_s + self.host_cpu_s + self.place_cpu_s
+
+
+class Sums(NamedTuple):
+    """Sums over all batches delivered, in seconds; the fields are those of `BatchTimes`."""
+
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    stage_s: float = 0.0
+    place_s: float = 0.0
+    read_cpu_s: float = 0.0
+    host_cpu_s: float = 0.0
+    place_cpu_s: float = 0.0
+    slot_s: float = 0.0
+    queued_s: float = 0.0
+    empty_s: float = 0.0
+    wait_s: float = 0.0
+    loop_s: float = 0.0
+
+    def plus(self, batch: BatchTimes) -> Sums:
+        """These sums and one more batch."""
+        loop_s = batch.loop_s or 0.0
+        return Sums(*map(operator.add, self, (*batch[1:12], loop_s)))
+
+
+class Waits:
+    """A histogram of the times that the training loop waited, of constant size."""
+
+    def __init__(self) -> None:
+        self._bins: collections.Counter[int] = collections.Counter()
+        self._count = 0
+        self.max_s = 0.0
+
+    def add(self, wait_s: float) -> None:
+        """Count one wait."""
+        wait_s = max(wait_s, _SHORTEST_S)
+        self._bins[math.floor(math.log2(wait_s / _SHORTEST_S) * _BINS_PER_DOUBLING)] += 1
+        self._count += 1
+        self.max_s = max(self.max_s, wait_s)
+
+    def percentile_s(self, share: float) -> float:
+        """The wait that this share of the batches did not exceed, to ±2.2 %; 0 without a batch."""
+        rank, below = math.ceil(share * self._count), 0
+        for each in sorted(self._bins):
+            below += self._bins[each]
+            if below >= rank:
+                return min(self.max_s, _SHORTEST_S * 2 ** ((each + 0.5) / _BINS_PER_DOUBLING))
+        return 0.0
+
+
+class Accounting:
+    """Adds up what the batches of one feed cost.
+
+    `delivered` and `interrupted` are for the training thread; the other methods may be called by any.
+
+    Args:
+      ahead: batches that may have been made before the first one is taken.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead
+        # None: a break. Bounded, should an interrupt leave the lock held
+        self._records: collections.deque[Delivered | None] = collections.deque(maxlen=_MOST_RECORDS)
+        self._lock = threading.Lock()  # of all that follows
+        self._sums = Sums()
+        self._waits = Waits()
+        self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
+        self._before: float | None = None  # when the batch before was taken; None after a break
+        self._since_break = 0
+        # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
+        self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
+        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_LOCK_WAITS)
+
+    def delivered(self, asked: float, taken: float, parts: Sequence[PartTimes], placed: PlaceTimes) -> None:
+        """A batch was taken."""
+        self._records.append(Delivered(asked, taken, parts, placed))
+
+    def interrupted(self) -> None:
+        """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
+        self._records.append(None)
+
+    def placed(self, times: PlaceTimes) -> bool:
+        """A batch was placed. Adds up the records if there are many. Returns whether it did."""
+        if times.ready_s is not None:
+            self.transferred(times.began, times.ready_s)
+        if len(self._records) >= _SETTLE_EVERY:
+            self._settle(0.0)
+            began = time.perf_counter()
+            time.sleep(0)  # gives up the interpreter's lock, and takes it again
+            self._lock_waits_s.append(time.perf_counter() - began)
+            return True
+        return False
+
+    def transferred(self, began: float, ready_s: float) -> None:
+        """All arrays of the batch whose placing began then were ready so many seconds later."""
+        self._ready_s[began] = ready_s
+        while len(self._ready_s) > _LATEST:
+            with contextlib.suppress(KeyError):  # another thread was faster
+                self._ready_s.popitem(last=False)
+
+    def transfer_s(self) -> float | None:
+        """Mean seconds from the start of placing until all arrays were ready, lately; None: not known yet."""
+        latest = tuple(self._ready_s.copy().values())
+        return sum(latest) / len(latest) if latest else None
+
+    def sums(self) -> tuple[Sums, tuple[float, float, float]]:
+        """Sums over all batches delivered; and of the waits the 50th and the 99th percentile and the longest."""
+        self._settle(1.0)
+        waits = self._waits
+        return self._sums, (waits.percentile_s(0.5), waits.percentile_s(0.99), waits.max_s)
+
+    def latest(self) -> list[BatchTimes]:
+        """The latest batches, the oldest first."""
+        self._settle(1.0)
+        return list(self._latest)
+
+    def lock_wait_s(self) -> float:
+        """How long a thread that gave up the interpreter's lock waits for it: the median of a few tries."""
+        return statistics.median(self._lock_waits_s or [0.0])
+
+    def _settle(self, timeout_s: float) -> None:
+        """Add up what was delivered. Gives up after the timeout: another thread is doing the same."""
+        if not self._lock.acquire(timeout=timeout_s):
+            return
+        try:
+            for _ in range(len(self._records)):
+                self._add(self._records.popleft())
+        finally:
+            self._lock.release()
+
+    def _add(self, record: Delivered | None) -> None:
+        if record is None:
+            self._before, self._since_break = None, 0
+            return
+        asked, taken, parts, placed = record
+        put = placed.began + placed.place_s
+        self._since_break += 1
+        batch = BatchTimes(
+            taken,
+            sum(part.read_s for part in parts),
+            sum(part.transform_s for part in parts),
+            sum(part.stage_s for part in parts),
+            placed.place_s,
+            sum(part.read_cpu_s for part in parts),
+            sum(part.host_cpu_s for part in parts),
+            placed.place_cpu_s,
+            slot_s=max(0.0, placed.began - max((part.ended for part in parts), default=placed.began)),
+            queued_s=max(0.0, taken - put),
+            empty_s=max(0.0, put - (asked if self._before is None else self._before)),
+            wait_s=taken - asked,
+            late_s=None
+            if (ready_s := self._ready_s.get(placed.began)) is None
+            else max(0.0, placed.began + ready_s - taken),
+            loop_s=None if self._before is None else asked - self._before,
+            drained=self._since_break > self._ahead,
+        )
+        self._before = taken
+        self._sums = self._sums.plus(batch)
+        self._waits.add(batch.wait_s)
+        self._latest.append(batch)

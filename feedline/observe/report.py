@@ -1,0 +1,160 @@
+"""`Report`: what limits a feed, what that costs, and which setting to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+Bound = Literal["read", "host", "place", "compute", "straggler"]
+STAGES = {"read": "reading", "host": "host work", "place": "placing", "compute": "training loop"}
+"""What the stages are called in sentences. Host work is the transform, and casts and copies into host buffers."""
+
+
+class Change(NamedTuple):
+    """A setting to change, and what a simulation with the measured times predicts.
+
+    Attributes:
+      setting: its name, as in "Reading.threads" or "prefetch".
+      now, then: its value.
+      wait_share: the share of the time that the loop would wait.
+      stage: what becomes faster by it; None: nothing, but the feed works further ahead, or meanwhile.
+      stage_now_s, stage_then_s: time between two batches that this stage alone would allow.
+    """
+
+    setting: str
+    now: int
+    then: int
+    wait_share: float
+    stage: str | None = None
+    stage_now_s: float = 0.0
+    stage_then_s: float = 0.0
+
+
+class Straggler(NamedTuple):
+    """The process whose input is slower than that of the others.
+
+    Attributes:
+      process: its index.
+      stage: the stage in which it is slower: "read", "host" or "place".
+      stage_s, others_s: time a batch of that stage in this process, and the median of the others.
+    """
+
+    process: int
+    stage: str
+    stage_s: float
+    others_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What limits a feed, as `Feed.report()` returns it. `print` shows it as text, and a notebook as a page.
+
+    It judges the latest batches (at most 256), without those that were read ahead before the loop began.
+
+    Attributes:
+      bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
+        that place batches, and transfers), "compute" (the training loop itself: input is fast enough), or
+        "straggler" (another process's input is slower than that of all others).
+      au: accelerator utilisation, 0 to 1: the share of the time in which neither the loop nor its step waited
+        for a batch. With several processes, that of the process that waits most. If the loop never waits for its
+        steps, this is a lower bound.
+      wait_share: 1 − au.
+      headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
+        itself. 1.0 or less: this stage alone makes the loop wait.
+      advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
+      change: that setting and the prediction as values; None: no setting helps.
+      step_s: the mean time of a step: `loop_s` and `wait_s`.
+      loop_s: the loop's own time between two calls of `next`.
+      wait_s: the time in `next`.
+      late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
+      stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
+      cpu_s: processor seconds a batch of all threads that made it.
+      batches: how many were judged.
+      drained: whether what was read ahead before the loop began had been taken before; if not, there were too few
+        batches, and the report may be too good.
+      process: the index of this process.
+      straggler: the process that holds up the others; None: there is none, or one process.
+      settings: the feed's threads, workers, buffer and prefetch.
+    """
+
+    bound: Bound
+    au: float
+    wait_share: float
+    headroom: Mapping[str, float]
+    advice: str
+    change: Change | None
+    step_s: float
+    loop_s: float
+    wait_s: float
+    late_s: float
+    stages_s: Mapping[str, float]
+    cpu_s: float
+    batches: int
+    drained: bool
+    process: int
+    straggler: Straggler | None
+    settings: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as JSON values."""
+        values = dataclasses.asdict(self)
+        for name in ("change", "straggler"):
+            value = getattr(self, name)
+            values[name] = None if value is None else value._asdict()
+        return values
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what limits training, and what that costs."""
+        costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
+        if self.bound == "compute":
+            return f"compute limits training: {costs}"
+        if self.straggler is not None and self.bound == "straggler":
+            who = self.straggler
+            return (
+                f"process {who.process} holds up the others: its {STAGES[who.stage]} takes "
+                f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; {costs}"
+            )
+        return f"{STAGES[self.bound]} limits training: {costs}"
+
+    def __str__(self) -> str:
+        """The verdict, the times of the stages with their headroom, and the advice."""
+        lines = [
+            self.verdict,
+            f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
+            f"{milliseconds(self.wait_s)} ms waiting" + self._late(),
+        ]
+        host_s = self.stages_s["transform"] + self.stages_s["stage"]
+        times = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
+        for stage, headroom in self.headroom.items():
+            seconds = times.get(stage, self.loop_s)
+            each = "of the loop" if stage == "compute" else "of threads"
+            lines.append(
+                f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {_times(headroom)}"
+            )
+        judged = f"  judged by the latest {self.batches:,} batches"
+        if not self.drained:
+            judged += ", too few: some of them had been read ahead before the loop began"
+        return "\n".join([*lines, judged, f"advice: {self.advice}"])
+
+    def _late(self) -> str:
+        if self.late_s < 0.01 * self.step_s:
+            return ""
+        return f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
+
+
+def percent(share: float) -> str:
+    """Example: 41 %."""
+    return f"{share * 100:.0f} %"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits, without a unit: 0.123, 1.23, 12.3, 123, 1,234."""
+    value = seconds * 1e3
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
+    return f"{value:,.{digits}f}"
+
+
+def _times(headroom: float) -> str:
+    return "over 1000 ×" if headroom > 1000 else f"{headroom:.3g} ×"

@@ -1,0 +1,99 @@
+"""When, where and how long each stage worked on a batch. Stages return these values; nothing is shared.
+
+All times are seconds by `time.perf_counter`, which on Linux is the same clock in every process of a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class PartTimes(NamedTuple):
+    """How a thread or a worker process made a part of a process-local batch.
+
+    Attributes:
+      thread: its name.
+      began: when it began.
+      read_s: reading rows from the source.
+      transform_s: in the user's transform.
+      stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
+      read_cpu_s, host_cpu_s: the processor time of the thread: while it read; in the other two together.
+    """
+
+    thread: str
+    began: float
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    stage_s: float = 0.0
+    read_cpu_s: float = 0.0
+    host_cpu_s: float = 0.0
+
+    @property
+    def ended(self) -> float:
+        """When it ended."""
+        return self.began + self.read_s + self.transform_s + self.stage_s
+
+
+class PlaceTimes(NamedTuple):
+    """How a batch was placed.
+
+    Attributes:
+      thread: the name of the thread.
+      began: when it began.
+      place_s: in the JAX calls that make the global arrays. Transfers may continue afterwards.
+      place_cpu_s: the processor time of the thread in them.
+      ready_s: from `began` until all arrays were ready; None where that was not yet known.
+    """
+
+    thread: str
+    began: float
+    place_s: float
+    place_cpu_s: float
+    ready_s: float | None
+
+
+class Stopwatch:
+    """Measures consecutive stages of one thread: each `lap` returns its wall time and processor time in seconds.
+
+    Example:
+      >>> watch = Stopwatch()
+      >>> wall_s, cpu_s = watch.lap()
+      >>> wall_s >= 0 and cpu_s >= 0
+      True
+    """
+
+    __slots__ = ("_began_cpu", "_cpu", "_wall", "began")
+
+    def __init__(self) -> None:
+        self.began = self._wall = time.perf_counter()
+        self._began_cpu = self._cpu = time.thread_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last call, or since the start."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        lap = wall - self._wall, cpu - self._cpu
+        self._wall, self._cpu = wall, cpu
+        return lap
+
+    def total(self) -> tuple[float, float]:
+        """Seconds since the start."""
+        return time.perf_counter() - self.began, time.thread_time() - self._began_cpu
+
+
+def together(parts: Sequence[PartTimes]) -> PartTimes:
+    """Parts that one thread made one after the other, as one."""
+    sums = [sum(values) for values in zip(*(part[2:] for part in parts), strict=True)]
+    return PartTimes(parts[0].thread, parts[0].began, *sums)
+
+
+def after_lease(part: PartTimes, began: float, lease_s: float, lease_cpu_s: float) -> PartTimes:
+    """The part, with the time in which its thread got host memory for it."""
+    return part._replace(began=began, stage_s=part.stage_s + lease_s, host_cpu_s=part.host_cpu_s + lease_cpu_s)
+
+
+def this_thread() -> str:
+    """The name of the calling thread."""
+    return threading.current_thread().name

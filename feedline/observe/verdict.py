@@ -1,0 +1,275 @@
+"""Judges what limits a feed, and which setting to change, from the times of its latest batches. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from feedline.observe.model import Costs, Setting, simulated_wait_s
+from feedline.observe.report import STAGES, Bound, Change, Report, Straggler, milliseconds, percent
+from feedline.observe.window import Window
+
+Reader = Literal["threads", "workers", "stream", "caller"]
+LITTLE = 0.05
+"""A share of waiting below which training counts as limited by compute, as in XProf."""
+_SLOWER = 1.2
+"""How many times as slow as the others a process's stage must be to hold them up."""
+_HELD_S = 1e-3
+"""A thread that waits so long for the interpreter's lock shares it with Python code that holds it."""
+_MOST_THREADS = 16
+_MOST_BATCHES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Circumstances:
+    """How a feed works, and on what.
+
+    Attributes:
+      reader: what makes batches in host memory: "threads", "workers", the one thread of a "stream", or the
+        "caller".
+      threads, workers, buffer, prefetch: as in `Reading` and `Feed`.
+      cores: that this process may use.
+      lock_wait_s: how long a thread waits for the interpreter's lock.
+      may_use_workers: whether the source could travel to worker processes.
+      process: index of this process.
+    """
+
+    reader: Reader
+    threads: int
+    workers: int
+    buffer: int
+    prefetch: int
+    cores: int
+    lock_wait_s: float = 0.0
+    may_use_workers: bool = False
+    process: int = 0
+
+    @property
+    def readers(self) -> int:
+        """Threads or processes that make batches at a time."""
+        return {"threads": max(1, self.threads), "workers": self.workers}.get(self.reader, 1)
+
+    @property
+    def setting(self) -> Setting:
+        """The same for a simulation."""
+        if self.reader == "workers":
+            ahead = self.workers * (max(1, self.buffer // self.workers) + 1) + 1
+            return Setting(self.workers, False, 1, ahead, self.prefetch)
+        if self.reader == "threads":
+            parts = math.ceil(self.readers / self.buffer)
+            return Setting(self.readers, True, parts, self.buffer + 1, self.prefetch)
+        return Setting(1, True, 1, 1, 0 if self.reader == "caller" else self.prefetch)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessTimes:
+    """Mean times of a batch in one process, as it tells the others."""
+
+    process: int
+    read_s: float
+    host_s: float
+    place_s: float
+    wait_s: float
+    loop_s: float
+    readers: int
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the time that its loop waits."""
+        return self.wait_s / max(1e-12, self.wait_s + self.loop_s)
+
+    @property
+    def input_s(self) -> float:
+        """The time between two batches that its input would allow."""
+        return (self.read_s + self.host_s + self.place_s) / self.readers
+
+
+def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = ()) -> Report:
+    """The report on a feed.
+
+    Args:
+      window: the batches to judge by.
+      how: how the feed works.
+      others: the times of all processes, if there are several; this one's may be among them.
+    """
+    stage_s = {"read": window.mean("read_s"), "host": window.mean("host_s"), "place": window.mean("place_s")}
+    alone_s = {name: seconds / how.readers for name, seconds in stage_s.items()}
+    if how.reader == "workers":
+        alone_s["place"] = stage_s["place"]
+    alone_s["place"] = max(alone_s["place"], window.late_s and window.loop_s)
+    wait_share = 1 - window.au
+    bound: Bound = "compute"
+    if wait_share >= LITTLE:
+        bound = (
+            "place" if window.late_s > window.wait_s else max(("read", "host", "place"), key=alone_s.__getitem__)
+        )
+    change = None if bound == "compute" else _best_change(window, how, bound)
+    slow = straggler(others)
+    worst = wait_share
+    if slow is not None:
+        bound, worst = "straggler", max([wait_share, *(each.wait_share for each in others)])
+        change = change if slow.process == how.process else None
+    compute_s = max(1e-9, window.loop_s - window.late_s)
+    headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
+    return Report(
+        bound=bound,
+        au=1 - worst,
+        wait_share=worst,
+        headroom={**headroom, "compute": window.period_s / compute_s},
+        advice=_advice(bound, change, window, how, headroom, slow),
+        change=change,
+        step_s=window.period_s,
+        loop_s=window.loop_s,
+        wait_s=window.wait_s,
+        late_s=window.late_s,
+        stages_s={name: window.mean(f"{name}_s") for name in ("read", "transform", "stage", "place")},
+        cpu_s=window.mean("cpu_s"),
+        batches=len(window.batches),
+        drained=window.drained,
+        process=how.process,
+        straggler=slow,
+        settings={
+            "threads": how.threads,
+            "workers": how.workers,
+            "buffer": how.buffer,
+            "prefetch": how.prefetch,
+        },
+    )
+
+
+def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
+    """The process whose loop waits for input that is slower than the input of the others; None: there is none."""
+    if len(processes) < 2:
+        return None
+    slowest = max(processes, key=lambda each: each.input_s)
+    others = [each for each in processes if each is not slowest]
+    usual_s = statistics.median(each.input_s for each in others)
+    waits = max(slowest.wait_share, max(each.wait_share for each in processes)) >= LITTLE
+    if not waits or slowest.wait_share < LITTLE or slowest.input_s < _SLOWER * usual_s:
+        return None
+
+    def more_s(stage: str) -> float:
+        usual_s: float = statistics.median(getattr(each, f"{stage}_s") for each in others)
+        return float(getattr(slowest, f"{stage}_s")) - usual_s
+
+    stage = max(("read", "host", "place"), key=more_s)
+    stage_s = float(getattr(slowest, f"{stage}_s"))
+    return Straggler(slowest.process, stage, stage_s, stage_s - more_s(stage))
+
+
+def _best_change(window: Window, how: Circumstances, bound: str) -> Change | None:
+    """The change after which the loop waits least; of those that are as good, the first. None: none helps."""
+    now_s = _predicted_wait_s(window, how, how)
+    if now_s <= 0:
+        return None
+    candidates = [(each, _predicted_wait_s(window, how, changed)) for each, changed in _changes(how)]
+    if not candidates:
+        return None
+    enough_s = 0.02 * window.loop_s
+    best_s = max(enough_s, min(wait_s for _, wait_s in candidates))
+    (setting, now, then), wait_s = next(each for each in candidates if each[1] <= best_s * 1.02)
+    if wait_s > 0.9 * now_s:
+        return None
+    predicted_s = window.wait_s * wait_s / now_s
+    share = predicted_s / (predicted_s + window.loop_s)
+    if setting not in ("Reading.threads", "Reading.workers"):
+        return Change(setting, now, then, share)
+    stage_s = window.mean(f"{bound}_s")
+    return Change(setting, now, then, share, bound, stage_s / how.readers, stage_s / then)
+
+
+def _changes(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+    """Settings that may help, the cheapest first."""
+    if how.reader == "caller":
+        reader: Reader = "threads" if how.threads else "stream"
+        yield ("prefetch", 0, 2), dataclasses.replace(how, reader=reader, prefetch=2)
+        return
+    if how.reader == "threads":
+        for threads in range(how.readers + 1, _MOST_THREADS + 1):
+            yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
+    if how.reader == "workers" or (how.may_use_workers and _shares_lock(how)):
+        for workers in range(how.workers + 1, max(how.cores, how.workers + 1) + 1):
+            changed = dataclasses.replace(how, reader="workers", workers=workers, threads=0)
+            yield ("Reading.workers", how.workers, workers), changed
+    for name in ("buffer", "prefetch"):
+        size = getattr(how, name)
+        if name == "prefetch" or how.reader != "stream":
+            while (size := size * 2) <= _MOST_BATCHES:
+                label = "Reading.buffer" if name == "buffer" else name
+                yield (label, getattr(how, name), size), dataclasses.replace(how, **{name: size})
+
+
+def _predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
+    """How long the loop would wait for a batch."""
+    costs = [
+        Costs(batch.read_s + batch.host_s, batch.place_s, max(0.0, batch.loop_s or 0.0))
+        for batch in window.batches
+    ]
+    cpu_s = window.mean("cpu_s")
+    # threads that hold the interpreter's lock use one processor together
+    processors = 1 if then.reader == "threads" and _shares_lock(now) else then.cores
+    return simulated_wait_s(costs, then.setting, cpu_s / processors)
+
+
+def _shares_lock(how: Circumstances) -> bool:
+    return how.reader == "threads" and how.lock_wait_s > _HELD_S
+
+
+def _advice(
+    bound: str,
+    change: Change | None,
+    window: Window,
+    how: Circumstances,
+    headroom: dict[str, float],
+    slow: Straggler | None,
+) -> str:
+    if slow is not None and slow.process != how.process:
+        return f"look at process {slow.process}: its own report says what to change there"
+    if bound == "compute":
+        stage = min(headroom, key=lambda name: headroom[name])
+        return (
+            f"nothing to change: input could be {headroom[stage]:.2g} times as fast as the loop "
+            f"({STAGES[stage]} would bind next); a faster step trains faster"
+        )
+    if change is not None:
+        waits = f"wait {percent(1 - window.au)} → {percent(change.wait_share)}"
+        name = change.setting.removeprefix("Reading.")
+        if change.stage is None:
+            return f"{name} {change.now} → {change.then}: {waits}"
+        return (
+            f"{name} {change.now} → {change.then}: {STAGES[change.stage]} {milliseconds(change.stage_now_s)} → "
+            f"{milliseconds(change.stage_then_s)} ms, {waits}"
+        )
+    return _without_a_setting(bound if slow is None else slow.stage, window, how)
+
+
+def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
+    """What to do where no setting of the feed helps."""
+    if bound == "place":
+        return (
+            "no setting helps: ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger "
+            "leaves"
+        )
+    spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
+    if how.reader == "stream":
+        return (
+            "no setting helps: one thread reads a stream; give the dataset workers by Grain's mp_prefetch, or use "
+            "a source with random access, which several threads can read"
+        )
+    if bound == "read" and cpu_s < 0.5 * spent_s:
+        return (
+            "no setting helps: storage is slower than training; read neighbouring rows together with "
+            "Order(shuffle=Blocks(...)), or copy the data to a faster disk or into memory"
+        )
+    if _shares_lock(how):
+        return (
+            f"no setting helps: {STAGES[bound]} holds the interpreter's lock, so threads take turns; use NumPy "
+            "calls on whole batches, or write rows to a file, so that Reading(workers=...) can be used"
+        )
+    return (
+        f"no setting helps: {STAGES[bound]} needs {milliseconds(cpu_s)} ms of processor time a batch on "
+        f"{how.cores} cores; make it cheaper, do it once and save the result, or do it in the step"
+    )

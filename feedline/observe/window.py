@@ -1,0 +1,87 @@
+"""The latest batches whose times say what limits a feed: those after the buffers had drained."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from feedline.observe.accounting import BatchTimes
+
+_FREE_RUN = 8
+"""Batches that must have been made without waiting for a slot until their rate is that of the input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Batches that the training loop took one after the other. All times are means of a batch, in seconds.
+
+    Attributes:
+      batches: their times, the oldest first; at least one.
+      last: how many of them, at the end, were taken without a break.
+      drained: whether what had been read ahead before the loop began was taken before them.
+    """
+
+    batches: Sequence[BatchTimes]
+    last: int
+    drained: bool
+
+    @classmethod
+    def of(cls, latest: Sequence[BatchTimes]) -> Window | None:
+        """The batches to judge by; None if the loop has not taken two batches one after the other."""
+        followed = [batch for batch in latest if batch.loop_s is not None]
+        drained = [batch for batch in followed if batch.drained]
+        judged = drained or followed
+        after_break = [i for i, batch in enumerate(latest) if batch.loop_s is None]
+        since = latest[after_break[-1] + 1 if after_break else 0 :]
+        last = sum(batch.drained or not drained for batch in since)
+        return cls(judged, last, bool(drained)) if judged else None
+
+    @property
+    def loop_s(self) -> float:
+        """The training loop's own time."""
+        return sum(batch.loop_s or 0.0 for batch in self.batches) / len(self.batches)
+
+    @property
+    def wait_s(self) -> float:
+        """What the training loop waits, or will wait once a full queue has drained.
+
+        A queue that was filled before hides that batches are made more slowly than they are taken. While no batch
+        had to wait for a slot, the time between two of them is that of the input.
+        """
+        waited = sum(batch.wait_s for batch in self.batches) / len(self.batches)
+        return max(waited, self._input_period_s() - self.loop_s)
+
+    @property
+    def period_s(self) -> float:
+        """Time of a step of the training loop."""
+        return self.loop_s + self.wait_s
+
+    @property
+    def au(self) -> float:
+        """The share of the time in which neither the loop nor its step waited for a batch, 0 to 1."""
+        return max(0.0, self.loop_s - self.late_s) / self.period_s if self.period_s else 1.0
+
+    @property
+    def late_s(self) -> float:
+        """For how long the transfer of a batch went on after the loop had got it, as far as that is known."""
+        late = [batch.late_s for batch in self.batches if batch.late_s is not None]
+        return sum(late) / len(late) if late else 0.0
+
+    @property
+    def readiness(self) -> float:
+        """The share of the time in which a placed batch was ready."""
+        return max(0.0, 1 - self.mean("empty_s") / self.period_s) if self.period_s else 1.0
+
+    def mean(self, field: str) -> float:
+        """The mean of a field of `BatchTimes`."""
+        return float(sum(getattr(batch, field) for batch in self.batches)) / len(self.batches)
+
+    def _input_period_s(self) -> float:
+        """Time between two batches while none waited for a slot; 0 if there was no such time lately."""
+        free = self.batches[len(self.batches) - self.last :]
+        limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.02 * self.loop_s]
+        free = free[limited[-1] if limited else 0 :]
+        if len(free) <= max(_FREE_RUN, len(self.batches) // 2):
+            return 0.0
+        puts = [batch.put for batch in free]
+        return (max(puts) - min(puts)) / (len(puts) - 1)

@@ -1,0 +1,130 @@
+"""Watches a running feed: keeps its accounts, warns once if training waits, and compares processes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+
+import jax
+
+from feedline.cluster.cores import own_cores
+from feedline.errors import FeedError
+from feedline.observe.accounting import Accounting
+from feedline.observe.report import Report
+from feedline.observe.times import PlaceTimes
+from feedline.observe.verdict import Circumstances, ProcessTimes, Reader, judge
+from feedline.observe.window import Window
+from feedline.pipeline.access import RandomAccess, StreamAccess
+from feedline.pipeline.stages import Stages
+
+_log = logging.getLogger("feedline")
+_WAITS_TOO_LONG = 0.2
+"""The share of waiting of which a warning tells: XProf calls more "highly input-bound"."""
+_WARN_AFTER_S = 60.0
+_PUBLISH_EVERY_S = 5.0
+
+
+class Observing:
+    """The accounts of one feed, and what follows from them. `placed` is called by the threads that place batches.
+
+    It refers to no pipeline and to no feed, so that reference counting frees a dropped feed.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        self.accounting = Accounting(stages.ahead)
+        self._stages = stages
+        # (time, seconds waited, seconds of the loop's own) at some moments of the last minute
+        self._past: collections.deque[tuple[float, float, float]] = collections.deque()
+        self._warned = False
+        self._published_at = time.monotonic()
+
+    def placed(self, times: PlaceTimes) -> None:
+        """A batch was placed. Now and then, looks at the accounts."""
+        if self.accounting.placed(times):
+            try:
+                self._warn_if_waiting()
+                self._publish()
+            except Exception:  # noqa: BLE001  a fault in what only observes must not end training
+                _log.exception("feedline could not judge how its feed works")
+
+    def transferred(self, began: float, ready_s: float) -> None:
+        """As `Accounting.transferred`."""
+        self.accounting.transferred(began, ready_s)
+
+    def report(self) -> Report | None:
+        """What limits training; None if too few batches were delivered."""
+        window = Window.of(self.accounting.latest())
+        return None if window is None else judge(window, self._circumstances(), self._processes(window))
+
+    def _circumstances(self) -> Circumstances:
+        stages, reading = self._stages, self._stages.reading
+        reader: Reader = "workers" if reading.workers else "threads"
+        if not stages.prefetch:
+            reader = "caller"
+        elif isinstance(stages.access, StreamAccess):
+            reader = "stream"
+        return Circumstances(
+            reader=reader,
+            threads=reading.threads or 0,
+            workers=reading.workers,
+            buffer=reading.buffer,
+            prefetch=stages.prefetch,
+            cores=own_cores(),
+            lock_wait_s=self.accounting.lock_wait_s(),
+            may_use_workers=isinstance(stages.access, RandomAccess) and stages.access.may_use_workers,
+            process=jax.process_index(),
+        )
+
+    def _warn_if_waiting(self) -> None:
+        """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""
+        if self._warned:
+            return
+        now, (sums, _) = time.monotonic(), self.accounting.sums()
+        self._past.append((now, sums.wait_s, sums.loop_s))
+        while len(self._past) > 1 and now - self._past[1][0] >= _WARN_AFTER_S:
+            self._past.popleft()
+        began, wait_s, loop_s = self._past[0]
+        waited_s, own_s = sums.wait_s - wait_s, sums.loop_s - loop_s
+        if now - began >= _WARN_AFTER_S and waited_s > _WAITS_TOO_LONG * (waited_s + own_s):
+            report = self.report()
+            if report is not None and report.bound != "compute":
+                self._warned = True
+                _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
+
+    def _publish(self) -> None:
+        """Tell the other processes, every few seconds, how long the stages of this one take."""
+        latest, now = self._stages.latest_values, time.monotonic()
+        if latest is None or now - self._published_at < _PUBLISH_EVERY_S:
+            return
+        self._published_at = now
+        window = Window.of(self.accounting.latest())
+        if window is not None:
+            with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
+                latest.publish(json.dumps(dataclasses.asdict(self._own_times(window))))
+
+    def _processes(self, window: Window) -> list[ProcessTimes]:
+        """The latest times of all processes; of this one as they are now. Empty if it is the only one."""
+        latest = self._stages.latest_values
+        if latest is None:
+            return []
+        found = {}
+        with contextlib.suppress(FeedError):
+            found = {process: ProcessTimes(**json.loads(text)) for process, text in latest.read().items()}
+        own = self._own_times(window)
+        return [*({**found, own.process: own}).values()]
+
+    def _own_times(self, window: Window) -> ProcessTimes:
+        how = self._circumstances()
+        return ProcessTimes(
+            how.process,
+            window.mean("read_s"),
+            window.mean("host_s"),
+            window.mean("place_s"),
+            window.wait_s,
+            window.loop_s,
+            how.readers,
+        )
