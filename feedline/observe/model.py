@@ -6,6 +6,7 @@ many batches may be read ahead, and one is placed only once fewer than `prefetch
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import heapq
 import math
@@ -70,7 +71,7 @@ def _waits(costs: list[Costs], setting: Setting) -> list[float]:
     """How long the training loop waits for each batch."""
     free = [0.0] * setting.readers  # when each reader has nothing to do
     placer = 0.0  # the same of the thread that only places
-    put: list[float] = []
+    put: list[float] = []  # ascending
     taken: list[float] = []
     waits: list[float] = []
     asked = 0.0
@@ -92,8 +93,9 @@ def _waits(costs: list[Costs], setting: Setting) -> list[float]:
         else:
             begin = max(begin, placer)
             placer = begin + cost.place_s
-        put.append(begin + cost.place_s)
-        waits.append(max(0.0, put[-1] - asked))
+        ready = begin + cost.place_s
+        bisect.insort(put, ready)
+        waits.append(max(0.0, ready - asked))
         taken.append(asked + waits[-1])
         asked = taken[-1] + cost.loop_s
     return waits

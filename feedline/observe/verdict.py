@@ -35,6 +35,7 @@ class Circumstances:
       lock_wait_s: how long a thread waits for the interpreter's lock.
       may_use_workers: whether the source could travel to worker processes.
       process: index of this process.
+      default_threads: that would read if `Reading.threads` were None.
     """
 
     reader: Reader
@@ -46,6 +47,7 @@ class Circumstances:
     lock_wait_s: float = 0.0
     may_use_workers: bool = False
     process: int = 0
+    default_threads: int = 2
 
     @property
     def readers(self) -> int:
@@ -106,7 +108,8 @@ def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (
         bound = (
             "place" if window.late_s > window.wait_s else max(("read", "host", "place"), key=alone_s.__getitem__)
         )
-    change = None if bound == "compute" else _best_change(window, how, bound)
+    waits_in_next = bound != "compute" and window.wait_s >= window.late_s
+    change = _best_change(window, how, bound) if waits_in_next else None
     slow = straggler(others)
     worst = wait_share
     if slow is not None:
@@ -165,12 +168,18 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
     now_s = _predicted_wait_s(window, how, how)
     if now_s <= 0:
         return None
-    candidates = [(each, _predicted_wait_s(window, how, changed)) for each, changed in _changes(how)]
-    if not candidates:
+    made_s = (window.mean("read_s") + window.mean("host_s") + window.mean("place_s")) / how.readers
+    tried: list[tuple[float, tuple[str, int, int]]] = []
+    for each, changed in _changes(how, fast_enough=made_s < window.loop_s):
+        tried.append((_predicted_wait_s(window, how, changed), each))
+        if tried[-1][0] <= 0.02 * window.loop_s:  # as good as none
+            break
+    if not tried:
         return None
-    enough_s = 0.02 * window.loop_s
-    best_s = max(enough_s, min(wait_s for _, wait_s in candidates))
-    (setting, now, then), wait_s = next(each for each in candidates if each[1] <= best_s * 1.02)
+    best_s = min(wait_s for wait_s, _ in tried)
+    wait_s, (setting, now, then) = next(
+        each for each in tried if each[0] <= max(best_s * 1.02, 0.02 * window.loop_s)
+    )
     if wait_s > 0.9 * now_s:
         return None
     predicted_s = window.wait_s * wait_s / now_s
@@ -181,12 +190,20 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
     return Change(setting, now, then, share, bound, stage_s / how.readers, stage_s / then)
 
 
-def _changes(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    """Settings that may help, the cheapest first."""
+def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+    """Settings that may help, the best first: room for batches if input is fast enough on average."""
     if how.reader == "caller":
-        reader: Reader = "threads" if how.threads else "stream"
-        yield ("prefetch", 0, 2), dataclasses.replace(how, reader=reader, prefetch=2)
+        yield (
+            ("prefetch", 0, 2),
+            dataclasses.replace(how, reader="threads", threads=how.default_threads, prefetch=2),
+        )
         return
+    kinds = (_more_room, _more_readers) if fast_enough else (_more_readers, _more_room)
+    for kind in kinds:
+        yield from kind(how)
+
+
+def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
     if how.reader == "threads":
         for threads in range(how.readers + 1, _MOST_THREADS + 1):
             yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
@@ -194,12 +211,18 @@ def _changes(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circums
         for workers in range(how.workers + 1, max(how.cores, how.workers + 1) + 1):
             changed = dataclasses.replace(how, reader="workers", workers=workers, threads=0)
             yield ("Reading.workers", how.workers, workers), changed
-    for name in ("buffer", "prefetch"):
+
+
+def _more_room(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+    names = (
+        {"prefetch": "prefetch"}
+        if how.reader == "stream"
+        else {"buffer": "Reading.buffer", "prefetch": "prefetch"}
+    )
+    for name, label in names.items():
         size = getattr(how, name)
-        if name == "prefetch" or how.reader != "stream":
-            while (size := size * 2) <= _MOST_BATCHES:
-                label = "Reading.buffer" if name == "buffer" else name
-                yield (label, getattr(how, name), size), dataclasses.replace(how, **{name: size})
+        while (size := size * 2) <= _MOST_BATCHES:
+            yield (label, getattr(how, name), size), dataclasses.replace(how, **{name: size})
 
 
 def _predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
@@ -248,6 +271,10 @@ def _advice(
 
 def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
     """What to do where no setting of the feed helps."""
+    if window.late_s > window.wait_s and how.prefetch < 2:
+        return (
+            f"prefetch {how.prefetch} → 2: a transfer overlaps with the step only if its batch is placed two ahead"
+        )
     if bound == "place":
         return (
             "no setting helps: ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger "

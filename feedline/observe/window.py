@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from feedline.observe.accounting import BatchTimes
@@ -30,18 +31,18 @@ class Window:
         """The batches to judge by; None if the loop has not taken two batches one after the other."""
         followed = [batch for batch in latest if batch.loop_s is not None]
         drained = [batch for batch in followed if batch.drained]
-        judged = drained or followed
+        judged = drained or followed[1:] or followed  # the step after the first batch compiles, as a rule
         after_break = [i for i, batch in enumerate(latest) if batch.loop_s is None]
         since = latest[after_break[-1] + 1 if after_break else 0 :]
-        last = sum(batch.drained or not drained for batch in since)
+        last = min(len(judged), sum(batch.drained or not drained for batch in since))
         return cls(judged, last, bool(drained)) if judged else None
 
-    @property
+    @functools.cached_property
     def loop_s(self) -> float:
         """The training loop's own time."""
         return sum(batch.loop_s or 0.0 for batch in self.batches) / len(self.batches)
 
-    @property
+    @functools.cached_property
     def wait_s(self) -> float:
         """What the training loop waits, or will wait once a full queue has drained.
 
@@ -79,7 +80,7 @@ class Window:
     def _input_period_s(self) -> float:
         """Time between two batches while none waited for a slot; 0 if there was no such time lately."""
         free = self.batches[len(self.batches) - self.last :]
-        limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.02 * self.loop_s]
+        limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.5 * self.loop_s]
         free = free[limited[-1] if limited else 0 :]
         if len(free) <= max(_FREE_RUN, len(self.batches) // 2):
             return 0.0

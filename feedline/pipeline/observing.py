@@ -19,6 +19,7 @@ from feedline.observe.times import PlaceTimes
 from feedline.observe.verdict import Circumstances, ProcessTimes, Reader, judge
 from feedline.observe.window import Window
 from feedline.pipeline.access import RandomAccess, StreamAccess
+from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
 
 _log = logging.getLogger("feedline")
@@ -77,6 +78,7 @@ class Observing:
             lock_wait_s=self.accounting.lock_wait_s(),
             may_use_workers=isinstance(stages.access, RandomAccess) and stages.access.may_use_workers,
             process=jax.process_index(),
+            default_threads=default_threads(),
         )
 
     def _warn_if_waiting(self) -> None:

@@ -59,4 +59,9 @@ class Request:
             return dataclasses.replace(self.reading, threads=0)
         if self.reading.threads is not None:
             return dataclasses.replace(self.reading, threads=max(1, self.reading.threads))
-        return dataclasses.replace(self.reading, threads=min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS))
+        return dataclasses.replace(self.reading, threads=default_threads())
+
+
+def default_threads() -> int:
+    """The threads that read if `Reading.threads` is None."""
+    return min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS)

@@ -1,0 +1,299 @@
+"""The accounts of a feed: times from records that were written by hand, and from real feeds."""
+
+import collections
+import gc
+import logging
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import LOOP_S, ROWS, Sleeping, trained
+
+import feedline
+from feedline.observe.accounting import Accounting, Waits
+from feedline.observe.times import PartTimes, PlaceTimes, Stopwatch, together
+from feedline.observe.transfers import TransferWatch
+from feedline.observe.window import Window
+from feedline.pipeline import observing
+from feedline.placement.place import Placement
+
+ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def delivered(accounting, asked, taken, part=(0.0, 0.0, 0.0), placing=(0.0, 0.0), ready_s=None):
+    """A batch that was read, transformed and staged in three times, and placed from a time on for so long."""
+    began = placing[0] - sum(part) - 0.5  # half a second in host memory
+    times = PlaceTimes("place", *placing, 0.001, ready_s)
+    accounting.delivered(asked, taken, [PartTimes("read", began, *part, 0.01, 0.02)], times)
+    return accounting.placed(times)
+
+
+def test_the_times_of_a_batch():
+    accounting = Accounting(ahead=1)
+    delivered(accounting, 10.0, 11.0, part=(0.1, 0.2, 0.3), placing=(10.5, 0.4))
+    delivered(accounting, 14.0, 14.5, part=(0.1, 0.0, 0.0), placing=(14.1, 0.2))
+    first, second = accounting.latest()
+    assert (first.read_s, first.transform_s, first.stage_s, first.place_s) == (0.1, 0.2, 0.3, 0.4)
+    assert (first.read_cpu_s, first.host_cpu_s, first.place_cpu_s) == (0.01, 0.02, 0.001)
+    assert first.cpu_s == pytest.approx(0.031)
+    assert first.slot_s == pytest.approx(0.5)
+    assert first.queued_s == pytest.approx(11.0 - 10.9)
+    assert first.put == pytest.approx(10.9)
+    assert (first.wait_s, first.loop_s, first.drained) == (1.0, None, False)
+    assert (second.wait_s, second.loop_s, second.drained) == (0.5, 3.0, True)
+    assert first.empty_s == pytest.approx(0.9)  # from 10.0, when it was asked for
+    assert second.empty_s == pytest.approx(3.3)  # from 11.0, when the one before was taken
+    sums, _ = accounting.sums()
+    assert (sums.read_s, sums.loop_s, sums.wait_s) == (pytest.approx(0.2), 3.0, 1.5)
+
+
+def test_the_time_of_a_break_is_not_the_loops_own():
+    accounting = Accounting(ahead=1)
+    for asked in (1.0, 2.0):
+        delivered(accounting, asked, asked)
+    accounting.interrupted()
+    for asked in (100.0, 101.0, 102.0):
+        delivered(accounting, asked, asked)
+    assert [batch.loop_s for batch in accounting.latest()] == [None, 1.0, None, 1.0, 1.0]
+    assert [batch.drained for batch in accounting.latest()] == [False, True, False, True, True]
+    assert accounting.sums()[0].loop_s == 3.0
+
+
+def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
+    accounting = Accounting(ahead=0)
+    delivered(accounting, 1.0, 1.0, placing=(0.5, 0.1), ready_s=0.1)
+    delivered(accounting, 2.0, 2.0, placing=(1.5, 0.1))
+    delivered(accounting, 3.0, 3.0, placing=(2.5, 0.1))
+    accounting.transferred(1.5, 1.25)  # ready at 2.75, and taken at 2.0
+    assert [batch.late_s for batch in accounting.latest()] == [0.0, 0.75, None]
+    assert accounting.transfer_s() == pytest.approx((0.1 + 1.25) / 2)
+    window = Window.of(accounting.latest())
+    assert window.late_s == 0.75  # the first batch has no time before it
+    assert window.au == pytest.approx(0.25)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_percentiles_of_waits(waits, share):
+    histogram = Waits()
+    for wait in waits:
+        histogram.add(wait)
+    exact = np.percentile(waits, 100 * share, method="inverted_cdf")
+    assert histogram.percentile_s(share) == pytest.approx(exact, rel=0.0225, abs=2e-7)
+    assert histogram.max_s == pytest.approx(max(waits), abs=2e-7)
+
+
+def test_parts_of_one_thread_together():
+    parts = [PartTimes("a", 1.0, 1, 2, 3, 4, 5), PartTimes("a", 9.0, 10, 20, 30, 40, 50)]
+    assert together(parts) == PartTimes("a", 1.0, 11, 22, 33, 44, 55)
+    assert parts[0].ended == 7.0
+
+
+def test_a_stopwatch_tells_work_from_waiting():
+    watch = Stopwatch()
+    time.sleep(0.05)
+    slept_s, slept_cpu_s = watch.lap()
+    began = time.thread_time()
+    while time.thread_time() - began < 0.05:
+        pass
+    worked_s, worked_cpu_s = watch.lap()
+    assert slept_s >= 0.05 > 10 * slept_cpu_s
+    assert worked_s >= worked_cpu_s >= 0.05
+    assert watch.total() >= (slept_s + worked_s, slept_cpu_s + worked_cpu_s)
+
+
+def test_several_threads_may_ask_while_the_loop_goes_on():
+    accounting, asking = Accounting(ahead=0), True
+
+    def ask():
+        while asking:
+            accounting.sums()
+            accounting.latest()
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(3000):
+        delivered(accounting, i + 0.0, i + 0.25, part=(1.0, 0, 0))
+    asking = False
+    for thread in threads:
+        thread.join()
+    sums, (median_s, _, longest_s) = accounting.sums()
+    assert (sums.read_s, sums.wait_s, sums.loop_s) == (3000, 750, 0.75 * 2999)
+    assert (longest_s, len(accounting.latest())) == (0.25, 256)
+    assert median_s == pytest.approx(0.25, rel=0.0225)
+
+
+def test_a_lock_that_an_interrupt_left_held_costs_no_memory(monkeypatch):
+    accounting = Accounting(ahead=0)
+    accounting._lock.acquire()
+    for i in range(10_000):
+        delivered(accounting, i, i)
+    assert len(accounting._records) < 5000
+
+
+def test_statistics_of_a_real_feed_agree_with_the_clock():
+    seen = []
+
+    def watch(feed):
+        seen.append((time.perf_counter(), feed.statistics()))
+
+    _, au = trained(read=4 * LOOP_S, host=2 * LOOP_S, place=LOOP_S, jitter=0.0, steps=40, watch=watch)
+    (began, first), (ended, last) = seen[0], seen[-1]
+    steps = last.batches - first.batches
+    assert last.read_s - first.read_s == pytest.approx(steps * 4 * LOOP_S, rel=0.15)
+    assert last.transform_s - first.transform_s == pytest.approx(steps * 2 * LOOP_S, rel=0.15)
+    assert last.place_s - first.place_s == pytest.approx(steps * LOOP_S, rel=0.3)
+    assert last.wait_s - first.wait_s + last.loop_s - first.loop_s == pytest.approx(ended - began, rel=0.05)
+    assert last.read_cpu_s < 0.2 * last.read_s  # it sleeps
+    assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s
+    assert last.au == pytest.approx(au, abs=0.02)
+    assert last.readiness < 0.3
+    assert last.placed_bytes == last.batches * ROWS * 4 * 4
+    assert last.host_bytes >= 3 * ROWS * 4 * 4
+    assert last.transfer_s == pytest.approx(last.place_s / last.batches, rel=0.3)
+
+
+def test_the_times_of_workers_come_with_their_batches(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((64, 4), np.float32))
+    reading = feedline.Reading(workers=1)
+    with feedline.Feed(tmp_path / "x.npy", 16, ONE, reading=reading, transform=_slowly, epochs=1) as feed:
+        assert len(list(feed)) == 4
+        told = feed.statistics()
+    assert told.transform_s >= 4 * 0.02
+    assert told.read_s > 0 < told.stage_s
+    assert told.host_cpu_s < told.transform_s
+
+
+def _slowly(batch, rows):
+    time.sleep(0.02)
+    return batch
+
+
+def test_the_times_of_a_stream():
+    import grain
+
+    def slow(row):
+        time.sleep(0.002)
+        return row
+
+    rows = [{"x": np.zeros(3, np.float32)}] * 64
+    stream = grain.MapDataset.source(rows).map(slow).to_iter_dataset(grain.ReadOptions(0, 0))
+    with feedline.Feed(stream, 16, ONE, epochs=1, transform=_slowly) as feed:
+        assert len(list(feed)) == 4
+        told = feed.statistics()
+        report = feed.report()
+    assert told.read_s >= 64 * 0.002
+    assert told.transform_s >= 4 * 0.02
+    assert report.bound in ("read", "host")
+    assert "one thread reads a stream" in report.advice or report.change is not None
+
+
+# --- transfers ---
+
+
+def slow_identity(batch):
+    """The same batch some time later, as after a transfer: the devices are busy with other things meanwhile."""
+
+    def later(x):
+        busy = jax.lax.fori_loop(0, 100, lambda _, y: jnp.tanh(y @ y), jnp.full((128, 128), x[0, 0] * 1e-3))
+        return x + 0 * busy.sum()
+
+    return jax.jit(lambda tree: jax.tree.map(later, tree))(batch)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "advice"), [(1, "prefetch 1 → 2"), (2, "no setting helps: ship fewer bytes")]
+)
+def test_a_slow_transfer_is_no_compute(monkeypatch, prefetch, advice):
+    """`next` returns at once, and the step waits for the data: the loop's own time is not all compute."""
+    place = Placement.place
+    monkeypatch.setattr(Placement, "place", lambda self, leaves: slow_identity(place(self, leaves)))
+    with feedline.Feed(Sleeping(0.0, 0.0, 1), ROWS, ONE, prefetch=prefetch) as feed:
+        for _ in range(40):
+            jax.block_until_ready(next(feed)["x"] + 1)
+        time.sleep(0.1)
+        report, told = feed.report(), feed.statistics()
+    assert told.transfer_s >= 0.005
+    assert report.bound == "place"
+    assert report.au < 0.5
+    assert report.advice.startswith(advice)
+    assert "still being transferred" in str(report)
+
+
+def test_transfers_are_watched_two_at_a_time_and_no_batch_is_kept(monkeypatch):
+    reports = collections.deque()
+    gate = threading.Event()
+    waited = jax.block_until_ready
+
+    def block(arrays):
+        gate.wait()
+        return waited(arrays)
+
+    monkeypatch.setattr(jax, "block_until_ready", block)
+    watch = TransferWatch(lambda began, ready_s: reports.append(began))
+    for began in range(10):
+        watch([jnp.zeros(2)], float(began))
+    gate.set()
+    while watch._watched.qsize():
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert reports[0] == 0.0
+    assert 2 <= len(reports) <= 4
+    thread = watch._thread
+    del watch
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_donated_batch_is_left_alone():
+    reports = []
+    watch = TransferWatch(lambda *times: reports.append(times))
+    gone = jnp.zeros(2)
+    gone.delete()
+    watch([gone], 0.0)
+    watch([jnp.zeros(2)], 1.0)
+    deadline = time.monotonic() + 10
+    while not reports and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [began for began, _ in reports] == [1.0]
+
+
+# --- the warning ---
+
+
+def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
+    monkeypatch.setattr(observing, "_WARN_AFTER_S", 0.3)
+    with caplog.at_level(logging.WARNING, "feedline"):
+        trained(read=4 * LOOP_S, steps=120)
+    (record,) = caplog.records
+    assert "reading limits training: the loop waits for input" in record.message
+    assert "advice: threads 2 →" in record.message
+
+
+def test_a_feed_that_is_fast_enough_does_not_warn(monkeypatch, caplog):
+    monkeypatch.setattr(observing, "_WARN_AFTER_S", 0.1)
+    trained(read=LOOP_S, steps=80)
+    assert caplog.records == []
+
+
+def test_a_fault_in_what_observes_does_not_end_training(monkeypatch, caplog):
+    monkeypatch.setattr(observing, "_WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(observing, "judge", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # the report at the end, which the caller asked for
+        trained(read=4 * LOOP_S, steps=80)
+    assert "could not judge" in caplog.text
+
+
+def test_a_report_before_the_second_batch_is_an_error():
+    with feedline.Feed({"x": np.zeros(64)}, 8, ONE) as feed:
+        for count in range(2):
+            with pytest.raises(ValueError, match=f"needs two batches .* delivered {count}; call it after some"):
+                feed.report()
+            next(feed)
+        assert feed.report().batches == 1

@@ -1,0 +1,222 @@
+"""The verdict on batches whose times were written by hand, and the simulation behind its predictions."""
+
+import dataclasses
+import heapq
+import itertools
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.observe.accounting import BatchTimes
+from feedline.observe.model import Costs, Setting, simulated_wait_s
+from feedline.observe.verdict import Circumstances, ProcessTimes, judge, straggler
+from feedline.observe.window import Window
+
+HOW = Circumstances("threads", threads=2, workers=0, buffer=2, prefetch=2, cores=8)
+
+
+def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, slot=0.1):
+    """Batches that all took as long, in seconds."""
+    step = loop + wait
+    batches = [
+        BatchTimes(
+            taken=i * step, read_s=read, transform_s=host, stage_s=0.0, place_s=place, read_cpu_s=cpu,
+            host_cpu_s=0.0, place_cpu_s=0.0, slot_s=slot, queued_s=0.0, empty_s=0.0, wait_s=wait, late_s=late,
+            loop_s=loop, drained=True,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Window(batches, count, True)
+
+
+# --- the simulation ---
+
+
+def brute_force_waits(costs, readers, ahead, prefetch):
+    """The same pipeline, one part a batch and readers that place, in ticks of one second."""
+    busy = [None] * readers  # of each reader: the batch that it makes, and until when
+    made, put, waits = set(), set(), []
+    clock = asked = begun = 0
+    while len(waits) < len(costs):
+        made |= {job[0] for job in busy if job and job[1] <= clock}
+        busy = [job if job and job[1] > clock else None for job in busy]
+        for _ in range(prefetch + 1):  # a batch that is taken gives its slot to another one
+            put |= {number for number in made if number < len(waits) + prefetch}
+            if len(waits) in put and asked <= clock:
+                waits.append(clock - asked)
+                asked = clock + costs[len(waits) - 1].loop_s
+        for i in range(readers):
+            if busy[i] is None and begun < len(costs) and begun < len(put) + ahead:
+                busy[i] = (begun, clock + costs[begun].make_s)
+                begun += 1
+        clock += 1
+    return waits
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 4),
+)  # fmt: skip
+def test_the_simulation_agrees_with_brute_force(times, readers, ahead, prefetch):
+    from feedline.observe.model import _waits
+
+    costs = [Costs(float(make), 0.0, float(loop)) for make, loop in times]
+    expected = brute_force_waits(costs, readers, ahead, prefetch)
+    assert _waits(costs, Setting(readers, True, 1, ahead, prefetch)) == expected
+
+
+@pytest.mark.parametrize(
+    ("costs", "setting", "expected"),
+    [
+        (Costs(0.010, 0.0, 0.004), Setting(2, True, 1, 3, 2), 0.001),
+        (Costs(0.010, 0.0, 0.006), Setting(2, True, 1, 3, 2), 0.0),
+        (Costs(0.010, 0.002, 0.004), Setting(2, True, 1, 3, 2), 0.002),  # a thread that places does not read
+        (
+            Costs(0.010, 0.002, 0.004),
+            Setting(2, False, 1, 3, 2),
+            0.001,
+        ),  # workers read while another thread places
+        (Costs(0.002, 0.010, 0.004), Setting(4, False, 1, 9, 2), 0.006),  # and only one places
+        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 2), 0.008),
+        (Costs(0.010, 0.002, 0.004), Setting(1, True, 1, 1, 0), 0.012),
+        (Costs(0.012, 0.0, 0.001), Setting(4, True, 2, 3, 2), 0.002),  # two parts a batch
+        (Costs(0.012, 0.0, 0.001), Setting(4, True, 1, 3, 2), 0.003),  # of four threads three have a batch
+    ],
+)
+def test_the_simulated_wait_of_equal_batches(costs, setting, expected):
+    assert simulated_wait_s([costs], setting) == pytest.approx(expected, abs=1e-4)
+
+
+def test_processor_time_limits_the_simulation():
+    costs, setting = [Costs(0.010, 0.0, 0.004)], Setting(16, True, 1, 17, 2)
+    assert simulated_wait_s(costs, setting) == 0
+    assert simulated_wait_s(costs, setting, cpu_s=0.009) == pytest.approx(0.005)
+
+
+# --- the verdict ---
+
+
+@pytest.mark.parametrize("stage", ["read", "host", "place"])
+def test_the_largest_stage_binds_if_the_loop_waits(stage):
+    times = {"read": 0.004, "host": 0.004, "place": 0.004, stage: 0.022}
+    report = judge(window(**times, wait=0.005), HOW)
+    assert (report.bound, report.au) == (stage, pytest.approx(10 / 15))
+    assert report.headroom[stage] == pytest.approx(10 / 11)
+    assert report.headroom["compute"] == pytest.approx(1.5)
+
+
+def test_little_waiting_is_compute():
+    report = judge(window(read=0.010, wait=0.0004), HOW)
+    assert report.bound == "compute"
+    assert "nothing to change: input could be 2 times as fast as the loop (reading" in report.advice
+
+
+def test_more_threads_help_reading_that_waits_but_not_reading_that_computes():
+    times = {"read": 0.028, "wait": 0.004}
+    waits = judge(window(**times, cpu=0.001), HOW)
+    assert waits.advice == "threads 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %"
+    computes = judge(window(**times, cpu=0.028), dataclasses.replace(HOW, cores=2))
+    assert computes.change is None
+    assert "reading needs 28.0 ms of processor time a batch on 2 cores" in computes.advice
+
+
+def test_a_slow_disk_that_threads_cannot_help():
+    how = dataclasses.replace(HOW, threads=16, buffer=32, prefetch=32)
+    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
+    assert "storage is slower than training" in report.advice
+
+
+def test_python_that_holds_the_lock_needs_workers():
+    held = dataclasses.replace(HOW, lock_wait_s=0.005, may_use_workers=True)
+    times = {"host": 0.040, "wait": 0.010, "cpu": 0.020}
+    report = judge(window(**times), held)
+    assert (report.change.setting, report.change.then) == ("Reading.workers", 4)
+    report = judge(window(**times), dataclasses.replace(held, may_use_workers=False))
+    assert "holds the interpreter's lock" in report.advice
+
+
+def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
+    report = judge(window(read=0.028, wait=0.004, cpu=0.001), HOW)
+    values = json.loads(json.dumps(report.to_dict()))
+    assert values["bound"] == "read"
+    assert values["change"]["then"] == 3
+    assert values["settings"] == {"threads": 2, "workers": 0, "buffer": 2, "prefetch": 2}
+    assert str(report).splitlines() == [
+        "reading limits training: the loop waits for input 29 % of the time (AU 71 %)",
+        "  a step takes 14.0 ms: 10.0 ms the loop's own, 4.00 ms waiting",
+        "  reading           28.0 ms of threads  headroom 0.714 ×",
+        "  host work        0.000 ms of threads  headroom over 1000 ×",
+        "  placing          0.000 ms of threads  headroom over 1000 ×",
+        "  training loop     10.0 ms of the loop headroom 1.4 ×",
+        "  judged by the latest 100 batches",
+        "advice: threads 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %",
+    ]
+
+
+@pytest.mark.parametrize("reader", ["threads", "workers", "stream", "caller"])
+@pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
+def test_every_way_of_reading_gets_an_advice(reader, factor):
+    how = dataclasses.replace(
+        HOW, reader=reader, threads=2 if reader == "threads" else 0, workers=2 if reader == "workers" else 0,
+        prefetch=0 if reader == "caller" else 2,
+    )  # fmt: skip
+    for stage, held in itertools.product(["read", "host", "place"], [0.0, 0.01]):
+        given = window(**{stage: factor * 0.02}, wait=0.01 * factor, cpu=0.001)
+        report = judge(given, dataclasses.replace(how, lock_wait_s=held))
+        assert len(report.advice) > 20
+        assert math.isfinite(report.wait_share)
+        assert report.change is None or report.change.wait_share < report.wait_share
+
+
+# --- several processes ---
+
+
+def process(number, read=0.004, wait=0.0, loop=0.010):
+    return ProcessTimes(number, read_s=read, host_s=0.0, place_s=0.001, wait_s=wait, loop_s=loop, readers=2)
+
+
+def test_the_process_that_reads_slowly_is_the_straggler():
+    """The others wait for it inside the step, where their own time is long."""
+    others = [process(0, loop=0.020), process(1, read=0.040, wait=0.010), process(2, loop=0.020)]
+    found = straggler(others)
+    assert (found.process, found.stage, found.stage_s) == (1, "read", 0.040)
+    assert found.others_s == pytest.approx(0.004)
+    here = judge(window(read=0.004, place=0.001, loop=0.020), HOW, others)
+    assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
+    assert here.verdict == (
+        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; the loop waits "
+        "for input 50 % of the time (AU 50 %)"
+    )
+    assert here.advice == "look at process 1: its own report says what to change there"
+    there = judge(
+        window(read=0.040, place=0.001, wait=0.010, cpu=0.001), dataclasses.replace(HOW, process=1), others
+    )
+    assert (there.bound, there.change.setting) == ("straggler", "Reading.threads")
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [
+        [],
+        [process(0, read=0.040, wait=0.010)],
+        [process(0, read=0.040, wait=0.010), process(1, read=0.040, wait=0.010)],  # all alike
+        [process(0, read=0.004), process(1, read=0.012)],  # slower, but fast enough
+    ],
+)
+def test_no_straggler(processes):
+    assert straggler(processes) is None
+
+
+def test_two_processes_the_slower_one_is_named():
+    found = straggler([process(0, loop=0.020), process(1, read=0.040, wait=0.010)])
+    assert (found.process, found.others_s) == (1, pytest.approx(0.004))
+
+
+def test_the_order_of_processes_is_of_no_matter():
+    given = [process(0, loop=0.02), process(1, read=0.04, wait=0.01), process(2, loop=0.02)]
+    found = {straggler(each) for each in map(list, itertools.permutations(given))}
+    assert len(found) == 1
+    assert heapq.nsmallest(1, found)[0].process == 1

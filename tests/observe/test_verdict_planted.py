@@ -1,0 +1,102 @@
+"""Each bottleneck, planted in a real feed, alone and in pairs: the report names it, and its AU is the true one."""
+
+import itertools
+import time
+
+import pytest
+from planted import LOOP_S, trained
+
+pytestmark = pytest.mark.slow
+
+THREADS = 2
+FACTORS = (1.2, 2, 5)
+"""How many times as slow as the loop a stage is."""
+
+
+def seconds(factor):
+    """Of threads: two share the work."""
+    return factor * LOOP_S * THREADS
+
+
+def steps(factor):
+    return 120 if factor < 2 else 60
+
+
+def assert_true(report, au):
+    assert report.au == pytest.approx(au, abs=0.02)
+    assert report.wait_share == pytest.approx(1 - report.au)
+    assert report.drained
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("stage", ["read", "host", "place"])
+def test_one_stage_binds(stage, factor):
+    report, au = trained(**{stage: seconds(factor)}, steps=steps(factor))
+    assert_true(report, au)
+    assert report.bound == stage
+    assert report.headroom[stage] == pytest.approx(1 / factor, rel=0.15)
+    assert all(report.headroom[other] > 2 for other in {"read", "host", "place"} - {stage})
+
+
+@pytest.mark.parametrize("factor", [0, 1 / 5, 1 / 2, 1 / 1.3])
+def test_compute_binds(factor):
+    report, au = trained(read=seconds(factor), steps=80)
+    assert_true(report, au)
+    assert report.bound == "compute"
+    assert report.change is None
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(["read", "host", "place"], 2)))
+def test_of_two_slow_stages_the_slower_binds(first, second):
+    report, au = trained(**{first: seconds(2), second: seconds(1.2)}, steps=60)
+    assert_true(report, au)
+    assert report.bound == first
+
+
+@pytest.mark.parametrize(("stage", "factor"), [("read", 1.2), ("read", 2), ("host", 2), ("read", 5)])
+def test_the_predicted_gain_comes(stage, factor):
+    report, _ = trained(**{stage: seconds(factor)}, steps=steps(factor))
+    change = report.change
+    assert (change.setting, change.now) == ("Reading.threads", THREADS)
+    assert change.then == pytest.approx(THREADS * factor, abs=1.6)
+    after, au = trained(**{stage: seconds(factor)}, steps=120, threads=change.then)
+    assert_true(after, au)
+    assert after.wait_share == pytest.approx(change.wait_share, abs=0.06)
+
+
+def test_without_prefetch_the_loop_waits_for_every_stage():
+    report, au = trained(read=LOOP_S, host=LOOP_S / 2, prefetch=0, threads=None, steps=40)
+    assert_true(report, au)
+    assert report.bound == "read"
+    assert (report.change.setting, report.change.now, report.change.then) == ("prefetch", 0, 2)
+    after, _ = trained(read=LOOP_S, host=LOOP_S / 2, prefetch=2, threads=None, steps=80)
+    assert after.wait_share == pytest.approx(report.change.wait_share, abs=0.06)
+
+
+def test_uneven_reads_need_a_larger_buffer():
+    """On average reading is fast enough, but each tenth batch takes as long as eight steps."""
+    uneven = {"read": 8 * LOOP_S, "read_every": 10, "jitter": 0.0, "steps": 150}
+    report, au = trained(**uneven)
+    assert_true(report, au)
+    assert report.bound == "read"
+    assert report.change.setting in ("Reading.buffer", "prefetch")
+    name = report.change.setting.removeprefix("Reading.")
+    after, _ = trained(**uneven, **{name: report.change.then})
+    assert after.wait_share == pytest.approx(report.change.wait_share, abs=0.06)
+
+
+def test_a_full_queue_does_not_hide_a_slow_producer():
+    """While a long queue drains, the loop does not wait: the report already says what comes."""
+    waits = []
+
+    def watch(feed):
+        while not waits and feed.statistics().ready < 64:  # the first step compiles, as it were
+            time.sleep(0.01)
+        waits.append(feed.statistics().wait_s if len(waits) in (0, 59) else None)
+
+    report, au = trained(read=seconds(1.3), prefetch=64, jitter=0.0, steps=60, watch=watch)
+    assert waits[-1] - waits[0] < 0.1 * LOOP_S * 59
+    assert au > 0.9
+    assert report.bound == "read"
+    assert report.au == pytest.approx(1 / 1.3, abs=0.05)
+    assert not report.drained
