@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,12 @@ from feedline import state as states
 from feedline.agreement.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.loader.form import Transform
+from feedline.observe.diagnosis import Diagnosis
 from feedline.observe.report import Report
-from feedline.observe.window import Window
 from feedline.options import Order, Reading, checked_integer
 from feedline.order.schedule import Cursor, Remainder
 from feedline.pipeline.build import build
+from feedline.pipeline.diagnosing import DiagnosingPipeline
 from feedline.pipeline.loops import Loops
 from feedline.pipeline.observing import Observing
 from feedline.pipeline.request import Request
@@ -141,11 +142,12 @@ class Feed(Shown, ProcessBound):
         self._closed = False
         self._released = False  # the pipeline was closed
         self._single_thread = SingleThread()  # next, seek and set_state
-        self._pipeline: Pipeline | None = None  # reads ahead of the last batch delivered
+        self._pipeline: Pipeline | DiagnosingPipeline | None = None  # reads ahead of the last batch delivered
         # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
-        self._pipelines: list[Pipeline] = []
+        self._pipelines: list[Pipeline | DiagnosingPipeline] = []
         self._counted = Counters()
         self._observing = Observing(self._stages)
+        self._before_diagnosis: Any = None
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:
@@ -290,27 +292,8 @@ class Feed(Shown, ProcessBound):
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
-        stages, counted, accounting = self._stages, self._counted, self._observing.accounting
-        sums, (wait_p50_s, wait_p99_s, wait_max_s) = accounting.sums()
-        window = Window.of(accounting.latest())
-        times = sums._asdict()
-        del times["empty_s"]  # readiness says it
-        return Statistics(
-            **counted._asdict(),
-            **times,
-            placed_bytes=counted.batches * stages.placement.local_bytes // self._request.steps_per_call,
-            wait_p50_s=wait_p50_s,
-            wait_p99_s=wait_p99_s,
-            wait_max_s=wait_max_s,
-            transfer_s=accounting.transfer_s(),
-            au=window.au if window else None,
-            readiness=window.readiness if window else None,
-            ready=sum(pipeline.waiting for pipeline in self._pipelines),
-            threads=stages.reading.threads or 0,
-            workers=stages.reading.workers,
-            slabs=stages.staging.mapped,
-            host_bytes=stages.staging.mapped_bytes,
-        )
+        ready = sum(pipeline.waiting for pipeline in self._pipelines)
+        return self._observing.statistics(self._counted, ready, self._request.steps_per_call)
 
     def report(self) -> Report:
         """What limits training, what that costs, and which setting to change. It may be printed.
@@ -327,6 +310,54 @@ class Feed(Shown, ProcessBound):
                 f"{self._counted.batches}; call it after some steps"
             )
         return report
+
+    @contextlib.contextmanager
+    def diagnose(self, steps: int = 200) -> Iterator[Diagnosis]:
+        """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
+
+        The loop in this context gets batches as they are, then the same rows read again (from the page cache),
+        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps` each.
+        Then the loop ends, and the feed is where it was, so nothing is lost. But the loop has trained on repeated
+        batches: give it a copy of its state. With several processes, all of them call it.
+
+        Args:
+          steps: batches of all phases, at least 32.
+
+        Returns:
+          The context's value is a `Diagnosis`, complete when the context is left.
+
+        Raises:
+          ValueError: too few steps; or the feed is being diagnosed already.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0])
+          >>> with feed.diagnose(steps=40) as diagnosis:  # doctest: +ELLIPSIS
+          ...     for batch in feed:
+          ...         total = float(batch["x"].sum())
+          a step takes ...
+          >>> 0 < diagnosis.au <= 1
+          True
+          >>> feed.close()
+        """
+        if self._before_diagnosis is not None:
+            raise ValueError("this feed is being diagnosed already; leave that context first")
+        diagnosis, observing, delivered = Diagnosis(), Observing(self._stages), self._delivered
+        pipeline = DiagnosingPipeline(self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis)
+        self._go_to(delivered)
+        before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
+        self._before_diagnosis, self._observing, self._loops = before, observing, Loops()
+        close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
+        self._pipelines.append(pipeline)
+        self._pipeline = pipeline
+        try:
+            yield diagnosis
+        finally:
+            self._stop(_MOMENT_S, reads=False)
+            self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
+            self._observing.accounting.interrupted()
+            self._before_diagnosis = None
+        print(diagnosis)
 
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
@@ -414,7 +445,7 @@ class Feed(Shown, ProcessBound):
         self._check_not_forked()
 
 
-def _close_all(pipelines: list[Pipeline]) -> None:
+def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:
     """The finalizer of a feed that nobody closed: it must not wait."""
     for pipeline in pipelines:
         pipeline.close()

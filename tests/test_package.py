@@ -216,7 +216,8 @@ OF_FEEDLINE = {
     # the compositions
     # cluster.cores: the default number of threads
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe",
-                 "order.schedule", "agreement", "cluster.cores", "state", "version", "errors", "options"],
+                 "order.schedule", "agreement", "cluster.cores", "state", "statistics", "version", "errors",
+                 "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],

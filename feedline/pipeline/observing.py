@@ -21,6 +21,7 @@ from feedline.observe.window import Window
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
+from feedline.statistics import Counters, Statistics
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG = 0.2
@@ -55,6 +56,30 @@ class Observing:
     def transferred(self, began: float, ready_s: float) -> None:
         """As `Accounting.transferred`."""
         self.accounting.transferred(began, ready_s)
+
+    def statistics(self, counted: Counters, ready: int, steps_per_call: int) -> Statistics:
+        """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
+        stages, staging = self._stages, self._stages.access.buffers.staging
+        sums, (wait_p50_s, wait_p99_s, wait_max_s) = self.accounting.sums()
+        window = Window.of(self.accounting.latest())
+        times = sums._asdict()
+        del times["empty_s"]  # readiness says it
+        return Statistics(
+            **counted._asdict(),
+            **times,
+            placed_bytes=counted.batches * stages.placement.local_bytes // steps_per_call,
+            wait_p50_s=wait_p50_s,
+            wait_p99_s=wait_p99_s,
+            wait_max_s=wait_max_s,
+            transfer_s=self.accounting.transfer_s(),
+            au=window.au if window else None,
+            readiness=window.readiness if window else None,
+            ready=ready,
+            threads=stages.reading.threads or 0,
+            workers=stages.reading.workers,
+            slabs=staging.mapped,
+            host_bytes=staging.mapped_bytes,
+        )
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""

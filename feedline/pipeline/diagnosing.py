@@ -1,0 +1,174 @@
+"""A pipeline that leaves out one stage after the other while a training loop takes batches from it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from feedline.loader.host_batch import HostBatch
+from feedline.observe.diagnosis import PHASES, Diagnosis
+from feedline.order.schedule import Cursor
+from feedline.pipeline.stages import Observer, Pipeline, Placed, Stages, pipeline_of
+from feedline.prefetch.handover import Closed
+from feedline.prefetch.watch import Watch
+
+_LEAST = 8
+"""Steps of a phase, at the least."""
+_JOIN_S = 30.0
+
+
+class DiagnosingPipeline:
+    """Gives so many batches in four phases, `PHASES`, and writes the times of their steps into `diagnosis`.
+
+    It has the methods of a pipeline: one thread takes, the owner closes it from any thread.
+
+    Args:
+      stages: of the feed.
+      after, lanes: where the feed is. Each phase that reads begins there.
+      observer: as for `Stages.start`.
+      steps: of all phases together.
+      diagnosis: gets the times.
+
+    Raises:
+      ValueError: too few steps.
+    """
+
+    waiting = 0
+
+    def __init__(
+        self,
+        stages: Stages,
+        after: Cursor,
+        lanes: dict[str, Any] | None,
+        observer: Observer,
+        steps: int,
+        diagnosis: Diagnosis,
+    ) -> None:
+        if steps < _LEAST * len(PHASES):
+            raise ValueError(
+                f"diagnose needs {_LEAST} steps in each of {len(PHASES)} phases, got steps={steps}; leave "
+                "the default of 200, or use more"
+            )
+        self._stages = stages
+        self._begin = after, lanes
+        self._place = stages.placer(observer)
+        self._diagnosis = diagnosis
+        self._steps = steps // len(PHASES)
+        self._host: HostBatch | None = None  # the latest one of the first phase
+        self._inner: Pipeline | None = None
+        self._closed = False
+        self._all = self._phases()
+
+    def start(self) -> None:
+        """The first `take` starts the first phase."""
+
+    def take(self) -> Placed:
+        """The next batch. StopIteration after the last phase."""
+        try:
+            if self._closed:
+                raise Closed
+            placed = next(self._all)
+        except StopIteration:
+            raise StopIteration(0) from None  # as a pipeline says how many rows its end leaves out
+        # bad rows were counted, and are not delivered
+        return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))
+
+    def close(self) -> None:
+        """End the phase. Idempotent, from any thread."""
+        self._closed = True
+        if self._inner is not None:
+            self._inner.close()
+
+    def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Wait for the threads of the phase."""
+        return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
+
+    def _phases(self) -> Iterator[Placed]:
+        began = time.perf_counter()
+        for phase, batches in zip(
+            PHASES,
+            (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident()),
+            strict=True,
+        ):
+            asked: list[float] = []
+            for _ in range(self._steps):
+                asked.append(time.perf_counter())
+                placed = next(batches, None)
+                if placed is None:
+                    break
+                if self._diagnosis.first_batch_s is None:
+                    self._diagnosis.first_batch_s = time.perf_counter() - began
+                yield placed
+            asked.append(time.perf_counter())
+            if self._inner is not None:
+                self._inner.close()
+                self._inner.join(_JOIN_S)
+            self._diagnosis.add(phase, [later - now for now, later in itertools.pairwise(asked)])
+
+    def _keep(self, host: HostBatch) -> Placed:
+        self._host = host
+        return self._place(host)
+
+    def _read(self, place: Callable[[HostBatch], Placed]) -> Iterator[Placed]:
+        """Batches from the feed's place on, pass after pass."""
+        after, lanes = self._begin
+        while True:
+            watch = Watch(self._stages.reading)
+            batches = self._stages.access.open(after, lanes, self._stages.reading, watch)
+            pipeline = self._inner = pipeline_of(
+                batches, place, self._stages.reading, self._stages.prefetch, watch
+            )
+            pipeline.start()
+            got = False
+            while True:
+                try:
+                    placed = pipeline.take()
+                except StopIteration:
+                    break
+                got = True
+                yield placed
+            if not got and after != self._begin[0]:
+                return
+            after, lanes = self._stages.access.next_pass(after), None
+
+    def _placed_again(self) -> Iterator[Placed]:
+        """The same host batch, placed by threads as the feed's own batches are."""
+        host = self._host
+        if host is not None:
+            watch = Watch(self._stages.reading)
+            pipeline = self._inner = pipeline_of(
+                _Same(host), self._place, self._stages.reading, self._stages.prefetch, watch
+            )
+            pipeline.start()
+            while True:
+                yield pipeline.take()
+
+    def _resident(self) -> Iterator[Placed]:
+        """The same batch on the devices; copies made there if the step donates its batch."""
+        host = self._host
+        if host is None:
+            return
+        kept = self._place(host)
+        given = kept
+        while True:
+            if given is kept or any(leaf.is_deleted() for leaf in jax.tree.leaves(given.batch)):
+                given = kept._replace(batch=jax.tree.map(jnp.copy, kept.batch))
+            yield given
+
+
+class _Same:
+    """An iterator that gives one host batch again and again."""
+
+    def __init__(self, host: HostBatch) -> None:
+        self._host = host
+
+    def __next__(self) -> HostBatch:
+        return self._host
+
+    def close(self) -> None:
+        """Nothing to close."""
