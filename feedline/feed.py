@@ -316,7 +316,8 @@ class Feed(Shown, ProcessBound):
         """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
 
         The loop in this context gets batches as they are, then the same rows read again (from the page cache),
-        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps` each.
+        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
+        each.
         Then the loop ends, and the feed is where it was, so nothing is lost. But the loop has trained on repeated
         batches: give it a copy of its state. With several processes, all of them call it.
 

@@ -29,7 +29,6 @@ def assert_true(report, au):
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@on_a_busy_machine
 @pytest.mark.parametrize("stage", ["read", "host", "place"])
 @on_a_busy_machine
 def test_one_stage_binds(stage, factor):
