@@ -1,0 +1,91 @@
+"""The description as JSON values, for `feedline inspect --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedline.inspection.description import Description
+from feedline.inspection.reads import ProcessReads, column_spans, spans
+from feedline.inspection.sizes import Epoch, next_sizes, whole_sizes
+from feedline.inspection.subject import row_bytes, shown
+from feedline.inspection.words import in_words, leaf_title
+
+
+def as_object(description: Description, source: str) -> dict[str, Any]:
+    """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
+    request, subject = description.request, description.subject
+    return {
+        "source": source,
+        "fits": not description.problems,
+        "problems": description.problems,
+        "rows": subject.rows,
+        "lanes": subject.lanes,
+        "row_bytes": row_bytes(subject.spec),
+        "leaves": [
+            {"leaf": leaf_title(leaf.name), "dtype": leaf.dtype.name, "shape": list(leaf.shape)}
+            for leaf in subject.spec.leaves
+        ],
+        "first_rows": [
+            {
+                leaf_title(leaf.name): shown(values[row])
+                for leaf, values in zip(subject.spec.leaves, subject.first, strict=True)
+            }
+            for row in range(len(subject.first[0]))
+        ],
+        "mesh": description.axes,
+        "processes": description.processes,
+        "batch_size": request.batch_size,
+        "described_batch_size": description.drawn_size,
+        "batch": [
+            {
+                "leaf": leaf_title(name),
+                "dtype": leaf.dtype.name,
+                "shape": list(leaf.shape),
+                "spec": in_words(leaf.sharding),
+            }
+            for name, leaf in zip(description.names, description.batch, strict=True)
+        ],
+        "reads": [_reads(description, each) for each in description.reads],
+        "blocks": [
+            {
+                "leaves": [leaf_title(description.names[i]) for i in blocks.leaves],
+                "rows": list(blocks.row_parts[row]),
+                "column_part": column,
+                "column_parts": len(blocks.column_parts),
+                "devices": devices,
+            }
+            for blocks in description.blocks
+            for (row, column), devices in sorted(blocks.devices.items())
+        ],
+        "ahead": description.ahead,
+        "prefetch": request.prefetch,
+        "memory": description.memory._asdict(),
+        "remainder": request.remainder,
+        **_epochs(description),
+    }
+
+
+def _reads(description: Description, reads: ProcessReads) -> dict[str, Any]:
+    parts = zip(description.names, reads.plans, description.batch, strict=True)
+    return {
+        "process": reads.process,
+        "devices": reads.devices,
+        "rows": reads.rows,
+        **({"lanes": description.lanes_of(reads)} if description.subject.lanes else {}),
+        "local_bytes": reads.local_bytes,
+        "buffer_bytes": reads.buffer_bytes,
+        "leaves": {
+            leaf_title(name): {"rows": spans(plan.rows), "columns": column_spans(plan.columns, leaf.shape)}
+            for name, plan, leaf in parts
+        },
+    }
+
+
+def _epochs(description: Description) -> dict[str, Any]:
+    rows, size, multiple = description.subject.rows, description.request.batch_size, description.multiple
+    return {
+        "multiple_of": multiple,
+        "next_sizes": next_sizes(size, multiple),
+        "epoch": None if rows is None else Epoch.of(rows, size)._asdict(),
+        "sizes_that_leave_out_none": None if rows is None else whole_sizes(rows, size, multiple),
+    }
