@@ -48,7 +48,7 @@ def endless_batches(feed: Feed) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def arguments_of_feeds(change: Callable[[dict[str, Any]], None]) -> Iterator[dict[int, dict[str, Any]]]:
-    """Wraps the constructor of `Feed`, so that `change` can change its arguments; yields {id(feed): its arguments}.
+    """Wraps the constructor of `Feed`, so that `change` can change arguments; yields {id(feed): its arguments}.
 
     So `make_feed` can be the function that the training calls, without parameters for the command. The arguments
     are there before the feed is built, and so also those of a feed that was refused.

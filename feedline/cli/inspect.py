@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 class Inspect:
     """Describe a source and a feed of it, for a mesh that need not be there.
 
-    It prints the rows, the form and the bytes of each leaf, and the first rows; which process reads what, and which
+    It prints the rows, the shape and dtype of each leaf, and the first rows; which process reads what, and which
     device holds what; the memory by formula; the steps of an epoch, the rows that are left out or padded, and the
-    next batch sizes that fit. It reads the first rows only. Exit code 1: a feed refuses these options; the reason
-    is printed first, with a change that works.
+    batch sizes that fit. It reads the first rows only. Exit code 1: a feed refuses these options; the reason is
+    printed first, with a change that works.
 
         feedline inspect 'rows/*.npy' --mesh data=32,model=2 --processes 8 --batch-size 1024
 
     Attributes:
       source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, as
         feedline.Feed takes it, or a function: make_feed(mesh) builds a feedline.Feed over the mesh.
-      mesh: names and sizes of the mesh axes, as data=4,model=2, on CPU devices. None: the axis data over the devices
-        that JAX finds, and for make_feed an axis model of size 1.
+      mesh: names and sizes of the mesh axes, as data=4,model=2, on CPU devices. Empty: the axis data over the
+        devices that JAX finds, and for make_feed an axis model of size 1.
       spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several with + between, or None.
-        Leaves with fewer axes take the first ones. None: the first mesh axis; make_feed has shardings of its own.
+        Leaves with fewer axes take the first ones. Empty: the first mesh axis; make_feed has shardings of its own.
       processes: so many processes divide the devices equally, in the order of jax.devices().
       batch_size: rows in the global batch. None: make_feed's own, or 8 for each shard.
       remainder: of rows that do not fill a batch. None: make_feed's own, or drop.
@@ -44,8 +44,8 @@ class Inspect:
     """
 
     source: tyro.conf.Positional[str]
-    mesh: str | None = None
-    spec: str | None = None
+    mesh: str = ""
+    spec: str = ""
     processes: int = 1
     batch_size: int | None = None
     remainder: Literal["drop", "pad", "wrap"] | None = None
@@ -77,7 +77,7 @@ class Inspect:
         """What is printed. Raises as `run`."""
         from feedline.inspection import mesh as meshes
 
-        axes = None if self.mesh is None else meshes.parse_mesh(self.mesh)
+        axes = None if not self.mesh else meshes.parse_mesh(self.mesh)
         if axes is not None:
             meshes.check_processes(self.processes, math.prod(axes.values()))
             _use_devices(math.prod(axes.values()))
@@ -93,7 +93,7 @@ class Inspect:
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
             meshes.check_processes(self.processes, len(jax.devices()))
-        entries = None if self.spec is None else meshes.parse_spec(self.spec, axes)
+        entries = None if not self.spec else meshes.parse_spec(self.spec, axes)
         devices = jax.devices()[: math.prod(axes.values())]
         mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         overrides = Overrides(self.batch_size, self.remainder, self.prefetch, self.buffer)

@@ -73,7 +73,7 @@ def _reads(description: Description, reads: ProcessReads) -> dict[str, Any]:
         "rows": reads.rows,
         **({"lanes": description.lanes_of(reads)} if description.subject.lanes else {}),
         "local_bytes": reads.local_bytes,
-        "buffer_bytes": reads.buffer_bytes,
+        "read_bytes": reads.read_bytes,
         "leaves": {
             leaf_title(name): {"rows": spans(plan.rows), "columns": column_spans(plan.columns, leaf.shape)}
             for name, plan, leaf in parts

@@ -1,4 +1,4 @@
-"""Composes the description of a feed that need not be built: from what a user asks for, for any number of processes."""
+"""Composes the description of a feed from what a user asks for, without building it, for any mesh."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from feedline.inspection.mesh import devices_of_processes
+from feedline.inspection.problems import VALID, problems_of, why_no_mask
 from feedline.inspection.reads import Blocks, ProcessReads, blocks_of, reads_of_process
-from feedline.inspection.sizes import Memory, nearest_fitting, next_sizes
+from feedline.inspection.sizes import Memory, nearest_fitting
 from feedline.inspection.subject import Subject, placed_tree
 from feedline.pipeline.request import Request
 from feedline.placement.place import broadcast, mask_spec
 from feedline.placement.plan import check_divides, check_rank, shards_of
 
-_VALID = "valid"
 _ROWS_PER_SHARD = 8
 
 
@@ -104,12 +104,12 @@ def describe(subject: Subject, request: Request, mesh: jax.sharding.Mesh, proces
         shape = (size, *row.shape)
         check_divides(sharding, shape, name)
         batch.append(jax.ShapeDtypeStruct(shape, row.dtype, sharding=sharding))
-    problems = _problems(subject, request, multiple, shards)
+    problems = problems_of(subject, request, multiple, shards)
     if request.remainder == "pad" or request.reading.bad_rows == "mask":
-        refusal = _why_no_mask(rows)
+        refusal = why_no_mask(rows)
         problems += [refusal] if refusal else []
         batch.append(mask_spec(batch, size))
-        names.append(f"batch['{_VALID}']")
+        names.append(f"batch['{VALID}']")
     form = (subject.spec, subject.out, subject.transformed, _reads_columns(subject, request))
     used = {device for leaf in batch for device in leaf.sharding.device_set}
     reads = [
@@ -155,10 +155,10 @@ def _reads_columns(subject: Subject, request: Request) -> bool:
 def _memory(
     request: Request, batch: Sequence[jax.ShapeDtypeStruct], reads: Sequence[ProcessReads], ahead: int
 ) -> Memory:
-    local = max(each.buffer_bytes for each in reads)
-    shard = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in batch)
     steps = request.steps_per_call
-    return Memory.of(local * steps, shard * steps, ahead, request.prefetch)
+    local, read = (steps * max(getattr(each, name) for each in reads) for name in ("local_bytes", "read_bytes"))
+    shard = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in batch)
+    return Memory.of(local, read, steps * shard, ahead=ahead, prefetch=request.prefetch)
 
 
 def _ahead(subject: Subject, request: Request, batch_size: int, reads: Sequence[ProcessReads]) -> int:
@@ -172,35 +172,3 @@ def _lanes_of(reads: ProcessReads, batch_size: int, lanes: int) -> list[int]:
     """The lanes of a stream of which a process supplies a row."""
     rows = np.concatenate([np.arange(*span) for span in reads.rows])
     return np.unique(rows * lanes // batch_size).tolist()  # type: ignore[no-any-return]
-
-
-def _problems(subject: Subject, request: Request, multiple: int, shards: int) -> list[str]:
-    size, rows, found = request.batch_size, subject.rows, []
-    if size % multiple:
-        parts = f"{shards} shards of the batch axis"
-        rule = parts if multiple == shards else f"{parts} and of the {subject.lanes} lanes, so of {multiple}"
-        sizes = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
-        found.append(f"The batch size must be a multiple of the {rule}, got {size:,}; {sizes} would work.")
-    # an endless feed wraps as often as it must
-    available = None if rows is None else rows if request.remainder == "drop" else rows * (request.epochs or size)
-    if available is not None and request.remainder != "pad" and available < size:
-        fitting = available // multiple * multiple
-        smaller = f"a batch size of at most {fitting:,}" if fitting else "a mesh with fewer shards of the batch axis"
-        found.append(
-            f'Remainder "{request.remainder}" drops a batch that is not full, and {available:,} '
-            f'row{"s do" if available > 1 else " does"} not fill one of {size:,}; use {smaller}, or remainder "pad".'
-        )
-    return found
-
-
-def _why_no_mask(batch: Any) -> str:
-    """Why a batch cannot have the leaf `valid`; empty if it can."""
-    if type(batch) is dict and _VALID not in batch and all(isinstance(key, str) for key in batch):
-        return ""
-    found = f"it has the keys {list(batch)}" if isinstance(batch, dict) else f"it is a {type(batch).__name__}"
-    if isinstance(batch, jax.ShapeDtypeStruct):
-        found = "it is one array without a name"
-    return (
-        f'Remainder "pad" and bad_rows "mask" add a leaf {_VALID!r}, so the batch must be a dict of strings without '
-        f'that key, but {found}; name the arrays, as in {{"x": "x.npy"}}.'
-    )

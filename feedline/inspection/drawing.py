@@ -95,7 +95,7 @@ def _column_label(description: Description, blocks: Blocks, group: Sequence[int]
     """The columns of a block; of leaves with several widths the part."""
     shares = blocks.column_parts
     if not shares[0]:
-        return "all columns" if any(len(description.batch[i].shape) > 1 for i in blocks.leaves) else ""
+        return "whole rows"
     if not _is_drawn(group):
         return f"… {len(group) - 1} more"
     first, last = group[0], group[-1]

@@ -36,8 +36,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     devices = math.prod(axes.values())
     if devices > MOST_DEVICES:
         raise ValueError(
-            f"--mesh may have at most {MOST_DEVICES:,} devices, got {devices:,}; each part of a larger mesh is like "
-            "that of a smaller one, so describe that"
+            f"--mesh may have at most {MOST_DEVICES:,} devices, got {devices:,}; make an axis and the batch size "
+            "smaller by the same factor, which leaves each process and device the same rows"
         )
     return axes
 
@@ -46,7 +46,7 @@ def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
     """The entries of the PartitionSpec of a batch, such as data or data+fsdp,None,model.
 
     Args:
-      text: one entry for each axis of a leaf, the batch first: an axis of the mesh, several with + between, or None.
+      text: one entry for each axis of a leaf, the batch first: a mesh axis, several with + between, or None.
 
     Raises:
       ValueError: it names an axis that the mesh does not have, or names one twice.
@@ -62,8 +62,8 @@ def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
         for name in names:
             if name not in axes:
                 raise ValueError(
-                    f"--spec takes axes of the mesh, which has {', '.join(axes)}, got {name!r} in {text!r}; name one "
-                    "of them or None for each axis of a leaf, or give that axis a size in --mesh"
+                    f"--spec takes axes of the mesh, which has {', '.join(axes)}, got {name!r} in {text!r}; name "
+                    "one of them or None for each axis of a leaf, or give that axis a size in --mesh"
                 )
         used += names
         entries.append(tuple(names) if len(names) > 1 else names[0] if names else None)
@@ -82,10 +82,10 @@ def check_processes(processes: int, devices: int) -> None:
     checked_integer("--processes", processes, at_least=1)
     if devices % processes:
         divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-        below, above = max(n for n in divisors if n < processes), min(n for n in divisors if n > processes or n == devices)
+        near = {max(n for n in divisors if n < processes), next((n for n in divisors if n > processes), devices)}
         raise ValueError(
             f"--processes must divide the {devices} devices of the mesh into equal parts, got {processes}; "
-            f"{' or '.join(map(str, sorted({below, above})))} would work"
+            f"{' or '.join(map(str, sorted(near)))} would work"
         )
 
 

@@ -15,6 +15,7 @@ from feedline.loader.form import LocalForm
 from feedline.placement.plan import Columns, LeafPlan, plan_leaf, union_of_rows
 from feedline.rows.spec import RowSpec
 
+_WHOLE = (Fraction(0), Fraction(1))
 Span = tuple[int, int]
 """Adjacent indices: the first, and the one after the last."""
 
@@ -28,7 +29,8 @@ class ProcessReads(NamedTuple):
       plans: for each leaf of the batch, its rows and columns.
       rows: the rows of which it supplies any leaf.
       local_bytes: the process-local batch as it is placed.
-      buffer_bytes: the same, and where a leaf is cast, cut or transformed on the host, also as it is read.
+      read_bytes: of its leaves that are cast, cut or transformed on the host, as they are read before.
+      cuts: whether it reads whole rows and places only some of their columns.
     """
 
     process: int
@@ -36,7 +38,8 @@ class ProcessReads(NamedTuple):
     plans: list[LeafPlan]
     rows: list[Span]
     local_bytes: int
-    buffer_bytes: int
+    read_bytes: int
+    cuts: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +94,9 @@ def reads_of_process(
         for i, (shape, leaf) in enumerate(zip(read, spec.leaves, strict=True))
         if transformed or (shape, leaf.dtype) != placed[i]
     ]
+    cuts = not by_leaf and not all(plan.whole_columns for plan in of_rows)
     numbers = [device.id for device in devices]
-    return ProcessReads(process, numbers, plans, spans(rows), local_bytes, local_bytes + sum(also_read))
+    return ProcessReads(process, numbers, plans, spans(rows), local_bytes, sum(also_read), cuts)
 
 
 def spans(indices: Any) -> list[Span]:
@@ -129,11 +133,11 @@ def _division(leaf: jax.ShapeDtypeStruct) -> Any:
     division = []
     for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
         shares = [
-            (Fraction(start, size), Fraction(stop, size)) if size else (Fraction(0), Fraction(1))
+            (Fraction(start, size), Fraction(stop, size)) if size else _WHOLE
             for (start, stop, _), size in ((i.indices(n), n) for i, n in zip(index, leaf.shape, strict=True))
         ]
         division.append((device.id, shares))
-    divided = [axis for axis in range(1, len(leaf.shape)) if any(s[axis] != (0, 1) for _, s in division)]
+    divided = [axis for axis in range(1, len(leaf.shape)) if any(shares[axis] != _WHOLE for _, shares in division)]
     last = max(divided, default=0)
     return tuple((device, tuple(shares[: last + 1])) for device, shares in sorted(division))
 

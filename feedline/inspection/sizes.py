@@ -78,22 +78,34 @@ class Memory(NamedTuple):
 
     Attributes:
       host_bytes: of a process, where batches are placed on accelerators.
-      host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in host memory.
+      host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in it too.
+      host_bytes_as_read: of a process, in addition to either, for leaves that are cast, cut or transformed.
       device_bytes: of a device.
     """
 
     host_bytes: int
     host_bytes_on_cpu_devices: int
+    host_bytes_as_read: int
     device_bytes: int
 
     @classmethod
-    def of(cls, local_bytes: int, shard_bytes: int, buffer: int, prefetch: int) -> Memory:
-        """The memory for process-local batches and per-device shards of these sizes.
+    def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, *, ahead: int, prefetch: int) -> Memory:
+        """The memory of a feed.
+
+        Args:
+          local_bytes: of a process-local batch.
+          read_bytes: of its leaves that are cast, cut or transformed, as they are read.
+          shard_bytes: of a per-device shard.
+          ahead: host batches that are read ahead: the buffer, or for a stream the window.
+          prefetch: placed batches that wait.
 
         Example:
-          >>> Memory.of(local_bytes=100, shard_bytes=25, buffer=2, prefetch=2)
-          Memory(host_bytes=300, host_bytes_on_cpu_devices=700, device_bytes=100)
+          >>> Memory.of(100, 0, 25, ahead=2, prefetch=2)._asdict()
+          {'host_bytes': 300, 'host_bytes_on_cpu_devices': 700, 'host_bytes_as_read': 0, 'device_bytes': 100}
         """
         return cls(
-            (buffer + 1) * local_bytes, (buffer + prefetch + 3) * local_bytes, (prefetch + 2) * shard_bytes
+            (ahead + 1) * local_bytes,
+            (ahead + prefetch + 3) * local_bytes,
+            (ahead + 1) * read_bytes,
+            (prefetch + 2) * shard_bytes,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.loader.form import Transform, transformed_spec
 from feedline.rows.row_source import RowSource, is_columnar
-from feedline.rows.spec import Array, RowSpec
+from feedline.rows.spec import Array, Leaf, RowSpec
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.open_source import as_source
 
@@ -113,7 +113,12 @@ def _empty(spec: RowSpec, rows: int) -> list[Array]:
 
 def row_bytes(spec: RowSpec) -> int:
     """Bytes of a row as the source has it."""
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in spec.leaves)
+    return sum(map(leaf_bytes, spec.leaves))
+
+
+def leaf_bytes(leaf: Leaf) -> int:
+    """Bytes of a leaf of one row as the source has it."""
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
 def placed_tree(subject: Subject) -> Any:
@@ -145,7 +150,8 @@ def _range(values: Array) -> str:
     numbers = values if values.dtype.kind in "iu" else values.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     others = values.size - finite.size
-    found = [f"{_number(finite.min())} to {_number(finite.max())}"] if finite.size else []
+    least, greatest = (_number(finite.min()), _number(finite.max())) if finite.size else ("", "")
+    found = [] if not finite.size else [f"all {least}"] if least == greatest else [f"{least} to {greatest}"]
     return ", ".join([*found, *([f"{others:,} not finite"] if others else [])])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from feedline.inspection.reads import Span, spans
 
@@ -44,8 +45,6 @@ def numbered(numbers: Iterable[int], letter: str = "") -> str:
       >>> numbered([0, 1, 2, 5], "d")
       'd0–2, d5'
     """
-    import numpy as np
-
     parts = in_spans(spans(np.array(sorted(numbers)))).split(", ")
     return ", ".join(f"{letter}{part}" if part[0].isdigit() else f"… {letter}{part[2:]}" for part in parts)
 
