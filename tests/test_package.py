@@ -229,10 +229,10 @@ OF_FEEDLINE = {
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
     # described without building a feed; audit: how to call the user's function, and which feed it makes
-    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows",
-                   "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
-    "cli": ["cli", "audit", "bench", "inspection", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
-            "feed", "native.library", "version", "errors", "options"],
+    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
+                   "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
+    "cli": ["cli", "audit", "bench", "inspection", "cluster", "agreement.monitor", "agreement.stop", "data",
+            "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {

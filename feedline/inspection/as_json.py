@@ -46,17 +46,7 @@ def as_object(description: Description, source: str) -> dict[str, Any]:
             for name, leaf in zip(description.names, description.batch, strict=True)
         ],
         "reads": [_reads(description, each) for each in description.reads],
-        "blocks": [
-            {
-                "leaves": [leaf_title(description.names[i]) for i in blocks.leaves],
-                "rows": list(blocks.row_parts[row]),
-                "column_part": column,
-                "column_parts": len(blocks.column_parts),
-                "devices": devices,
-            }
-            for blocks in description.blocks
-            for (row, column), devices in sorted(blocks.devices.items())
-        ],
+        "devices": _devices(description),
         "ahead": description.ahead,
         "prefetch": request.prefetch,
         "memory": description.memory._asdict(),
@@ -79,6 +69,20 @@ def _reads(description: Description, reads: ProcessReads) -> dict[str, Any]:
             for name, plan, leaf in parts
         },
     }
+
+
+def _devices(description: Description) -> list[dict[str, Any]]:
+    """What each device holds."""
+    holds: dict[int, dict[str, Any]] = {}
+    for name, leaf in zip(description.names, description.batch, strict=True):
+        for device, index in leaf.sharding.devices_indices_map(leaf.shape).items():
+            rows, *columns = [list(part.indices(size)[:2]) for part, size in zip(index, leaf.shape, strict=True)]
+            holds.setdefault(device.id, {})[leaf_title(name)] = {"rows": rows, "columns": columns}
+    process_of = {device: each.process for each in description.reads for device in each.devices}
+    return [
+        {"device": device, "process": process_of[device], "leaves": leaves}
+        for device, leaves in sorted(holds.items())
+    ]
 
 
 def _epochs(description: Description) -> dict[str, Any]:
