@@ -55,7 +55,10 @@ def test_specs(text, entries):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("fsdp", "takes axes of the mesh, which has data, model, x, got 'fsdp' in 'fsdp'; name one of them or None"),
+        (
+            "fsdp",
+            "takes axes of the mesh, which has data, model, x, got 'fsdp' in 'fsdp'; name one of them or None",
+        ),
         ("data,", "got '' in 'data,'"),
         ("data+", r"got '' in 'data\+'"),
         ("none", "got 'none'"),
@@ -87,4 +90,4 @@ def test_devices_are_divided_in_their_order():
         check_processes(processes, 8)
         parts = devices_of_processes(list(range(8)), processes)
         assert [len(part) for part in parts] == [8 // processes] * processes
-        assert sum(parts, []) == list(range(8))
+        assert [device for part in parts for device in part] == list(range(8))

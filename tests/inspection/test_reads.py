@@ -63,7 +63,7 @@ def test_a_process_reads_what_its_devices_hold(shape, specs, processes):
                 np.testing.assert_array_equal(side, expected)
             read_rows[sides[0]] = True
             bytes_read += 2 * np.prod([len(side) for side in sides])
-        assert sum((list(range(*span)) for span in each.rows), []) == np.flatnonzero(read_rows).tolist()
+        assert [row for span in each.rows for row in range(*span)] == np.flatnonzero(read_rows).tolist()
         assert (each.local_bytes, each.read_bytes, each.cuts) == (bytes_read, 0, False)
 
 
