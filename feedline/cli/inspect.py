@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
-    """Describe a source and a feed of it, for a mesh that need not be there.
+    """Describe a source, and a feed of it on any mesh.
 
-    It prints the rows, the shape and dtype of each leaf, and the first rows; which process reads what, and which
-    device holds what; the memory by formula; the steps of an epoch, the rows that are left out or padded, and the
-    batch sizes that fit. It reads the first rows only. Exit code 1: a feed refuses these options; the reason is
-    printed first, with a change that works.
+    The mesh need not be there. The command prints the rows, the shape and dtype of each leaf, and the first rows;
+    which process reads which rows, and which device holds them; the memory by formula; the steps of an epoch, the
+    rows that are left out or padded, and batch sizes that fit. It reads the first rows only. Exit code 1: a feed
+    refuses these options; the reason is printed first, with a change that works.
 
-        feedline inspect 'rows/*.npy' --mesh data=32,model=2 --processes 8 --batch-size 1024
+        feedline inspect 'rows/*.npy' --mesh data=32,model=2 --processes 8
 
     Attributes:
       source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, as

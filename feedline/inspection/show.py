@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich.box import SIMPLE, SQUARE
@@ -16,7 +17,7 @@ from feedline.inspection.subject import Subject, leaf_bytes, row_bytes, shown
 from feedline.inspection.words import in_bytes, in_spans, in_words, leaf_title, numbered, plural
 
 _MOST_LEAVES, _MOST_PROCESSES, _MOST_LINED = 12, 8, 8
-_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 
 
 def show(description: Description, source: str, console: Console) -> None:
@@ -36,7 +37,7 @@ def _parts(description: Description, source: str) -> Iterator[RenderableType]:
         yield from _placed(description)
     yield Text("\nFirst item" if subject.lanes else "\nFirst rows", "bold")
     yield from _first_rows(subject)
-    yield Text(f"\nWho reads what in a batch of {size} rows", "bold")
+    yield Text(f"\nWhich process reads which rows of a batch of {size}", "bold")
     yield from _where(description)
     for blocks in description.blocks:
         names = [leaf_title(description.names[i]) for i in blocks.leaves]
@@ -89,11 +90,15 @@ def _first_rows(subject: Subject) -> Iterator[RenderableType]:
 
 def _where(description: Description) -> Iterator[RenderableType]:
     axes = ", ".join(f"{name}={size}" for name, size in description.axes.items())
-    devices = sum(len(each.devices) for each in description.reads)
-    several = description.processes > 1
-    each = f", {devices // len(description.reads)} in each" if several else ""
-    processes = plural(len(description.reads), "process", "processes")
+    devices, several = math.prod(description.axes.values()), description.processes > 1
+    each = f", {devices // description.processes} in each" if several else ""
+    processes = plural(description.processes, "process", "processes")
     yield f"Mesh {axes}: {plural(devices, 'device')} in {processes}{each}."
+    used = {device.id for leaf in description.batch for device in leaf.sharding.device_set}
+    if len(used) < devices:
+        without = description.processes - len(description.reads)
+        refused = f" {plural(without, 'process has', 'processes have')} none of these, and cannot build it."
+        yield f"The feed uses {len(used)} of them.{refused if without else ''}"
     if description.drawn_size != description.request.batch_size:
         yield (
             f"Batches of {description.request.batch_size:,} rows do not fit; this is for "

@@ -1,21 +1,26 @@
 """The description as a whole: memory by hand, what a feed itself says, and why a feed refuses."""
 
 import math
+import re
 
 import grain
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline.inspection.asked import Overrides, asked_for
 from feedline.inspection.description import default_batch_size, describe, sharding_of
+from feedline.inspection.sizes import next_sizes
 from feedline.inspection.subject import look_at, shown
 from feedline.options import Reading
 from feedline.pipeline.request import Request
 
+EPOCHS = st.sampled_from([None, 1, 2])
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 DATA = NamedSharding(MESH, P("data"))
 ROWS = {"image": np.zeros((100, 6, 6), np.uint8), "label": np.arange(100), "x": np.ones((100, 4))}
@@ -100,6 +105,28 @@ def test_a_size_that_does_not_fit_is_described_with_one_that_does(size, told, dr
     assert told in problem
     assert (found.drawn_size, found.multiple) == (drawn, 4)
     assert "must be a multiple of the 4 shards" in refusal(ROWS, size, DATA)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.sampled_from(["drop", "pad", "wrap"]), EPOCHS)
+def test_problems_are_found_where_a_feed_finds_them(rows, size, divided, remainder, epochs):
+    """And the first sizes that each of them names are accepted."""
+    source, sharding = {"x": np.zeros(rows, np.float32)}, DATA if divided else NamedSharding(MESH, P())
+
+    def builds(size):
+        try:
+            feedline.Feed(source, size, sharding, remainder=remainder, epochs=epochs).close()
+        except ValueError:
+            return False
+        return True
+
+    found = described(source, size, sharding, remainder=remainder, epochs=epochs)
+    assert (found.problems == []) == builds(size)
+    for problem in found.problems:
+        if "at most" in problem:
+            assert builds(int(re.search("at most ([0-9]+)", problem)[1]))
+    for other in next_sizes(size, found.multiple):
+        assert described(source, other, sharding, remainder="pad").problems == []
 
 
 def test_a_size_that_fits_neither_mesh_nor_data():

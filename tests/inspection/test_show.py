@@ -1,5 +1,6 @@
 """The screens: as wide as the terminal, short also for large meshes, and without lost characters."""
 
+import dataclasses
 import io
 
 import jax
@@ -16,6 +17,7 @@ from feedline.inspection.show import show
 from feedline.inspection.subject import look_at
 from feedline.options import Reading
 from feedline.pipeline.request import Request
+from feedline.placement.plan import as_shardings
 
 DATA = P("data")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -48,7 +50,7 @@ def test_a_size_that_does_not_fit_is_marked():
     lines = screen({"x": np.zeros((100, 4), np.float32)}, 30, processes=2).splitlines()
     assert lines[0].startswith("A feed refuses this. The batch size must be a multiple of the 4 shards")
     assert "Batches of 30 rows do not fit; this is for 28." in lines
-    assert "Who reads what in a batch of 28 rows" in lines
+    assert "Which process reads which rows of a batch of 28" in lines
     assert "Memory for batches of 28 rows" in lines
     assert "→ 30 does not fit; the others do." in lines
     rows = [
@@ -91,6 +93,20 @@ def test_what_else_a_feed_may_have_is_told():
         "/dev/shm, for 2 workers: 10 × 96 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 24 rows of 4 bytes
     ):
         assert told in text
+
+
+@pytest.mark.parametrize(
+    ("processes", "more"), [(1, ""), (2, " 1 process has none of these, and cannot build it.")]
+)
+def test_a_feed_on_a_part_of_the_mesh(processes, more):
+    request = Request({"x": np.zeros(9)}, 3, jax.devices()[0], None, None, "drop", Reading(), None, 2).checked()
+    request = dataclasses.replace(request, sharding=as_shardings(request.sharding))
+    text = io.StringIO()
+    show(describe(look_at(request.source), request, MESH, processes), "rows", Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert f"The feed uses 1 of them.{more}" in lines
+    assert "x: SingleDeviceSharding" in lines
+    assert any(line.split()[:3] == ["0", "0–7" if processes == 1 else "0–3", "0–2"] for line in lines)
 
 
 def test_processes_have_colours_in_a_terminal_only():
