@@ -87,8 +87,8 @@ class Inspect:
         import numpy as np
 
         from feedline.audit.target import is_name
-        from feedline.inspection.asked import Overrides, asked_for
         from feedline.inspection.description import describe
+        from feedline.inspection.resolve import Overrides, resolve
 
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
@@ -97,10 +97,10 @@ class Inspect:
         devices = jax.devices()[: math.prod(axes.values())]
         mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         overrides = Overrides(self.batch_size, self.remainder, self.prefetch, self.buffer)
-        asked = asked_for(self.source, mesh, entries, overrides)
-        description = describe(asked.subject, asked.request, mesh, self.processes)
-        if asked.refusal is not None and not description.problems:
-            raise asked.refusal
+        resolved = resolve(self.source, mesh, entries, overrides)
+        description = describe(resolved.contents, resolved.request, mesh, self.processes)
+        if resolved.refusal is not None and not description.problems:
+            raise resolved.refusal
         return description
 
 

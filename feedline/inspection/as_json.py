@@ -4,45 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
+from feedline.inspection.contents import Contents, row_bytes, shown
 from feedline.inspection.description import Description
 from feedline.inspection.reads import ProcessReads, column_spans, spans
 from feedline.inspection.sizes import Epoch, next_sizes, whole_sizes
-from feedline.inspection.subject import row_bytes, shown
 from feedline.inspection.words import in_words, leaf_title
+from feedline.rows.spec import Leaf
 
 
 def as_object(description: Description, source: str) -> dict[str, Any]:
     """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
-    request, subject = description.request, description.subject
+    request = description.request
     return {
         "source": source,
         "fits": not description.problems,
         "problems": description.problems,
-        "rows": subject.rows,
-        "lanes": subject.lanes,
-        "row_bytes": row_bytes(subject.spec),
-        "leaves": [
-            {"leaf": leaf_title(leaf.name), "dtype": leaf.dtype.name, "shape": list(leaf.shape)}
-            for leaf in subject.spec.leaves
-        ],
-        "first_rows": [
-            {
-                leaf_title(leaf.name): shown(values[row])
-                for leaf, values in zip(subject.spec.leaves, subject.first, strict=True)
-            }
-            for row in range(len(subject.first[0]))
-        ],
+        **_contents(description.contents),
         "mesh": description.axes,
         "processes": description.processes,
         "batch_size": request.batch_size,
-        "described_batch_size": description.drawn_size,
+        "described_batch_size": description.described_size,
         "batch": [
-            {
-                "leaf": leaf_title(name),
-                "dtype": leaf.dtype.name,
-                "shape": list(leaf.shape),
-                "spec": in_words(leaf.sharding),
-            }
+            {**_form(name, leaf), "spec": in_words(leaf.sharding)}
             for name, leaf in zip(description.names, description.batch, strict=True)
         ],
         "reads": [_reads(description, each) for each in description.reads],
@@ -55,13 +40,34 @@ def as_object(description: Description, source: str) -> dict[str, Any]:
     }
 
 
+def _contents(contents: Contents) -> dict[str, Any]:
+    leaves = contents.spec.leaves
+    return {
+        "rows": contents.rows,
+        "lanes": contents.lanes,
+        "row_bytes": row_bytes(contents.spec),
+        "leaves": [_form(leaf.name, leaf) for leaf in leaves],
+        "first_rows": [
+            {
+                leaf_title(leaf.name): shown(values[row])
+                for leaf, values in zip(leaves, contents.first, strict=True)
+            }
+            for row in range(len(contents.first[0]))
+        ],
+    }
+
+
+def _form(name: str, leaf: Leaf | jax.ShapeDtypeStruct) -> dict[str, Any]:
+    return {"leaf": leaf_title(name), "dtype": leaf.dtype.name, "shape": list(leaf.shape)}
+
+
 def _reads(description: Description, reads: ProcessReads) -> dict[str, Any]:
     parts = zip(description.names, reads.plans, description.batch, strict=True)
     return {
         "process": reads.process,
         "devices": reads.devices,
         "rows": reads.rows,
-        **({"lanes": description.lanes_of(reads)} if description.subject.lanes else {}),
+        **({"lanes": description.lanes_of(reads)} if description.contents.lanes else {}),
         "local_bytes": reads.local_bytes,
         "read_bytes": reads.read_bytes,
         "leaves": {
@@ -86,7 +92,7 @@ def _devices(description: Description) -> list[dict[str, Any]]:
 
 
 def _epochs(description: Description) -> dict[str, Any]:
-    rows, size, multiple = description.subject.rows, description.request.batch_size, description.multiple
+    rows, size, multiple = description.contents.rows, description.request.batch_size, description.multiple
     return {
         "multiple_of": multiple,
         "next_sizes": next_sizes(size, multiple),

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from feedline.inspection.contents import Contents
 from feedline.inspection.sizes import next_sizes
-from feedline.inspection.subject import Subject
 from feedline.inspection.words import plural
 from feedline.pipeline.request import Request
 
@@ -15,19 +15,19 @@ VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 
 
-def problems_of(subject: Subject, request: Request, multiple: int, shards: int) -> list[str]:
+def problems_of(contents: Contents, request: Request, multiple: int, shards: int) -> list[str]:
     """Why a feed refuses the batch size, each with a change that works.
 
     Args:
-      subject: what the source holds.
+      contents: what the source holds.
       request: what a feed is asked for.
       multiple: what every batch size is a multiple of.
       shards: of the batch axis.
     """
-    size, rows, found = request.batch_size, subject.rows, []
+    size, rows, found = request.batch_size, contents.rows, []
     if size % multiple:
         parts = f"{shards} shards of the batch axis"
-        rule = parts if multiple == shards else f"{parts} and of the {subject.lanes} lanes, so of {multiple}"
+        rule = parts if multiple == shards else f"{parts} and of the {contents.lanes} lanes, so of {multiple}"
         sizes = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
         found.append(f"The batch size must be a multiple of the {rule}, got {size:,}; {sizes} would work.")
     # an endless feed wraps as often as it must

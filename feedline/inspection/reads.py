@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from feedline.inspection.contents import Contents
 from feedline.loader.form import LocalForm
 from feedline.placement.plan import Columns, LeafPlan, plan_leaf, union_of_rows
-from feedline.rows.spec import RowSpec
 
 _WHOLE = (Fraction(0), Fraction(1))
 Span = tuple[int, int]
@@ -64,7 +64,8 @@ def reads_of_process(
     devices: Sequence[Any],
     batch: Sequence[jax.ShapeDtypeStruct],
     names: Sequence[str],
-    form: tuple[RowSpec, RowSpec, bool, bool],
+    contents: Contents,
+    reads_columns: bool,
 ) -> ProcessReads:
     """The part of a batch that a process with these devices supplies. No such process need exist.
 
@@ -73,13 +74,13 @@ def reads_of_process(
       devices: of the process.
       batch: the leaves of the global batch, with shardings; `valid` last, if there is one.
       names: of the leaves.
-      form: the spec of a row in the source and after the transform, whether there is a transform, and whether the
-        process may read some columns of a leaf alone.
+      contents: of the source.
+      reads_columns: whether the process may read some columns of a leaf alone.
 
     Raises:
       ValueError: a sharding cannot divide its leaf.
     """
-    spec, out, transformed, reads_columns = form
+    spec, out, transformed = contents.spec, contents.out, contents.transformed
     own = frozenset(devices)
     plans = [plan_leaf(leaf.sharding, leaf.shape, own, name) for leaf, name in zip(batch, names, strict=True)]
     of_rows = plans[: len(out.leaves)]  # without `valid`, which is not read

@@ -10,10 +10,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from feedline.inspection.contents import Contents, leaf_bytes, row_bytes, shown
 from feedline.inspection.description import Description
 from feedline.inspection.drawing import Grid, grid_of
 from feedline.inspection.show_sizes import epochs, memory
-from feedline.inspection.subject import Subject, leaf_bytes, row_bytes, shown
 from feedline.inspection.words import in_bytes, in_spans, in_words, leaf_title, numbered, plural
 
 _MOST_LEAVES, _MOST_PROCESSES, _MOST_LINED = 12, 8, 8
@@ -27,16 +27,16 @@ def show(description: Description, source: str, console: Console) -> None:
 
 
 def _parts(description: Description, source: str) -> Iterator[RenderableType]:
-    subject, size = description.subject, f"{description.drawn_size:,}"
+    contents, size = description.contents, f"{description.described_size:,}"
     for problem in description.problems:
         yield Text(f"A feed refuses this. {problem}", "red")
-    yield Text(f"{source}: {_amount(subject)}", "bold")
-    yield from _leaves(subject)
-    if subject.transformed:
+    yield Text(f"{source}: {_amount(contents)}", "bold")
+    yield from _leaves(contents)
+    if contents.transformed:
         yield "A transform on the host makes of them:"
         yield from _placed(description)
-    yield Text("\nFirst item" if subject.lanes else "\nFirst rows", "bold")
-    yield from _first_rows(subject)
+    yield Text("\nFirst item" if contents.lanes else "\nFirst rows", "bold")
+    yield from _first_rows(contents)
     yield Text(f"\nWhich process reads which rows of a batch of {size}", "bold")
     yield from _where(description)
     for blocks in description.blocks:
@@ -53,39 +53,39 @@ def _parts(description: Description, source: str) -> Iterator[RenderableType]:
     yield from epochs(description)
 
 
-def _amount(subject: Subject) -> str:
-    size = row_bytes(subject.spec)
-    if subject.rows is not None:
-        return f"{plural(subject.rows, 'row')} of {in_bytes(size)}, {in_bytes(size * subject.rows)} in all"
-    if not subject.lanes:
+def _amount(contents: Contents) -> str:
+    size = row_bytes(contents.spec)
+    if contents.rows is not None:
+        return f"{plural(contents.rows, 'row')} of {in_bytes(size)}, {in_bytes(size * contents.rows)} in all"
+    if not contents.lanes:
         return f"rows of {in_bytes(size)}, repeated without end"
-    kind = "a stream" if subject.lanes == 1 else f"a stream of {subject.lanes} lanes"
+    kind = "a stream" if contents.lanes == 1 else f"a stream of {contents.lanes} lanes"
     return f"{kind}, items of {in_bytes(size)}. Only reading it to its end tells how many."
 
 
-def _leaves(subject: Subject) -> Iterator[RenderableType]:
-    placed = [] if subject.transformed else ["placed as"]
+def _leaves(contents: Contents) -> Iterator[RenderableType]:
+    placed = [] if contents.transformed else ["placed as"]
     table = _table("leaf", "shape", "dtype", *placed, "bytes a row")
-    for leaf in subject.spec.leaves[:_MOST_LEAVES]:
-        placed = [] if subject.transformed else [leaf.placed_dtype.name]
+    for leaf in contents.spec.leaves[:_MOST_LEAVES]:
+        placed = [] if contents.transformed else [leaf.placed_dtype.name]
         _add(table, leaf_title(leaf.name), _shape(leaf.shape), leaf.dtype.name, *placed, f"{leaf_bytes(leaf):,}")
-    yield from _with_rest(table, len(subject.spec.leaves))
+    yield from _with_rest(table, len(contents.spec.leaves))
 
 
 def _placed(description: Description) -> Iterator[RenderableType]:
-    leaves = description.subject.out.leaves
+    leaves = description.contents.out.leaves
     table = _table("leaf", "shape", "placed as")
     for leaf in leaves[:_MOST_LEAVES]:
         _add(table, leaf_title(leaf.name), _shape(leaf.shape), leaf.placed_dtype.name)
     yield from _with_rest(table, len(leaves))
 
 
-def _first_rows(subject: Subject) -> Iterator[RenderableType]:
-    one = "item" if subject.lanes else "row"
-    table = _table("leaf", *(f"{one} {row}" for row in range(len(subject.first[0]))))
-    for leaf, values in list(zip(subject.spec.leaves, subject.first, strict=True))[:_MOST_LEAVES]:
+def _first_rows(contents: Contents) -> Iterator[RenderableType]:
+    one = "item" if contents.lanes else "row"
+    table = _table("leaf", *(f"{one} {row}" for row in range(len(contents.first[0]))))
+    for leaf, values in list(zip(contents.spec.leaves, contents.first, strict=True))[:_MOST_LEAVES]:
         _add(table, leaf_title(leaf.name), *map(shown, values))
-    yield from _with_rest(table, len(subject.spec.leaves))
+    yield from _with_rest(table, len(contents.spec.leaves))
 
 
 def _where(description: Description) -> Iterator[RenderableType]:
@@ -99,10 +99,10 @@ def _where(description: Description) -> Iterator[RenderableType]:
         without = description.processes - len(description.reads)
         refused = f" {plural(without, 'process has', 'processes have')} none of these, and cannot build it."
         yield f"The feed uses {len(used)} of them.{refused if without else ''}"
-    if description.drawn_size != description.request.batch_size:
+    if description.described_size != description.request.batch_size:
         yield (
             f"Batches of {description.request.batch_size:,} rows do not fit; this is for "
-            f"{description.drawn_size:,}."
+            f"{description.described_size:,}."
         )
     reader = ", and process 1 reads it" if several else ""
     yield f"d3{' p1' if several else ''} in a block: device 3 holds it{reader}."
@@ -116,7 +116,7 @@ def _drawn(grid: Grid) -> Table:
 
 
 def _processes(description: Description) -> Table:
-    has_lanes = description.subject.lanes > 0
+    has_lanes = description.contents.lanes > 0
     table = _table("process", "devices", "reads rows", *(["lanes"] if has_lanes else []), "bytes a batch")
     reads = description.reads
     left_out = range(_MOST_PROCESSES - 2, len(reads) - 1) if len(reads) > _MOST_PROCESSES else range(0)

@@ -17,7 +17,7 @@ def memory(description: Description) -> Iterator[RenderableType]:
     """The formulas with their numbers."""
     found, request = description.memory, description.request
     n, prefetch = description.ahead, request.prefetch
-    ahead = f"{'window' if description.subject.lanes else 'buffer'} {n}"
+    ahead = f"{'window' if description.contents.lanes else 'buffer'} {n}"
     table = Table.grid(padding=(0, 2, 0, 0))
 
     def add(what: str, factor: str, count: int, total: int) -> None:
@@ -43,20 +43,20 @@ def memory(description: Description) -> Iterator[RenderableType]:
 
 def epochs(description: Description) -> Iterator[RenderableType]:
     """Which batch sizes fit, and for those near the given one the steps of an epoch and the rows that are left."""
-    rows, size, multiple = description.subject.rows, description.request.batch_size, description.multiple
+    rows, size, multiple = description.contents.rows, description.request.batch_size, description.multiple
     shards = f"the {plural(description.shards, 'shard')} of the batch axis"
     if multiple == 1:
         yield "Every batch size fits, since the batch axis is one shard."
     elif multiple == description.shards:
         yield f"Batch sizes that fit are multiples of {shards}."
     else:
-        lanes = f"the {description.subject.lanes} lanes"
+        lanes = f"the {description.contents.lanes} lanes"
         yield f"Batch sizes that fit are multiples of {multiple}: of {shards} and of {lanes}."
     if rows is None:
         yield f"The next ones are {' and '.join(f'{other:,}' for other in next_sizes(size, multiple))}."
         endless = "The dataset repeats without end, so that its only epoch has no end."
         stream = "The steps of an epoch, and the rows that are left, are known only at the end of the stream."
-        yield stream if description.subject.lanes else endless
+        yield stream if description.contents.lanes else endless
         return
     whole = whole_sizes(rows, size, multiple)
     largest = [rows // multiple * multiple] if multiple <= rows < size else []

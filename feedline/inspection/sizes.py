@@ -51,7 +51,7 @@ def next_sizes(batch_size: int, multiple: int) -> list[int]:
     return [below, above] if below else [above]
 
 
-def nearest_fitting(batch_size: int, multiple: int) -> int:
+def fitting_size(batch_size: int, multiple: int) -> int:
     """The batch size itself if it is a multiple of `multiple`, else the next smaller one, else the smallest."""
     return max(multiple, batch_size // multiple * multiple)
 

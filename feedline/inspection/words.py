@@ -31,11 +31,13 @@ def in_spans(found: Sequence[Span]) -> str:
     """Spans, of which the ends belong to them.
 
     Example:
-      >>> in_spans([(0, 16), (32, 33)])
-      '0–15, 32'
+      >>> in_spans([(0, 16), (32, 33)]), in_spans([(i, i + 1) for i in range(0, 20, 2)])
+      ('0–15, 32', '0, 2, 4, … 18')
     """
     texts = [f"{start:,}" if stop == start + 1 else f"{start:,}–{stop - 1:,}" for start, stop in found]
-    return ", ".join([*texts[:_SPANS], *([f"… {texts[-1]}"] if len(texts) > _SPANS else [])])
+    if len(texts) > _SPANS + 1:
+        texts = [*texts[:_SPANS], f"… {texts[-1]}"]
+    return ", ".join(texts)
 
 
 def numbered(numbers: Iterable[int], letter: str = "") -> str:

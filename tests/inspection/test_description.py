@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.inspection.asked import Overrides, asked_for
+from feedline.inspection.contents import contents_of, shown
 from feedline.inspection.description import default_batch_size, describe, sharding_of
+from feedline.inspection.resolve import Overrides, resolve
 from feedline.inspection.sizes import next_sizes
-from feedline.inspection.subject import look_at, shown
 from feedline.options import Reading
 from feedline.pipeline.request import Request
 
@@ -30,7 +30,7 @@ ROWS = {"image": np.zeros((100, 6, 6), np.uint8), "label": np.arange(100), "x": 
 def described(source, batch_size, sharding=DATA, processes=1, transform=None, **options):
     options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), "epochs": None, **options}
     request = Request(source, batch_size, sharding, None, transform=transform, **options)
-    return describe(look_at(source, transform), request, MESH, processes)
+    return describe(contents_of(source, transform), request, MESH, processes)
 
 
 # --- memory ---
@@ -103,7 +103,7 @@ def test_a_size_that_does_not_fit_is_described_with_one_that_does(size, told, dr
     found = described(ROWS, size)
     (problem,) = found.problems
     assert told in problem
-    assert (found.drawn_size, found.multiple) == (drawn, 4)
+    assert (found.described_size, found.multiple) == (drawn, 4)
     assert "must be a multiple of the 4 shards" in refusal(ROWS, size, DATA)
 
 
@@ -188,7 +188,7 @@ def test_lanes(lanes, processes, owners, ahead):
     source = feedline.Lanes(make_lane, lanes)
     found = described(source, 12, processes=processes)
     assert [found.lanes_of(each) for each in found.reads] == owners
-    assert (found.ahead, found.subject.rows, found.subject.lanes) == (ahead, None, lanes)
+    assert (found.ahead, found.contents.rows, found.contents.lanes) == (ahead, None, lanes)
     assert found.memory.host_bytes == (ahead + 1) * 12 * 4 // processes
 
 
@@ -199,15 +199,15 @@ def test_a_batch_of_lanes_is_a_multiple_of_shards_and_lanes():
 
 def test_a_dataset_that_repeats_without_end_has_no_epochs():
     found = described(grain.MapDataset.range(5).map(lambda i: {"x": np.int32(i)}).repeat(), 64)
-    assert (found.subject.rows, found.problems) == (None, [])
+    assert (found.contents.rows, found.problems) == (None, [])
 
 
 # --- what is asked ---
 
 
 def test_a_spec_is_cut_for_leaves_with_fewer_axes():
-    subject = look_at(ROWS)
-    sharding = sharding_of(subject, MESH, ("data", "model"))
+    contents = contents_of(ROWS)
+    sharding = sharding_of(contents, MESH, ("data", "model"))
     specs = {"image": P("data", "model"), "label": P("data"), "x": P("data", "model")}
     assert {name: each.spec for name, each in sharding.items()} == specs
     with feedline.Feed(ROWS, 8, sharding) as feed:
@@ -216,7 +216,7 @@ def test_a_spec_is_cut_for_leaves_with_fewer_axes():
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 32), (20, 20), (5, 4), (1, 4)])
 def test_the_default_batch_size(rows, size):
-    assert default_batch_size(look_at(np.zeros(rows)), DATA) == size
+    assert default_batch_size(contents_of(np.zeros(rows)), DATA) == size
 
 
 def test_arguments_from_the_command_line_replace_those_of_a_feed(tmp_path, monkeypatch):
@@ -235,10 +235,10 @@ def make_feed(mesh):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     usual = feedline.Feed.__init__
-    subject, request, refused = asked_for("feeds_to_inspect:make_feed", MESH, None, Overrides(20, "pad", None, 3))
-    assert (subject.rows, request.batch_size, request.remainder) == (100, 20, "pad")
+    contents, request, refused = resolve("feeds_to_inspect:make_feed", MESH, None, Overrides(20, "pad", None, 3))
+    assert (contents.rows, request.batch_size, request.remainder) == (100, 20, "pad")
     assert (request.prefetch, request.reading.buffer, refused) == (7, 3, None)
-    _, request, refused = asked_for("feeds_to_inspect:make_feed", MESH, None, Overrides(22))
+    _, request, refused = resolve("feeds_to_inspect:make_feed", MESH, None, Overrides(22))
     assert request.batch_size == 22
     assert "must be a multiple of the 4 shards" in str(refused)
     assert feedline.Feed.__init__ is usual

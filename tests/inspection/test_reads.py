@@ -8,10 +8,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from feedline.inspection.contents import contents_of
 from feedline.inspection.description import describe
 from feedline.inspection.drawing import grid_of
 from feedline.inspection.reads import spans
-from feedline.inspection.subject import look_at
 from feedline.options import Reading
 from feedline.pipeline.request import Request
 
@@ -23,7 +23,7 @@ def described(sharding, mesh, processes, source=ROWS, **options):
     """The description of batches of 16 rows."""
     options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), **options}
     request = Request(source, 16, sharding, None, None, transform=None, **options)
-    return describe(look_at(source), request, mesh, processes)
+    return describe(contents_of(source), request, mesh, processes)
 
 
 def mesh_of(shape, axes=("data", "model", "other")):

@@ -10,11 +10,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
+from feedline.inspection.contents import contents_of
 from feedline.inspection.description import Description, describe
 from feedline.inspection.drawing import grid_of
 from feedline.inspection.reads import Blocks, ProcessReads
 from feedline.inspection.show import show
-from feedline.inspection.subject import look_at
 from feedline.options import Reading
 from feedline.pipeline.request import Request
 from feedline.placement.plan import as_shardings
@@ -28,7 +28,7 @@ def screen(source, batch_size, spec=DATA, width=80, processes=1, colours=False, 
     request = Request(source, batch_size, NamedSharding(MESH, spec), None, None, **options)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
-    show(describe(look_at(source, options["transform"]), request, MESH, processes), "rows.npz", console)
+    show(describe(contents_of(source, options["transform"]), request, MESH, processes), "rows.npz", console)
     return text.getvalue()
 
 
@@ -102,7 +102,7 @@ def test_a_feed_on_a_part_of_the_mesh(processes, more):
     request = Request({"x": np.zeros(9)}, 3, jax.devices()[0], None, None, "drop", Reading(), None, 2).checked()
     request = dataclasses.replace(request, sharding=as_shardings(request.sharding))
     text = io.StringIO()
-    show(describe(look_at(request.source), request, MESH, processes), "rows", Console(file=text, width=80))
+    show(describe(contents_of(request.source), request, MESH, processes), "rows", Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert f"The feed uses 1 of them.{more}" in lines
     assert "x: SingleDeviceSharding" in lines

@@ -10,24 +10,24 @@ from jax.sharding import Mesh
 
 from feedline.audit.feeds import arguments_of_feeds
 from feedline.audit.target import is_name, load_name
+from feedline.inspection.contents import Contents, contents_of
 from feedline.inspection.description import default_batch_size, sharding_of
-from feedline.inspection.subject import Subject, look_at
 from feedline.options import Reading
 from feedline.order.schedule import Remainder
 from feedline.pipeline.request import Request
 from feedline.placement.plan import as_shardings
 
 
-class Asked(NamedTuple):
+class Resolved(NamedTuple):
     """What is to be described.
 
     Attributes:
-      subject: what the source holds.
+      contents: what the source holds.
       request: what a feed is asked for.
       refusal: why the user's function could not build that feed; None if it could, or if there is no function.
     """
 
-    subject: Subject
+    contents: Contents
     request: Request
     refusal: Exception | None
 
@@ -50,7 +50,7 @@ class Overrides:
             arguments["reading"] = dataclasses.replace(arguments["reading"], buffer=self.buffer)
 
 
-def asked_for(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: Overrides) -> Asked:
+def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: Overrides) -> Resolved:
     """What is to be described.
 
     Args:
@@ -70,13 +70,13 @@ def asked_for(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides:
                 f"--spec is for a path or a source; {target} shards the batch itself. Leave --spec out"
             )
         return _of_feed(target, named, mesh, overrides)
-    subject = look_at(named)
+    contents = contents_of(named)
     arguments: dict[str, Any] = {"remainder": "drop", "prefetch": 2, "reading": Reading()}
-    sharding = sharding_of(subject, mesh, mesh.axis_names[:1] if entries is None else entries)
-    arguments["batch_size"] = default_batch_size(subject, sharding)
+    sharding = sharding_of(contents, mesh, mesh.axis_names[:1] if entries is None else entries)
+    arguments["batch_size"] = default_batch_size(contents, sharding)
     overrides.apply(arguments)
     request = Request(source=named, sharding=sharding, order=None, epochs=None, transform=None, **arguments)
-    return Asked(subject, request, None)
+    return Resolved(contents, request, None)
 
 
 def _named(target: str) -> Any:
@@ -89,7 +89,7 @@ def _named(target: str) -> Any:
         ) from error
 
 
-def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, overrides: Overrides) -> Asked:
+def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, overrides: Overrides) -> Resolved:
     """The request of the feed that a function makes, also if that feed is refused."""
 
     def change(arguments: dict[str, Any]) -> None:
@@ -110,4 +110,4 @@ def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, override
             arguments = seen[id(feed)]
             feed.close()
     request = Request(**{field.name: arguments[field.name] for field in dataclasses.fields(Request)})
-    return Asked(look_at(request.source, request.transform), request, refusal)
+    return Resolved(contents_of(request.source, request.transform), request, refusal)

@@ -22,7 +22,7 @@ _ROWS_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Contents:
     """What a source holds, as plain values.
 
     Attributes:
@@ -44,7 +44,7 @@ class Subject:
     reads_columns: bool
 
 
-def look_at(source: Any, transform: Transform | None = None) -> Subject:
+def contents_of(source: Any, transform: Transform | None = None) -> Contents:
     """Open a source, read its first rows, and close it if it was opened here.
 
     Args:
@@ -56,8 +56,8 @@ def look_at(source: Any, transform: Transform | None = None) -> Subject:
       FeedError: its first rows cannot be read.
 
     Example:
-      >>> subject = look_at({"x": np.arange(10, dtype=np.int16)})
-      >>> subject.rows, subject.first[0].tolist()
+      >>> contents = contents_of({"x": np.arange(10, dtype=np.int16)})
+      >>> contents.rows, contents.first[0].tolist()
       (10, [0, 1, 2])
     """
     opened = as_source(source)
@@ -70,7 +70,7 @@ def look_at(source: Any, transform: Transform | None = None) -> Subject:
             opened.close()
 
 
-def _random_access(source: RowSource, transform: Transform | None) -> Subject:
+def _random_access(source: RowSource, transform: Transform | None) -> Contents:
     rows = len(source)
     if rows < 1:
         raise ValueError(
@@ -90,15 +90,15 @@ def _random_access(source: RowSource, transform: Transform | None) -> Subject:
         ) from error
     out = _out(spec, first, transform)
     endless = rows == sys.maxsize  # what Grain's repeat() returns
-    return Subject(None if endless else rows, 0, spec, out, transform is not None, first, is_columnar(source))
+    return Contents(None if endless else rows, 0, spec, out, transform is not None, first, is_columnar(source))
 
 
-def _stream(lanes: Lanes, transform: Transform | None) -> Subject:
+def _stream(lanes: Lanes, transform: Transform | None) -> Contents:
     item = FirstItem(lanes)
     first = _empty(item.spec, 1)
     item.read(item.spec.tree(first))
     out = _out(item.spec, first, transform)
-    return Subject(None, lanes.count, item.spec, out, transform is not None, first, reads_columns=False)
+    return Contents(None, lanes.count, item.spec, out, transform is not None, first, reads_columns=False)
 
 
 def _out(spec: RowSpec, first: list[Array], transform: Transform | None) -> RowSpec:
@@ -121,9 +121,9 @@ def leaf_bytes(leaf: Leaf) -> int:
     return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
-def placed_tree(subject: Subject) -> Any:
+def placed_tree(contents: Contents) -> Any:
     """The tree of a row as it is placed: `jax.ShapeDtypeStruct`s in JAX's dtypes."""
-    return subject.out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in subject.out.leaves])
+    return contents.out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in contents.out.leaves])
 
 
 def shown(values: Array) -> str:
