@@ -28,6 +28,7 @@ and the other folders::
     runtime/    what Python and JAX require of threads and processes
     agreement/  what processes tell each other
     cluster/    joins the processes of a run, and launches runs
+    inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
     trainer/    `fit` trains a model on the batches of any feed; a bundled MLP

@@ -19,6 +19,7 @@ PRINTED = {
     "row_source.py": "1000 rows of 16 batches, 100 of them with label 7",
     "checkpoints.py": "steps 31 to 60 on one device, same losses: True",
     "preemption.py": "ended after step 60, first weight 0.708344",
+    "inspect_feed.py": "14 batches, 93 rows left out, shards {(24, 32)}",
     "audit_feed.py": "(64, 8, 8) uint8 on 8 devices",
     "token_packing.py": "160 rows before the resume and 777 after it",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",

@@ -230,8 +230,11 @@ OF_FEEDLINE = {
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
-    "cli": ["cli", "audit", "bench", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
-            "feed", "native.library", "version", "errors", "options"],
+    # described without building a feed; audit: how to call the user's function, and which feed it makes
+    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
+                   "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
+    "cli": ["cli", "audit", "bench", "inspection", "cluster", "agreement.monitor", "agreement.stop", "data",
+            "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -256,6 +259,7 @@ FROM_OUTSIDE = {
     "trainer.logs": ["tensorboardX"],
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
+    "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }
 

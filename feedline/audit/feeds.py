@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.sharding import Mesh
@@ -23,7 +24,7 @@ def build_feed(
     Raises:
       TypeError: `make_feed` did not build and return a feed.
     """
-    with _built_with(layout, batch_size) as arguments:
+    with arguments_of_feeds(functools.partial(_changed_by, layout, batch_size)) as arguments:
         feed = make_feed(mesh)
     if id(feed) not in arguments:
         raise TypeError(
@@ -46,10 +47,11 @@ def endless_batches(feed: Feed) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _built_with(layout: Layout, batch_size: int | None) -> Iterator[dict[int, dict[str, Any]]]:
-    """Wraps the constructor of `Feed` so that it uses the layout's options; yields {id(feed): its arguments}.
+def arguments_of_feeds(change: Callable[[dict[str, Any]], None]) -> Iterator[dict[int, dict[str, Any]]]:
+    """Wraps the constructor of `Feed`, so that `change` can change arguments; yields {id(feed): its arguments}.
 
-    So `make_feed` can be the function that the training calls, without parameters for the audit.
+    So `make_feed` can be the function that the training calls, without parameters for the command. The arguments
+    are there before the feed is built, and so also those of a feed that was refused.
     """
     usual = Feed.__init__
     signature = inspect.signature(usual)
@@ -58,17 +60,21 @@ def _built_with(layout: Layout, batch_size: int | None) -> Iterator[dict[int, di
     def build(self: Feed, *args: Any, **options: Any) -> None:
         bound = signature.bind(self, *args, **options)
         bound.apply_defaults()
-        given = bound.arguments
-        given["batch_size"] = (batch_size or given["batch_size"]) * layout.times
-        if layout.workers is not None:
-            given["reading"] = dataclasses.replace(given["reading"], workers=layout.workers)
-        if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
-            given["reading"] = dataclasses.replace(given["reading"], threads=layout.threads, buffer=1)
+        change(bound.arguments)
+        seen[id(self)] = {name: value for name, value in bound.arguments.items() if name != "self"}
         usual(*bound.args, **bound.kwargs)
-        seen[id(self)] = {name: value for name, value in given.items() if name != "self"}
 
     Feed.__init__ = build  # type: ignore[method-assign]
     try:
         yield seen
     finally:
         Feed.__init__ = usual  # type: ignore[method-assign]
+
+
+def _changed_by(layout: Layout, batch_size: int | None, given: dict[str, Any]) -> None:
+    """Replace the options of a feed by those of a layout."""
+    given["batch_size"] = (batch_size or given["batch_size"]) * layout.times
+    if layout.workers is not None:
+        given["reading"] = dataclasses.replace(given["reading"], workers=layout.workers)
+    if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
+        given["reading"] = dataclasses.replace(given["reading"], threads=layout.threads, buffer=1)

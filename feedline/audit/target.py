@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -27,13 +28,32 @@ def load_make_feed(target: str, devices: int) -> MakeFeed:
       ImportError, AttributeError: there is no such function.
       ValueError: there are too few rows.
     """
-    if re.fullmatch(r"[\w.]+:\w+", target) and not os.path.exists(target):
-        module, _, function = target.partition(":")
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    if is_name(target):
+        return load_name(target)  # type: ignore[no-any-return]
     size = _size_of_batch(target, devices)
     return lambda mesh: Feed(target, size, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def is_name(target: str) -> bool:
+    """Whether it is module:name, and not a path.
+
+    Example:
+      >>> is_name("my_training:make_feed"), is_name("rows/*.npy")
+      (True, False)
+    """
+    return re.fullmatch(r"[\w.]+:\w+", target) is not None and not os.path.exists(target)
+
+
+def load_name(target: str) -> Any:
+    """The object that module:name names. The module is imported from the current folder.
+
+    Raises:
+      ImportError, AttributeError: there is no such module, or no such name in it.
+    """
+    module, _, name = target.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), name)
 
 
 def _size_of_batch(path: str, devices: int) -> int:

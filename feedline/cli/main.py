@@ -77,6 +77,7 @@ def _parsed(arguments: list[str]) -> Command:
     from feedline.cli.audit import Audit
     from feedline.cli.bench import Bench
     from feedline.cli.help_text import help_text
+    from feedline.cli.inspect import Inspect
     from feedline.cli.launch import Launch
     from feedline.cli.train import Train
 
@@ -86,9 +87,10 @@ def _parsed(arguments: list[str]) -> Command:
         text = help_text(command, alone=arguments[:1] == [name])
         return Annotated[command, tyro.conf.subcommand(name, description=text)]
 
-    parsed: Train | Launch | Audit | Bench = tyro.cli(
+    parsed: Train | Launch | Inspect | Audit | Bench = tyro.cli(
         subcommand("train", Train)
         | subcommand("launch", Launch)
+        | subcommand("inspect", Inspect)
         | subcommand("audit", Audit)
         | subcommand("bench", Bench),
         prog="feedline",

@@ -1,0 +1,327 @@
+"""`feedline inspect`: the command as a user types it, its page, and what it refuses."""
+
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.cli.main import main
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "inspect.md").read_text()
+PROGRAM = """
+import json, jax, numpy as np, feedline
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+feedline.cluster.initialize()
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+shardings = {name: NamedSharding(mesh, PartitionSpec(name)) for name in mesh.axis_names}
+rows = {name: feedline.local_rows(sharding, 12).tolist() for name, sharding in shardings.items()}
+print(json.dumps([jax.process_index(), [device.id for device in jax.local_devices()], rows]))
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder, with a file of 100 rows and one of a single row."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    np.savez("rows.npz", x=np.arange(600, dtype=np.float32).reshape(100, 6), y=np.arange(100))
+    np.save("one.npy", np.zeros((1, 3), np.float32))
+    np.save("empty.npy", np.zeros((0, 3), np.float32))
+    return tmp_path
+
+
+def as_json(capsys, *arguments):
+    code = main(["inspect", *arguments, "--json"])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return code, json.loads(printed.out.splitlines()[-1])
+
+
+# --- what it says ---
+
+
+def test_the_keys_are_those_of_the_page(here, capsys):
+    _, told = as_json(capsys, "rows.npz", "--mesh", "data=2")
+    table = PAGE.partition("## Keys of `--json`")[2]
+    keys = [
+        name
+        for first in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", first)
+    ]
+    assert sorted(told) == sorted(keys)
+
+
+def test_figures_by_hand(here, capsys):
+    """A row is 24 + 8 bytes, and 24 + 4 as it is placed; 16 rows on 4 × 2 devices of 2 processes."""
+    code, told = as_json(
+        capsys,
+        "rows.npz",
+        "--mesh",
+        "data=4,model=2",
+        "--spec",
+        "data,model",
+        "--processes",
+        "2",
+        "--batch-size",
+        "16",
+    )
+    assert (code, told["fits"], told["problems"]) == (0, True, [])
+    assert (told["rows"], told["row_bytes"], told["mesh"]) == (100, 32, {"data": 4, "model": 2})
+    assert told["batch"] == [
+        {"leaf": "x", "dtype": "float32", "shape": [16, 6], "spec": "P('data', 'model')"},
+        {"leaf": "y", "dtype": "int32", "shape": [16], "spec": "P('data')"},
+    ]
+    assert told["first_rows"][1] == {"x": "6 to 11", "y": "1"}
+    assert told["memory"] == {
+        "host_bytes": 3 * 8 * 28,
+        "host_bytes_on_cpu_devices": 7 * 8 * 28,
+        "host_bytes_as_read": 3 * 8 * 8,
+        "device_bytes": 4 * 4 * 16,
+    }
+    assert told["epoch"] == {"batch_size": 16, "steps": 6, "left_out": 4, "padded_steps": 7, "padding": 12}
+    assert (told["multiple_of"], told["next_sizes"]) == (4, [12, 20])
+    assert told["sizes_that_leave_out_none"] == [4, 20]
+
+
+def test_rows_and_columns_of_each_device_are_those_of_jax(here, capsys):
+    axes = {"data": 4, "model": 2}
+    _, told = as_json(
+        capsys,
+        "rows.npz",
+        "--mesh",
+        "data=4,model=2",
+        "--spec",
+        "data,model",
+        "--processes",
+        "4",
+        "--batch-size",
+        "16",
+    )
+    mesh = Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
+    shardings = {"x": PartitionSpec("data", "model"), "y": PartitionSpec("data")}
+    for name, shape in {"x": (16, 6), "y": (16,)}.items():
+        grid = np.arange(math.prod(shape)).reshape(shape)
+        held = NamedSharding(mesh, shardings[name]).devices_indices_map(shape)
+        for device, index in held.items():
+            each = told["devices"][device.id]
+            assert (each["device"], each["process"]) == (device.id, device.id // 2)
+            ranges = [each["leaves"][name]["rows"], *each["leaves"][name]["columns"]]
+            np.testing.assert_array_equal(grid[tuple(slice(*pair) for pair in ranges)], grid[index])
+
+
+@pytest.mark.slow
+def test_real_processes_read_the_rows_that_are_described(here, capsys):
+    launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
+    (here / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "feedline", *launch, sys.executable, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
+    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line[4:5] == "["]
+    assert sorted(process for process, _, _ in found) == [0, 1]
+    for axis in ("data", "model"):
+        options = ("--mesh", "data=2,model=2", "--spec", axis, "--processes", "2", "--batch-size", "12")
+        _, told = as_json(capsys, "rows.npz", *options)
+        for process, devices, rows in found:
+            described = told["reads"][process]
+            assert len(described["devices"]) == len(devices)
+            assert [row for span in described["rows"] for row in range(*span)] == rows[axis]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [8, 64])
+def test_a_mesh_that_this_machine_does_not_have(processes, here):
+    options = [
+        "--mesh",
+        "data=32,model=2",
+        "--processes",
+        str(processes),
+        "--batch-size",
+        "1024",
+        "--remainder",
+        "pad",
+    ]
+    command = [sys.executable, "-W", "error", "-m", "feedline", "inspect", "rows.npz", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=here)
+    lines = done.stdout.splitlines()
+    assert f"Mesh data=32, model=2: 64 devices in {processes} processes, {64 // processes} in each." in lines
+    assert len(lines) < 75
+    assert max(map(len, lines)) <= 80
+
+
+FEEDS = """
+import grain, numpy as np, feedline
+from jax.sharding import NamedSharding, PartitionSpec
+
+rows = {"x": np.zeros((100, 4))}
+lanes = feedline.Lanes(lambda lane, count: grain.MapDataset.range(lane, 90, count).to_iter_dataset(), 4)
+
+def make_feed(mesh):
+    return feedline.Feed(rows, 16, NamedSharding(mesh, PartitionSpec("data")), remainder="pad")
+
+def other_axis(mesh):
+    return feedline.Feed(rows, 16, NamedSharding(mesh, PartitionSpec("fsdp")))
+
+def other_order(mesh):
+    return feedline.Feed(rows, 16, NamedSharding(mesh, PartitionSpec("data")), order=7)
+
+def none(mesh):
+    return None
+"""
+
+
+@pytest.fixture
+def feeds(here, monkeypatch):
+    (here / "feeds_for_inspect.py").write_text(FEEDS)
+    yield "feeds_for_inspect"
+    monkeypatch.delitem(sys.modules, "feeds_for_inspect", raising=False)
+
+
+def test_a_feed_of_ones_own(feeds, capsys):
+    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=4", "--prefetch", "5")
+    assert (code, told["batch_size"], told["remainder"], told["prefetch"]) == (0, 16, "pad", 5)
+    assert [leaf["leaf"] for leaf in told["batch"]] == ["x", "valid"]
+    _, on_all = as_json(capsys, f"{feeds}:make_feed")
+    assert on_all["mesh"] == {"data": len(jax.devices()), "model": 1}
+
+
+def test_a_feed_that_is_refused_for_its_batch_size_is_described(feeds, capsys):
+    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=3")
+    assert (code, told["fits"], told["described_batch_size"]) == (1, False, 15)
+    assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in told["problems"][0]
+
+
+def test_a_stream(feeds, capsys):
+    code, told = as_json(capsys, f"{feeds}:lanes", "--mesh", "data=2", "--processes", "2")
+    assert (code, told["rows"], told["lanes"], told["epoch"]) == (0, None, 4, None)
+    assert [each["lanes"] for each in told["reads"]] == [[0, 1], [2, 3]]
+    assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
+    text = capsys.readouterr().out
+    text = " ".join(text.split())
+    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
+    assert "known only at the end of the stream." in text
+
+
+# --- its page ---
+
+
+def shown_on_the_page():
+    return re.findall(r"^```\n\$ (feedline inspect .*)\n\n?((?s:.*?))^```$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "output"), shown_on_the_page(), ids=lambda text: text[:60])
+def test_the_page_shows_what_the_command_prints(command, output, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    main(shlex.split(command)[1:])
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == output.splitlines()
+
+
+def test_the_page_has_output():
+    assert len(shown_on_the_page()) >= 2
+
+
+# --- what it refuses ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("missing.npy", "there is no file missing.npy; check the path"),
+        ("missing*.npy", "no file matches missing*.npy; check the folder and the pattern"),
+        ("empty.npy", "a source must have at least one row, got arrays of length 0 in empty.npy"),
+        (
+            "rows.npz --mesh data",
+            "--mesh takes axis names and sizes with commas between, as data=4,model=2, got 'data'",
+        ),
+        ("rows.npz --mesh data=0", "the size of axis data in --mesh must be at least 1, got 0"),
+        (
+            "rows.npz --mesh data=4 --spec model",
+            "--spec takes axes of the mesh, which has data, got 'model' in 'model'",
+        ),
+        ("rows.npz --mesh data=4,model=4", "--cpu-devices must be set before jax is imported"),  # in this process
+        (
+            "rows.npz --mesh data=4 --processes 3",
+            "--processes must divide the 4 devices of the mesh into equal parts",
+        ),
+        ("rows.npz --processes 3", "--processes must divide the 8 devices of the mesh into equal parts"),
+        ("rows.npz --mesh data=4 --batch-size 0", "batch_size must be at least 1, got 0"),
+        ("rows.npz --mesh data=4 --prefetch -1", "prefetch must be at least 0, got -1"),
+        ("rows.npz --mesh data=4 --buffer 0", "Reading.buffer must be at least 1, got 0"),
+        (
+            "rows.npz --mesh data=2,model=4 --spec data,model",
+            "batch['x']: the size of axis 1 must be a multiple of the 4",
+        ),
+        (
+            "nothing:here",
+            "SOURCE is a path, a glob or module:name, and loading nothing:here failed with ModuleNotFound",
+        ),
+        ("feeds_for_inspect:nothing", "loading feeds_for_inspect:nothing failed with AttributeError"),
+        (
+            "feeds_for_inspect:make_feed --spec data",
+            "feeds_for_inspect:make_feed shards the batch itself. Leave --spec",
+        ),
+        ("feeds_for_inspect:none", "feeds_for_inspect:none must build a feedline.Feed and return it, got None"),
+        ("feeds_for_inspect:other_axis", "fsdp"),
+        ("feeds_for_inspect:other_order", "order must be a feedline.Order or None, got 7"),
+    ],
+)
+def test_what_is_wrong(arguments, told, feeds, capsys):
+    assert main(["inspect", *arguments.split()]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert told in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            "rows.npz --mesh data=4 --batch-size 102",
+            "multiple of the 4 shards of the batch axis, got 102; 100 or 104",
+        ),
+        (
+            "rows.npz --mesh data=4 --batch-size 200",
+            "100 rows cannot fill one of 200; use a batch size of at most 100",
+        ),
+        ("one.npy --mesh data=8", "1 row cannot fill one of 8; use fewer shards of the batch axis"),
+        ("one.npy --mesh data=1 --remainder pad", "it is one array without a name; name the arrays"),
+    ],
+)
+def test_what_a_feed_refuses_is_said_first(arguments, told, here, capsys):
+    assert main(["inspect", *arguments.split()]) == 1
+    printed = capsys.readouterr().out
+    first = printed.partition(".npy:")[0].partition(".npz:")[0]
+    assert told in " ".join(first.split())
+    assert "Epochs and batch sizes" in printed
+
+
+def test_rows_that_cannot_be_read(here, capsys):
+    (here / "broken_rows.py").write_text(
+        "class Rows:\n"
+        "    def __len__(self): return 3\n"
+        "    def __getitem__(self, row): return {'x': 1.0 / (row - 1)}\n"
+        "rows = Rows()\n"
+    )
+    assert main(["inspect", "broken_rows:rows", "--mesh", "data=1"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_one_row_is_enough(here, capsys):
+    code, told = as_json(capsys, "one.npy", "--mesh", "data=1")
+    assert (code, told["rows"], told["batch_size"]) == (0, 1, 1)
+    assert len(told["first_rows"]) == 1
+    with feedline.Feed("one.npy", 1, jax.devices()[0], epochs=1) as feed:
+        assert len(feed) == told["epoch"]["steps"] == 1
