@@ -1,0 +1,201 @@
+"""`Feed.diagnose`: planted costs of each stage are found, and the feed is left where it was."""
+
+import functools
+import itertools
+import json
+import time
+
+import grain
+import jax
+import numpy as np
+import pytest
+from planted import LOOP_S, ROWS, Sleeping, on_a_busy_machine
+
+import feedline
+from feedline.observe.diagnosis import PHASES, Diagnosis
+from feedline.placement.place import Placement
+
+ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+FETCH_S, PREPARE_S, PLACE_S = 0.009, 0.006, 0.003
+
+
+class ColdThenWarm(Sleeping):
+    """A row that was read before is in a cache, as it were."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds, 0.0, 1)
+        self._seen = set()
+
+    def read(self, rows, out):
+        new = set(rows.tolist()) - self._seen
+        self._seen |= new
+        self.sleep(len(new) / ROWS)
+        out["x"][...] = rows[:, None]
+
+
+def prepared(batch, rows):
+    time.sleep(PREPARE_S * len(rows.index) / ROWS)
+    return batch
+
+
+def slow_place(self, leaves, whole=Placement.place):
+    time.sleep(PLACE_S)
+    return whole(self, leaves)
+
+
+@on_a_busy_machine
+def test_the_stalls_are_those_that_were_planted(monkeypatch, capsys):
+    """Without prefetch nothing overlaps, so that the times of the stages add up."""
+    monkeypatch.setattr(Placement, "place", slow_place)
+    with feedline.Feed(ColdThenWarm(FETCH_S), ROWS, ONE, transform=prepared, prefetch=0) as feed:
+        with feed.diagnose(steps=160) as diagnosis:
+            for _ in feed:
+                time.sleep(LOOP_S)
+        whole_s = LOOP_S + FETCH_S + PREPARE_S + PLACE_S
+        assert diagnosis.stalls_s["fetch"] == pytest.approx(FETCH_S, abs=0.0015)
+        assert diagnosis.stalls_s["preparation"] == pytest.approx(PREPARE_S, abs=0.0015)
+        assert diagnosis.stalls_s["transfer"] == pytest.approx(PLACE_S, abs=0.0015)
+        assert diagnosis.steps_s["as it is"] == pytest.approx(whole_s, rel=0.25)
+        assert diagnosis.au == pytest.approx(LOOP_S / whole_s, abs=0.03)
+        assert diagnosis.first_batch_s > FETCH_S
+    shown = capsys.readouterr().out
+    assert shown == f"{diagnosis}\n"
+    assert shown.startswith("a step takes 2")
+    assert json.loads(json.dumps(diagnosis.to_dict()))["au"] == diagnosis.au
+
+
+@on_a_busy_machine
+def test_what_overlaps_is_no_stall():
+    feed = feedline.Feed(ColdThenWarm(LOOP_S), ROWS, ONE, transform=prepared)
+    with feed, feed.diagnose(steps=160) as diagnosis:
+        for _ in feed:
+            time.sleep(LOOP_S + 0.004)
+    assert diagnosis.au > 0.95
+    assert max(diagnosis.stalls_s.values()) < 0.001
+
+
+def kinds():
+    rows = {"x": np.arange(4000, dtype=np.float32).reshape(1000, 4)}
+    stream = grain.MapDataset.source([{"x": np.full(4, i, np.float32)} for i in range(1000)])
+    return {
+        "rows": lambda **options: feedline.Feed(rows, 8, ONE, **options),
+        "without prefetch": lambda **options: feedline.Feed(rows, 8, ONE, prefetch=0, **options),
+        "two steps a call": lambda **options: feedline.Feed(rows, 8, ONE, steps_per_call=2, **options),
+        "padded": lambda **options: feedline.Feed(rows, 9, ONE, remainder="pad", **options),
+        "short": lambda **options: feedline.Feed({"x": rows["x"][:20]}, 8, ONE, **options),
+        "one batch": lambda **options: feedline.Feed({"x": rows["x"][:8]}, 8, ONE, **options),
+        "stream": lambda **options: feedline.Feed(
+            stream.to_iter_dataset(grain.ReadOptions(0, 0)), 8, ONE, **options
+        ),
+    }
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+@pytest.mark.parametrize("kind", kinds())
+def test_the_feed_is_left_where_it_was(kind, epochs, capsys):
+    make = functools.partial(kinds()[kind], epochs=epochs)
+    taken = 0 if kind == "one batch" else 1
+    with make() as feed:
+        expected = [np.asarray(batch["x"]) for batch in itertools.islice(feed, 2)]
+    with make() as feed:
+        got = [np.asarray(next(feed)["x"]) for _ in range(taken)]
+        state, before = feed.get_state(), feed.statistics()
+        with feed.diagnose(steps=40) as diagnosis:
+            count = sum(1 for _ in feed)
+        assert count == 40
+        assert set(diagnosis.steps_s) == set(PHASES)
+        assert feed.get_state() == state
+        after = feed.statistics()
+        assert (after.batches, after.rows, after.wait_s) == (before.batches, before.rows, before.wait_s)
+        got += [np.asarray(next(feed)["x"]) for _ in range(2 - taken)]
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_step_that_donates_its_batch():
+    step = jax.jit(lambda x: x * 2, donate_argnums=0)
+    feed = feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE)
+    with feed, feed.diagnose(steps=40) as diagnosis:
+        results = [float(step(batch["x"]).sum()) for batch in feed]
+    assert results == [64.0] * 40
+    assert set(diagnosis.steps_s) == set(PHASES)
+
+
+@pytest.mark.parametrize("steps", [0, 3, 12, 25, 39])
+def test_a_loop_that_ends_early_tells_what_it_saw(steps):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
+        state = feed.get_state()
+        with feed.diagnose(steps=40) as diagnosis:
+            for _ in zip(range(steps), feed, strict=False):
+                pass
+        assert len(diagnosis.steps_s) == steps // 10
+        assert feed.get_state() == state
+        assert "not measured" in str(diagnosis) or not steps // 10
+        next(feed)
+
+
+def test_an_exception_in_the_loop_passes_and_the_feed_is_where_it_was(capsys):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
+        next(feed)
+        state = feed.get_state()
+        with pytest.raises(KeyError, match="mine"), feed.diagnose(steps=40):
+            {}[next(feed) and "mine"]
+        assert feed.get_state() == state
+        assert capsys.readouterr().out == ""
+        next(feed)
+
+
+def test_an_error_of_the_source_passes():
+    class Failing(Sleeping):
+        def read(self, rows, out):
+            raise feedline.RowError("broken", stage="read")
+
+    with feedline.Feed(Failing(0.0, 0.0, 1), ROWS, ONE) as feed:
+        with pytest.raises(feedline.RowError, match="broken"), feed.diagnose(steps=40):
+            next(feed)
+        assert feed.position == 0
+
+
+def test_wrong_use_is_an_error_with_a_fix():
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
+        few = r"needs 8 steps in each of 4 phases, got steps=31; leave the default"
+        with pytest.raises(ValueError, match=few), feed.diagnose(steps=31):
+            pass
+        with feed.diagnose(steps=40):
+            next(feed)
+            with pytest.raises(ValueError, match="diagnosed already; leave that context"), feed.diagnose():
+                pass
+            next(feed)
+    with pytest.raises(ValueError, match="the feed is closed"), feed.diagnose():
+        pass
+
+
+def test_closing_inside_the_context_ends_the_loop():
+    feed = feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE)
+    with feed, feed.diagnose(steps=40):
+        next(feed)
+        feed.close()
+        with pytest.raises(ValueError, match="the feed is closed"):
+            next(feed)
+
+
+@pytest.mark.slow
+def test_with_workers(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.ones((256, 4), np.float32))
+    with feedline.Feed(tmp_path / "x.npy", 8, ONE, reading=feedline.Reading(workers=1)) as feed:
+        with feed.diagnose(steps=40) as diagnosis:
+            assert sum(1 for _ in feed) == 40
+        assert set(diagnosis.steps_s) == set(PHASES)
+        assert feed.get_state()["step"] == 0
+
+
+def test_a_diagnosis_without_steps():
+    assert str(Diagnosis()) == "diagnosis: no step was measured"
+    assert (Diagnosis().au, Diagnosis().stalls_s) == (None, {})
+
+
+def test_phases_that_were_left_out():
+    diagnosis = Diagnosis()
+    diagnosis.add("as it is", [9.0, 0.4, 0.4, 0.4])
+    diagnosis.add("placed again", [9.0, 0.1, 0.1, 0.1])
+    assert diagnosis.stalls_s == {"fetch and preparation": pytest.approx(0.3)}
+    assert diagnosis.au is None
