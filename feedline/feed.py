@@ -353,6 +353,7 @@ class Feed(Shown, ProcessBound):
         self._pipeline = pipeline
         try:
             yield diagnosis
+            pipeline.finish()
         finally:
             self._stop(_MOMENT_S, reads=False)
             self._delivered, self._exhausted, self._counted, self._observing, self._loops = before

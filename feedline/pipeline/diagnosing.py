@@ -62,6 +62,8 @@ class DiagnosingPipeline:
         self._host: HostBatch | None = None  # the latest one of the first phase
         self._inner: Pipeline | None = None
         self._closed = False
+        self._phase = PHASES[0]
+        self._asked: list[float] = []  # when each batch of the phase was asked for
         self._all = self._phases()
 
     def start(self) -> None:
@@ -84,6 +86,13 @@ class DiagnosingPipeline:
         if self._inner is not None:
             self._inner.close()
 
+    def finish(self) -> None:
+        """The loop is done with the batch that it took last. If that was the last of a phase, note the phase."""
+        if len(self._asked) == self._steps:
+            self._asked.append(time.perf_counter())
+            times = [later - now for now, later in itertools.pairwise(self._asked)]
+            self._diagnosis.add(self._phase, times)
+
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads of the phase."""
         return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
@@ -95,20 +104,19 @@ class DiagnosingPipeline:
             (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident()),
             strict=True,
         ):
-            asked: list[float] = []
+            self._phase, self._asked = phase, []
             for _ in range(self._steps):
-                asked.append(time.perf_counter())
+                self._asked.append(time.perf_counter())
                 placed = next(batches, None)
                 if placed is None:
                     break
                 if self._diagnosis.first_batch_s is None:
                     self._diagnosis.first_batch_s = time.perf_counter() - began
                 yield placed
-            asked.append(time.perf_counter())
+            self.finish()
             if self._inner is not None:
                 self._inner.close()
                 self._inner.join(_JOIN_S)
-            self._diagnosis.add(phase, [later - now for now, later in itertools.pairwise(asked)])
 
     def _keep(self, host: HostBatch) -> Placed:
         self._host = host

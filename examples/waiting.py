@@ -1,0 +1,77 @@
+"""Why does this loop wait? Ask the feed, change what it advises, ask again; and measure what each stage costs.
+
+python examples/waiting.py
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import feedline
+
+BATCH = 256
+
+
+class SlowStore:
+    """4,096 rows that come from far away: each row takes 0.1 ms, in whatever thread it is read."""
+
+    spec = {"x": jax.ShapeDtypeStruct((64,), np.float32)}  # noqa: RUF012
+    identity = {"kind": "slow store"}  # noqa: RUF012
+
+    def __len__(self):
+        return 4096
+
+    def read(self, rows, out):
+        time.sleep(1e-4 * len(rows))
+        out["x"][...] = np.sin(rows)[:, None]
+
+    def close(self):
+        pass
+
+
+@jax.jit
+def train_step(weights, batch):
+    def loss(weights):
+        return jnp.mean((jnp.tanh(batch["x"] @ weights) - batch["x"]) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(weights)
+    return weights - 0.1 * gradient, value
+
+
+def trained(feed, steps=150):
+    """Train for some steps of some 9 ms."""
+    weights = jnp.zeros((64, 64))
+    for _, batch in zip(range(steps), feed, strict=False):
+        weights, loss = train_step(weights, batch)
+        loss.block_until_ready()
+        time.sleep(0.009)  # the rest of a step on an accelerator
+
+
+def feed_of(**options):
+    return feedline.Feed(SlowStore(), BATCH, jax.devices()[0], reading=feedline.Reading(**options))
+
+
+def main():
+    with feed_of(threads=2) as feed:
+        trained(feed)
+        report = feed.report()
+        print(report)
+    if report.change is not None and report.change.setting == "Reading.threads":
+        print(f"\nwith {report.change.then} threads:")
+        with feed_of(threads=report.change.then) as feed:
+            trained(feed)
+            print(feed.report())
+    print("\nwithout one stage after the other:")
+    with feed_of(threads=2) as feed, feed.diagnose(steps=200):
+        trained(feed, steps=200)
+
+
+if __name__ == "__main__":
+    main()
