@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from feedline.observe.model import Costs, Setting, simulated_wait_s
-from feedline.observe.report import STAGES, Bound, Change, Report, Straggler, milliseconds, percent
+from feedline.observe.report import Bound, Change, Report, Straggler
 from feedline.observe.window import Window
+from feedline.observe.words import STAGES, milliseconds, percent
 
 Reader = Literal["threads", "workers", "stream", "caller"]
 LITTLE = 0.05
