@@ -8,18 +8,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from feedline.observe.view import Bar, Chart, Kind, View
+from feedline.observe.view import COLORS, Bar, Chart, Kind, View
 
-COLORS: dict[Kind, tuple[str, str]] = {
-    "loop": ("#2f6fb7", "#5b9be6"),
-    "late": ("#8a63b0", "#b390dc"),
-    "wait": ("#d95f02", "#f0883e"),
-    "limits": ("#d95f02", "#f0883e"),
-    "slow": ("#f2b98c", "#8f5a30"),
-    "fast": ("#b9c0c8", "#5b6570"),
-    "pace": ("#1f2328", "#e6e9ec"),
-}
-"""Of bars and lines, on a light and on a dark ground."""
 _STYLE = """
 .feedline-report { color-scheme: light dark; color: light-dark(#1f2328, #e6e9ec);
   background: light-dark(#ffffff, #16191d); font: 15px/1.45 system-ui, sans-serif;

@@ -6,12 +6,11 @@ import io
 import textwrap
 from typing import Any
 
-from feedline.observe.page import COLORS
-from feedline.observe.view import Bar, Chart, View
+from feedline.observe.view import COLORS, Bar, Chart, View
 
 _WIDTH, _MARGIN = 10.0, 0.4
 """Lengths are inches; `y` grows downwards."""
-_BARS, _VALUES = 2.0, 7.3
+_BARS, _VALUES = 2.0, 7.1
 """Where bars and values begin."""
 _POINT = 1 / 72
 _PALE = "#4d5660"

@@ -11,6 +11,16 @@ from feedline.observe.words import STAGES, milliseconds, percent, times
 Kind = Literal["loop", "late", "wait", "limits", "slow", "fast", "pace"]
 """What a colour stands for. "limits": the stage that limits training; "slow": another one that is slower than the
 loop; "pace": the line at the loop's own time."""
+COLORS: dict[Kind, tuple[str, str]] = {
+    "loop": ("#2f6fb7", "#5b9be6"),
+    "late": ("#8a63b0", "#b390dc"),
+    "wait": ("#d95f02", "#f0883e"),
+    "limits": ("#d95f02", "#f0883e"),
+    "slow": ("#f2b98c", "#8f5a30"),
+    "fast": ("#b9c0c8", "#5b6570"),
+    "pace": ("#1f2328", "#e6e9ec"),
+}
+"""Of bars and lines, on a light and on a dark ground."""
 
 
 class Part(NamedTuple):
@@ -173,7 +183,7 @@ def _input(settings: Mapping[str, int], parts: Mapping[str, Part]) -> Bar:
     made, placed = [parts["read"], parts["host"]], [parts["place"]]
     if settings["workers"]:
         slower = max(made, placed, key=lambda each: sum(part.seconds for part in each))
-        return Bar("all input", slower, _ms(sum(part.seconds for part in slower)), "workers read, a thread places")
+        return Bar("all input", slower, _ms(sum(part.seconds for part in slower)), "placing overlaps with it")
     together = [*made, *placed]
     return Bar("all input", together, _ms(sum(part.seconds for part in together)), "one stage after the other")
 
