@@ -26,7 +26,7 @@ _STYLE = """
 .feedline-report code { font: 13px ui-monospace, monospace; background: none; color: inherit; padding: 0 }
 .feedline-report .title { margin-top: 28px; font-size: 18px; font-weight: 600 }
 .feedline-report .legend { margin: 2px 0 10px; font-size: 13px; color: light-dark(#4d5660, #a9b2bc) }
-.feedline-report .legend span { margin-right: 18px }
+.feedline-report .legend span { display: inline-block; margin-right: 18px }
 .feedline-report .legend svg { margin-right: 5px; vertical-align: -1px }
 .feedline-report .bar { display: grid; grid-template-columns: 130px 1fr 250px; column-gap: 14px;
   align-items: center; line-height: 1.2 }

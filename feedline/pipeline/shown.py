@@ -73,11 +73,12 @@ class Shown:
             ("prefetch", f"{self.prefetch:,}"),
             ("reading", f"threads {reading.threads or 0}, workers {reading.workers}, buffer {reading.buffer}"),
         ]
-        spec = jax.tree_util.tree_leaves_with_path(self._stages.placement.spec)
+        leaves = jax.tree_util.tree_leaves_with_path(self._stages.placement.spec)
+        spec = [(_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf)) for path, leaf in leaves[:_LEAVES]]
+        if len(leaves) > _LEAVES:
+            spec.append((f"and {len(leaves) - _LEAVES} more", "", "", ""))
         return table("feedline.Feed", [*facts, *settings]) + table(
-            "feedline.Feed.spec",
-            [(_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf)) for path, leaf in spec],
-            ("leaf of a batch", "dtype", "global shape", "sharding"),
+            "feedline.Feed.spec", spec, ("leaf of a batch", "dtype", "global shape", "sharding")
         )
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -115,4 +116,4 @@ def _layout(leaf: jax.ShapeDtypeStruct) -> str:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return type(sharding).__name__
     mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-    return f"{sharding.spec} on Mesh({mesh})"
+    return f"P({', '.join(map(repr, sharding.spec))}) on Mesh({mesh})"
