@@ -8,6 +8,7 @@ A map of the package. First what a user calls and sees::
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
     statistics  a snapshot of a feed's counts and times
+    notebook    the tables that these show in a notebook
 
 then one folder a stage, in the order in which data flows::
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from feedline.notebook import table
+
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
@@ -102,12 +104,37 @@ class Statistics:
             f"{self.slabs} slabs, {_bytes(self.host_bytes)} of host memory"
         )
 
+    def _repr_html_(self) -> str:
+        """All fields for a notebook, with units, and the sums of times also for one batch."""
+        rows = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            summed = field.name.endswith("_s") and field.name not in _NOT_SUMMED
+            each = with_unit(value / self.batches) if summed and self.batches else ""
+            rows.append((field.name, _readable(field.name, value), each))
+        return table("feedline.Statistics", rows, ("", "in all", "a batch"))
+
+
+_NOT_SUMMED = {"wait_p50_s", "wait_p99_s", "wait_max_s", "transfer_s"}
+
+
+def _readable(name: str, value: float | None) -> str:
+    """The value of a field with the unit that its name says."""
+    if value is None:
+        return "not known yet"
+    if name in ("au", "readiness"):
+        return f"{value * 100:.0f} %"
+    if name.endswith("_s"):
+        return with_unit(value)
+    return _bytes(int(value)) if name.endswith("_bytes") else f"{value:,}"
+
 
 def with_unit(seconds: float) -> str:
     """Example: 500 µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
+            value = seconds / size
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
     return "0 s"
 
 

@@ -445,13 +445,21 @@ def test_a_repr_says_what_a_feed_is_and_where_it_stands():
         feed.seek(1, 1437)
         page = feed._repr_html_()
     assert re.fullmatch(told.format(1, "1,437, closed"), repr(feed))
-    assert "&lt;y&gt;.z: float32[16]" in page
-    assert page.count("<td") == page.count("</td>") == 16
-    ElementTree.fromstring(page)
+    settings, spec = ElementTree.fromstring(f"<div>{page}</div>")
+    told = {name.text: value.text for name, value in settings.iter("tr")}
+    assert (told["position"], told["epochs"], told["prefetch"]) == ("1,437", "2", "2")
+    assert re.fullmatch(r"threads \d+, workers 0, buffer 2", told["reading"])
+    heads, first, second = ([cell.text for cell in row] for row in spec.iter("tr"))
+    assert heads == ["leaf of a batch", "dtype", "global shape", "sharding"]
+    assert first == ["<y>.z", "float32", "(16,)", "P() on Mesh(data=2)"]
+    assert second[:3] == ["x", "uint8", "(16, 4, 2)"]
 
     many = {f"leaf{i:02}": np.arange(8) for i in range(30)}
     with Feed(many, 8, WHOLE) as feed:
         assert repr(feed).endswith("leaf11: int32[8], and 18 more>")
+        assert feed._repr_html_().count("leaf") == 1 + 12
+        assert "and 18 more" in feed._repr_html_()
+    assert "feedline.Feed: not built" in object.__new__(Feed)._repr_html_()
     assert repr(object.__new__(Feed)) == "<feedline.Feed: not built>"  # a debugger inside the constructor
 
 

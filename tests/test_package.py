@@ -190,7 +190,8 @@ OF_FEEDLINE = {
     "version": [],
     "errors": [],
     "options": [],
-    "statistics": [],
+    "notebook": [],
+    "statistics": ["notebook"],
     "state": ["order.schedule"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": [],
@@ -201,7 +202,7 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],  # values that stages return, and what follows from them
-    "rows": ["rows", "order.schedule", "errors"],  # order.schedule: where in the run a bad row is
+    "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
@@ -216,8 +217,8 @@ OF_FEEDLINE = {
     # the compositions
     # cluster.cores: the default number of threads
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe",
-                 "order.schedule", "agreement", "cluster.cores", "state", "statistics", "version", "errors",
-                 "options"],
+                 "order.schedule", "agreement", "cluster.cores", "notebook", "state", "statistics", "version",
+                 "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
@@ -243,6 +244,7 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "observe": ["jax"],
+    "observe.picture": ["matplotlib"],
     "rows": ["numpy", "jax"],
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain"],

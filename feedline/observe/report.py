@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from feedline.observe.page import html_of, save
+from feedline.observe.view import View
+from feedline.observe.words import STAGES, milliseconds, percent, times
+
 Bound = Literal["read", "host", "place", "compute", "straggler"]
-STAGES = {"read": "reading", "host": "host work", "place": "placing", "compute": "training loop"}
-"""What the stages are called in sentences. Host work is the transform, and casts and copies into host buffers."""
 
 
 class Change(NamedTuple):
@@ -114,7 +117,8 @@ class Report:
             who = self.straggler
             return (
                 f"process {who.process} holds up the others: its {STAGES[who.stage]} takes "
-                f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; {costs}"
+                f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; its loop "
+                f"waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
             )
         return f"{STAGES[self.bound]} limits training: {costs}"
 
@@ -126,35 +130,36 @@ class Report:
             f"{milliseconds(self.wait_s)} ms waiting" + self._late(),
         ]
         host_s = self.stages_s["transform"] + self.stages_s["stage"]
-        times = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
+        stage_s = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
         for stage, headroom in self.headroom.items():
-            seconds = times.get(stage, self.loop_s)
+            seconds = stage_s.get(stage, self.loop_s)
             each = "of the loop" if stage == "compute" else "of threads"
             lines.append(
-                f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {_times(headroom)}"
+                f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {times(headroom)}"
             )
         judged = f"  judged by the latest {self.batches:,} batches"
         if not self.drained:
             judged += ", too few: some of them had been read ahead before the loop began"
         return "\n".join([*lines, judged, f"advice: {self.advice}"])
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as a page (.html) or as a picture (.png). A page is one file that needs no other.
+
+        Raises:
+          ValueError: the name ends in something else.
+          ModuleNotFoundError: a picture needs matplotlib, which is missing; the message says how to install it.
+          OSError: the file cannot be written. What was there before is then unchanged.
+        """
+        save(self._view(), path)
+
+    def _repr_html_(self) -> str:
+        """The page, for a notebook."""
+        return html_of(self._view())
+
+    def _view(self) -> View:
+        return View.of(self.verdict, self.to_dict())
+
     def _late(self) -> str:
         if self.late_s < 0.01 * self.step_s:
             return ""
         return f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
-
-
-def percent(share: float) -> str:
-    """Example: 41 %."""
-    return f"{share * 100:.0f} %"
-
-
-def milliseconds(seconds: float) -> str:
-    """Three significant digits, without a unit: 0.123, 1.23, 12.3, 123, 1,234."""
-    value = seconds * 1e3
-    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
-    return f"{value:,.{digits}f}"
-
-
-def _times(headroom: float) -> str:
-    return "over 1000 ×" if headroom > 1000 else f"{headroom:.3g} ×"

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from feedline.observe.model import Costs, Setting, simulated_wait_s
-from feedline.observe.report import STAGES, Bound, Change, Report, Straggler, milliseconds, percent
+from feedline.observe.report import Bound, Change, Report, Straggler
 from feedline.observe.window import Window
+from feedline.observe.words import STAGES, milliseconds, percent
 
 Reader = Literal["threads", "workers", "stream", "caller"]
 LITTLE = 0.05
@@ -101,7 +102,8 @@ def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (
     alone_s = {name: seconds / how.readers for name, seconds in stage_s.items()}
     if how.reader == "workers":
         alone_s["place"] = stage_s["place"]
-    alone_s["place"] = max(alone_s["place"], window.late_s and window.loop_s)
+    if window.late_s > LITTLE * window.loop_s:  # transfers are no faster than the loop
+        alone_s["place"] = max(alone_s["place"], window.loop_s)
     wait_share = 1 - window.au
     bound: Bound = "compute"
     if wait_share >= LITTLE:
@@ -183,7 +185,7 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
     if wait_s > 0.9 * now_s:
         return None
     predicted_s = window.wait_s * wait_s / now_s
-    share = predicted_s / (predicted_s + window.loop_s)
+    share = (predicted_s + window.late_s) / (predicted_s + window.loop_s)
     if setting not in ("Reading.threads", "Reading.workers"):
         return Change(setting, now, then, share)
     stage_s = window.mean(f"{bound}_s")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import jax
 
+from feedline.notebook import table
 from feedline.options import Order, Reading
 from feedline.order.schedule import Remainder
 from feedline.pipeline.request import Request
@@ -64,12 +64,22 @@ class Shown:
         return f"<feedline.Feed: {facts or 'not built'}>"
 
     def _repr_html_(self) -> str:
-        cell = '<td style="text-align: left">'
-        rows = (
-            f"<tr>{cell}{html.escape(name)}</td>{cell}{html.escape(fact)}</td></tr>"
-            for name, fact in self._facts()
+        """Two tables for a notebook: settings and position, and the spec of a batch."""
+        facts = self._facts()[:-1]
+        if not facts:
+            return table("feedline.Feed: not built", [])
+        reading = self.reading
+        settings = [
+            ("prefetch", f"{self.prefetch:,}"),
+            ("reading", f"threads {reading.threads or 0}, workers {reading.workers}, buffer {reading.buffer}"),
+        ]
+        leaves = jax.tree_util.tree_leaves_with_path(self._stages.placement.spec)
+        spec = [(_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf)) for path, leaf in leaves[:_LEAVES]]
+        if len(leaves) > _LEAVES:
+            spec.append((f"and {len(leaves) - _LEAVES} more", "", "", ""))
+        return table("feedline.Feed", [*facts, *settings]) + table(
+            "feedline.Feed.spec", spec, ("leaf of a batch", "dtype", "global shape", "sharding")
         )
-        return f"<table><caption>feedline.Feed</caption>{''.join(rows)}</table>"
 
     def _facts(self) -> list[tuple[str, str]]:
         """Names and values, in words. Of a feed that could not be built there are none."""
@@ -92,8 +102,18 @@ class Shown:
 def _described(spec: Any) -> str:
     """The leaves of a batch, as in ``image: uint8[64, 28, 28], label: int32[64]``."""
     leaves = jax.tree_util.tree_leaves_with_path(spec)
-    named = [
-        f"{jax.tree_util.keystr(path, simple=True, separator='.') or 'batch'}: {leaf.dtype.name}{list(leaf.shape)}"
-        for path, leaf in leaves[:_LEAVES]
-    ]
+    named = [f"{_name(path)}: {leaf.dtype.name}{list(leaf.shape)}" for path, leaf in leaves[:_LEAVES]]
     return ", ".join([*named, f"and {len(leaves) - _LEAVES} more"] if len(leaves) > _LEAVES else named)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "batch"
+
+
+def _layout(leaf: jax.ShapeDtypeStruct) -> str:
+    """How a leaf is sharded; of another sharding than `NamedSharding`, its class."""
+    sharding = leaf.sharding
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return type(sharding).__name__
+    mesh = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+    return f"P({', '.join(map(repr, sharding.spec))}) on Mesh({mesh})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import operator
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -10,6 +9,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
+from feedline.notebook import table
 from feedline.rows.row_source import RowSource
 
 _MOST_SHOWN = 8  # leaves of a row; a table may have thousands
@@ -49,8 +49,7 @@ class IndexedSource(RowSource):
 
     def _repr_html_(self) -> str:
         """The same for a notebook, as a table."""
-        rows = (f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts())
-        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+        return table(type(self).__name__, self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
         """The number of rows, the leaves of a row, and the files."""

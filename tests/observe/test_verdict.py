@@ -187,7 +187,7 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     here = judge(window(read=0.004, place=0.001, loop=0.020), HOW, others)
     assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
     assert here.verdict == (
-        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; the loop waits "
+        "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; its loop waits "
         "for input 50 % of the time (AU 50 %)"
     )
     assert here.advice == "look at process 1: its own report says what to change there"

@@ -1,5 +1,7 @@
 """A `RowSource` of the user's own: a format that feedline does not know, and more rows than any disk holds."""
 
+from xml.etree import ElementTree
+
 import grain
 import jax
 import numpy as np
@@ -260,4 +262,5 @@ def test_a_source_describes_itself(shards, tmp_path):
 
 def test_the_description_in_a_notebook_is_a_table():
     table = ArraySource([{"<b>": np.zeros((5, 2), np.int8)}])._repr_html_()
-    assert "<tr><th>rows</th><td>5</td></tr><tr><th>&lt;b&gt;</th><td>int8[2]</td></tr></table>" in table
+    rows = [[cell.text for cell in row] for row in ElementTree.fromstring(table).iter("tr")]
+    assert rows == [["rows", "5"], ["<b>", "int8[2]"]]
