@@ -12,6 +12,7 @@ from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Cuts, Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
+from feedline.observe.annotations import annotation
 from feedline.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
@@ -101,7 +102,8 @@ class BatchReader:
     def _fill(self, part: Part) -> PartResult:
         watch, thread = Stopwatch(), this_thread()
         try:
-            part = self._locate_and_read(part)
+            with annotation("read"):
+                part = self._locate_and_read(part)
             read_s, read_cpu_s = watch.lap()
             transform_s = self._finish(part)
             finish_s, finish_cpu_s = watch.lap()
@@ -144,13 +146,15 @@ class BatchReader:
             for i, _ in part.cuts:
                 read, placed = buffers.read[i], buffers.leaves[i]
                 if placed is not read:
-                    cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
+                    with annotation("stage"):
+                        cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
             return 0.0
         whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
         if self.form.transform is not None:
             whole = self.form.transformed(self.form.transform, whole, self._positions(part), part.indices)
         transform_s, _ = watch.lap()
-        self.form.write(whole, buffers.leaves, here, part.indices)
+        with annotation("stage"):
+            self.form.write(whole, buffers.leaves, here, part.indices)
         return transform_s
 
     def _positions(self, part: Part) -> BatchPositions:

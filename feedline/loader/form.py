@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline.observe.annotations import annotation
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
 from feedline.order.schedule import BatchPositions
@@ -167,7 +168,8 @@ class LocalForm:
 
 def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
     try:
-        return transform(batch, rows)
+        with annotation("transform"):
+            return transform(batch, rows)
     except StopIteration as error:
         raise RuntimeError(
             "a transform must not raise StopIteration, which would pass for the end of the feed; "

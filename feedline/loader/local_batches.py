@@ -22,6 +22,7 @@ class LocalBatches:
     Attributes:
       parts: of one delivery.
       count: of deliveries.
+      steps: of one delivery.
 
     Args:
       reader: reads the parts.
@@ -35,7 +36,7 @@ class LocalBatches:
         self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1, steps: int = 1
     ) -> None:
         self._parts_of_batch = min(parts, *(len(plan.rows) for plan in reader.form.plans))
-        self._steps = steps
+        self.steps = steps
         self.parts = steps * self._parts_of_batch
         self.count = reader.schedule.batches_from(origin) // steps
         self._reader = reader
@@ -57,7 +58,7 @@ class LocalBatches:
         lease_s, lease_cpu_s = watch.lap()
         result: PartResult | Exception
         try:
-            of_step = buffers if self._steps == 1 else buffers.of_step(step)
+            of_step = buffers if self.steps == 1 else buffers.of_step(step)
             result = self._reader.fill(start, part_of_batch, self._parts_of_batch, of_step)
             result = result._replace(times=after_lease(result.times, watch.began, lease_s, lease_cpu_s))
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
@@ -72,7 +73,7 @@ class LocalBatches:
         if errors:
             raise errors[0]  # that of the first part, whichever came first
         filled = [each for each in ordered if isinstance(each, PartResult)]
-        if self._steps == 1:
+        if self.steps == 1:
             return self._reader.batch(start, self._before(number, 0), buffers, filled)
         return self._joined(number, buffers, filled)
 
@@ -96,7 +97,7 @@ class LocalBatches:
 
     def _start(self, number: int, step: int) -> Cursor:
         """Where a batch of delivery `number` starts."""
-        return self._reader.schedule.batch_at(self._origin, number * self._steps + step)
+        return self._reader.schedule.batch_at(self._origin, number * self.steps + step)
 
     def _before(self, number: int, step: int) -> Cursor:
         """The cursor after the batch before that one."""

@@ -12,11 +12,13 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
+from feedline.observe.annotations import annotation
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading
 from feedline.order.schedule import Cursor
 from feedline.pipeline.access import Access
+from feedline.pipeline.numbered import NumberedItems, NumberedParts
 from feedline.pipeline.quarantine import Quarantine
 from feedline.placement.place import Placement
 from feedline.prefetch.prefetcher import HostIterator, Prefetcher
@@ -78,11 +80,15 @@ class Stages:
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
 
-    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer) -> Pipeline:
-        """A pipeline of the batches after the cursor `after`. The caller starts and closes it."""
+    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer, done: int) -> Pipeline:
+        """A pipeline of the batches after the cursor `after`. The caller starts and closes it.
+
+        Args:
+          done: the steps before the first of them.
+        """
         watch = Watch(self.reading)
         batches = self.access.open(after, lanes, self.reading, watch)
-        return pipeline_of(batches, self.placer(observer), self.reading, self.prefetch, watch)
+        return pipeline_of(batches, self.placer(observer), self.reading, self.prefetch, watch, done)
 
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
         """Places host batches; any thread may call it."""
@@ -110,14 +116,22 @@ def pipeline_of(
     reading: Reading,
     prefetch: int,
     watch: Watch,
+    done: int = 0,
 ) -> AnyPipeline[T]:
-    """A pipeline that is to read and place batches ahead of the consumer, or with `prefetch=0` on its thread."""
+    """A pipeline that is to read and place batches ahead of the consumer, or with `prefetch=0` on its thread.
+
+    Args:
+      done: the steps before the first batch.
+    """
+    steps = 1
     if isinstance(batches, LocalBatches):
+        steps = batches.steps
         if prefetch:
             threads, ahead = max(1, reading.threads or 0), reading.buffer + 1
-            return Readers(batches, place, prefetch, watch, threads=threads, ahead=ahead)
+            return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
-    return Prefetcher(batches, place, prefetch, watch) if prefetch else Synchronous(batches, place, watch)
+    items = NumberedItems(batches, done, steps)
+    return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 
 
 class _Place:
@@ -133,7 +147,8 @@ class _Place:
         if self._check is not None:
             self._check(host.leaves, host.after)
         watch = Stopwatch()
-        batch = self._placement.place(host.leaves)
+        with annotation("place"):
+            batch = self._placement.place(host.leaves)
         place_s, cpu_s = watch.lap()
         arrays = jax.tree.leaves(batch)
         ready = all(array.is_ready() for array in arrays)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
+from feedline.observe.annotations import annotation
 from feedline.observe.times import Stopwatch
 from feedline.order.schedule import BatchPositions
 from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
@@ -59,7 +60,8 @@ def write_items(
         if form.transform is not None:
             whole = form.transformed(form.transform, whole, part, part.position)
         transform_s, transform_cpu_s = watch.lap()
-        form.write(whole, buffers.leaves, here, part.position)
+        with annotation("stage"):
+            form.write(whole, buffers.leaves, here, part.position)
         stage_s, stage_cpu_s = watch.lap()
         spent = HostTimes(
             spent.transform_s + transform_s, spent.stage_s + stage_s, spent.cpu_s + transform_cpu_s + stage_cpu_s

@@ -1,0 +1,33 @@
+"""`jax.profiler` annotations of what feedline's threads do, so that XProf shows it beside the devices.
+
+They have the names of the spans in a trace (`trace_events.py`), and the number of the step for which the work is
+done. They are always on: while no profile is taken, one costs 0.5 to 0.8 µs.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+
+
+class _ThisThread(threading.local):
+    step = 0
+
+
+_this_thread = _ThisThread()
+
+
+def begin_step(step: int) -> None:
+    """From now on the calling thread works for this step: its annotations carry the number."""
+    _this_thread.step = step
+
+
+def annotation(stage: str, step: int | None = None) -> jax.profiler.TraceAnnotation:
+    """A context that appears in a profile as `feedline.{stage}`.
+
+    Args:
+      stage: "read", "transform", "stage", "place" or "wait".
+      step: None: that of `begin_step`.
+    """
+    return jax.profiler.TraceAnnotation(f"feedline.{stage}", step=_this_thread.step if step is None else step)
