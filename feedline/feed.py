@@ -384,7 +384,7 @@ class Feed(Shown, ProcessBound):
           The context's value is the path that this process writes.
 
         Raises:
-          ValueError: the feed is being traced already.
+          ValueError: the feed is being traced already, or diagnosed.
           OSError: `path` is a folder, or its folder is missing or not writable.
 
         Example:
@@ -395,11 +395,13 @@ class Feed(Shown, ProcessBound):
           ...         for batch in feed:
           ...             total = float(batch["x"].sum())
           ...     trace = json.loads(path.read_text())
-          >>> sum(event["name"] == "feedline.step" for event in trace["traceEvents"])
+          >>> sum(event["name"] == "step" for event in trace["traceEvents"])
           8
           >>> feed.close()
         """
         self._check_open()
+        if self._before_diagnosis is not None:
+            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
         return traced(path, self._stages, self._observing.accounting)
 
     def close(self, timeout_s: float = 30) -> None:

@@ -18,9 +18,17 @@ Event = dict[str, Any]
 
 def origin_of(records: Iterable[Delivered | float], default: float) -> float:
     """The earliest time in the records; `default` if there is no batch."""
-    batches = [record for record in records if isinstance(record, Delivered)]
-    times = (min([batch.asked, batch.placed.began, *(part.began for part in batch.parts)]) for batch in batches)
+    times = (
+        min([each.asked, each.placed.began, *(part.began for part in each.parts)]) for each in _batches(records)
+    )
     return min(times, default=default)
+
+
+def tracks_of(records: Iterable[Delivered | float]) -> list[str]:
+    """The threads as they are shown: those that read, the one that places, the training loop."""
+    batches = _batches(records)
+    threads = {part.thread for batch in batches for part in batch.parts} | {each.placed.thread for each in batches}
+    return [*sorted(threads, key=_rank), LOOP]
 
 
 def trace_events(
@@ -56,7 +64,7 @@ def trace_events(
         yield from events.span(LOOP, "step", record.taken, left, whole)
         yield from events.flow((record.placed.thread, *_placing(record)), (LOOP, record.taken, left))
         ready += [(_placing(record)[1], 1), (record.taken, -1)]
-    yield from events.counter("ready batches", ready)
+    yield from events.counter("ready", ready)
     yield from events.names()
 
 
@@ -81,26 +89,28 @@ def _made(record: Delivered, events: Events, whole: Event, ready_s: float | None
     yield from events.span(placed.thread, "place", began, put, whole)
     read = max((part.ended for part in parts), default=began)
     args = {"step": record.step}
-    yield from events.apart("read_ahead", read, max(read, began), args)
+    yield from events.apart("read ahead", read, max(read, began), args)
     if ready_s is not None and ready_s > placed.place_s:
         yield from events.apart("transfer", began, began + ready_s, args)
     yield from events.apart("ready", put, record.taken, args)
 
 
 class Events:
-    """Makes the events of one process, with a track for each thread.
+    """Makes the events of one process.
 
     Args:
+      tracks: the names of its threads, the training loop's among them.
       origin: the time that is 0, in seconds as all times here.
       process: its index; the events have it as their process.
       title: the name of the process.
     """
 
-    def __init__(self, origin: float, process: int, title: str) -> None:
+    def __init__(self, tracks: Sequence[str], origin: float, process: int, title: str) -> None:
         self._origin = origin
         self._process = process
         self._title = title
-        self._tracks: dict[str, int] = {}
+        # numbers that differ between processes, so that files of several can be merged
+        self._tracks = {track: process * 10_000 + number for number, track in enumerate(tracks, start=1)}
         self._ids = itertools.count(process << 32)  # Perfetto refuses flows whose id is no integer
 
     def span(self, track: str, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
@@ -110,9 +120,9 @@ class Events:
 
     def apart(self, stage: str, began: float, ended: float, args: Event) -> Iterator[Event]:
         """A state of a batch, which is no work of a thread and may overlap that of other batches."""
-        number = next(self._ids)
-        yield self._event("b", stage, self._ns(began), id=number, args=args)
-        yield self._event("e", stage, self._ns(ended), id=number, args=args)
+        same: Event = {"id2": {"local": hex(next(self._ids))}, "args": args}  # local: a track of this process
+        yield self._event("b", stage, self._ns(began), **same)
+        yield self._event("e", stage, self._ns(ended), **same)
 
     def flow(self, *spans: tuple[str, float, float]) -> Iterator[Event]:
         """An arrow from the first of two spans to the second: (track, began, ended)."""
@@ -134,27 +144,24 @@ class Events:
         yield self._event("i", text, 0, s="p")
 
     def names(self) -> Iterator[Event]:
-        """The names of the process and of its tracks: the reading threads first, the loop last."""
+        """The names of the process and of its tracks."""
         yield self._event("M", "process_name", args={"name": self._title})
-        for at, track in enumerate(sorted(self._tracks, key=_natural)):
+        for track in self._tracks:
             yield self._event("M", "thread_name", track=track, args={"name": track})
-            yield self._event("M", "thread_sort_index", track=track, args={"sort_index": at})
 
     def _event(self, phase: str, name: str, ns: int | None = None, track: str = LOOP, **more: Any) -> Event:
-        # thread numbers differ between processes, so that files of several can be merged
-        thread = self._process * 10_000 + self._tracks.setdefault(track, len(self._tracks) + 1)
-        name = f"feedline.{name}" if phase in "Xbe" else name
         at = {} if ns is None else {"ts": ns / 1000}
-        return {"ph": phase, "cat": "feedline", "name": name, "pid": self._process, "tid": thread, **at, **more}
+        where = {"pid": self._process, "tid": self._tracks[track]}
+        return {"ph": phase, "cat": "feedline", "name": name, **where, **at, **more}
 
     def _ns(self, at: float) -> int:
         return round((at - self._origin) * 1e9)
 
 
-def _natural(track: str) -> tuple[Any, ...]:
-    """Sorts feedline-read-2 before feedline-read-10, then the placing thread, then the loop."""
-    return (
-        track == LOOP,
-        "place" in track,
-        [int(word) if word.isdigit() else 0 for word in re.split(r"(\d+)", track)],
-    )
+def _batches(records: Iterable[Delivered | float]) -> list[Delivered]:
+    return [record for record in records if isinstance(record, Delivered)]
+
+
+def _rank(thread: str) -> tuple[Any, ...]:
+    """Sorts feedline-read-2 before feedline-read-10, and the placing thread after both."""
+    return "place" in thread, [int(word) for word in re.findall(r"\d+", thread)], thread

@@ -14,7 +14,7 @@ import jax
 
 from feedline.observe.accounting import Accounting
 from feedline.observe.trace import Recording, file_of_process, write_trace
-from feedline.observe.trace_events import Events, origin_of, trace_events
+from feedline.observe.trace_events import Events, origin_of, trace_events, tracks_of
 from feedline.order.schedule import Cursor
 from feedline.pipeline.stages import Stages
 from feedline.version import __version__
@@ -53,7 +53,8 @@ def _write(
     records, (began, ended) = list(recording.records), span
     process, processes = jax.process_index(), jax.process_count()
     origin = origin_of(records, began)
-    events = Events(origin, process, f"feedline, process {process} of {processes}")
+    title = "feedline" if processes == 1 else f"feedline, process {process} of {processes}"
+    events = Events(tracks_of(records), origin, process, title)
     facts = {
         "feedline": __version__,
         "process": process,
