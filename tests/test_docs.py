@@ -86,6 +86,12 @@ def test_feed(files, capsys):
     assert any(line.startswith("new: 90 buffers of ") for line in lines[growth:])
 
 
+def test_waiting(files, capsys):
+    run("docs/waiting.md")
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "['fetch', 'preparation', 'transfer'] True 0"
+
+
 def test_training(files, capsys):
     with stopping():  # the signal handlers of should_stop
         names = run("docs/training.md")

@@ -46,6 +46,15 @@ def test_example(name):
     assert printed(name)[-1] == PRINTED[name]
 
 
+def test_a_loop_that_waits_and_then_does_not():
+    lines = printed("waiting.py")
+    advice = [line for line in lines if line.startswith("advice: ")]
+    assert lines[0].startswith("reading limits training: the loop waits for input")
+    assert advice[0].startswith("advice: threads 2 →")
+    assert advice[1].startswith("advice: nothing to change")
+    assert any(line.startswith("  fetch ") for line in lines)
+
+
 def test_common_advice():
     lines = dict(line.split(": ", 1) for line in printed("advice.py"))
     assert lines["pinned=True"].startswith("no such argument; memory kinds of a device: ")
@@ -104,6 +113,7 @@ def test_no_example_is_left_out():
         "two_processes.py",
         "loop_in_pmap.py",
         "advice.py",
+        "waiting.py",
         "digits_convnet.py",
         "equinox_model.py",
         "flights.py",

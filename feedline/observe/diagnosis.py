@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.observe.report import milliseconds, percent
+from feedline.observe.words import milliseconds, percent
 
 PHASES = ("as it is", "read again", "placed again", "resident")
 """What the loop is given, one after the other: new rows; the same rows, read and transformed again; the same host

@@ -43,7 +43,7 @@ def test_one_stage_binds(stage, factor):
 @pytest.mark.parametrize("factor", [0, 1 / 5, 1 / 2, 1 / 1.3])
 @on_a_busy_machine
 def test_compute_binds(factor):
-    report, au = trained(read=seconds(factor), steps=80)
+    report, au = trained(read=seconds(factor), steps=160)
     assert_true(report, au)
     assert report.bound == "compute"
     assert report.change is None
