@@ -12,6 +12,7 @@ import numpy as np
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.host_batch import HostBatch
+from feedline.observe.annotations import annotation
 from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
 
@@ -51,7 +52,7 @@ class LocalBatches:
         step, part_of_batch = divmod(part, self._parts_of_batch)
         start = self._start(number, step)
         watch = Stopwatch()
-        with self._lock:
+        with annotation("stage"), self._lock:
             if number not in self._partial:
                 self._partial[number] = self._buffers.lease(), {}
             buffers, results = self._partial[number]
