@@ -208,9 +208,9 @@ OF_FEEDLINE = {
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
     "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
-               "placement.plan", "observe.times", "errors", "options"],
+               "placement.plan", "observe.annotations", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
-                "observe.times", "runtime.jax_settings", "errors"],
+                "observe.annotations", "observe.times", "runtime.jax_settings", "errors"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],

@@ -1,11 +1,12 @@
 """`jax.profiler` annotations of what feedline's threads do, so that XProf shows it beside the devices.
 
 They have the names of the spans in a trace (`trace_events.py`) after "feedline.", and the number of the step for
-which the work is done. They are always on: while no profile is taken, one costs 0.5 to 0.8 µs.
+which the work is done. While no profile is taken, one costs some 0.3 µs, and 0.8 µs if it were made all the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import jax
@@ -16,6 +17,7 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
+_NOTHING = contextlib.nullcontext()
 
 
 def begin_step(step: int) -> None:
@@ -23,11 +25,13 @@ def begin_step(step: int) -> None:
     _this_thread.step = step
 
 
-def annotation(stage: str, step: int | None = None) -> jax.profiler.TraceAnnotation:
-    """A context that appears in a profile as `feedline.{stage}`.
+def annotation(stage: str, step: int | None = None) -> contextlib.AbstractContextManager[None]:
+    """A context that appears in a profile, if one is taken, as `feedline.{stage}`.
 
     Args:
       stage: "read", "transform", "stage", "place" or "wait".
       step: None: that of `begin_step`.
     """
+    if not jax.profiler.TraceAnnotation.is_enabled():
+        return _NOTHING
     return jax.profiler.TraceAnnotation(f"feedline.{stage}", step=_this_thread.step if step is None else step)

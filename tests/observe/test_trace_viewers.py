@@ -82,6 +82,10 @@ def test_steps_in_a_profile_go_on_after_a_resume(tmp_path, monkeypatch):
             noted.append((name, step))
             super().__init__()
 
+        @staticmethod
+        def is_enabled():
+            return True
+
     monkeypatch.setattr(jax.profiler, "TraceAnnotation", Annotation)
     with feed_of("one thread", tmp_path) as feed:
         next(feed), next(feed)
