@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from feedline.observe.accounting import BatchTimes
@@ -36,7 +37,7 @@ class Window:
         last = sum(batch.drained or not drained for batch in since)
         return cls(judged, last, bool(drained)) if judged else None
 
-    @property
+    @functools.cached_property  # `_input_period_s` compares each batch with it
     def loop_s(self) -> float:
         """The training loop's own time."""
         return sum(batch.loop_s or 0.0 for batch in self.batches) / len(self.batches)
