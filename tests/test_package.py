@@ -201,6 +201,8 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe"],  # values that stages return, and what follows from them
+    "observe.metrics": ["observe.report", "statistics"],
+    "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],
     "rows": ["rows", "order.schedule", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
@@ -223,6 +225,8 @@ OF_FEEDLINE = {
     # beside them
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
     "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
+    "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
+    "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
     # what is measured and what is audited: feeds as a user has them, and some stages alone
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
               "loader.staging", "placement.place", "cluster.cores",
@@ -239,6 +243,7 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "observe": ["jax"],
+    "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain"],
@@ -252,7 +257,7 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "trainer.logs": ["tensorboardX"],
+    "trainer.tensorboard": ["tensorboardX"],
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
