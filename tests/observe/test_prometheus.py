@@ -3,6 +3,7 @@
 import gc
 import importlib
 import socket
+import socketserver
 import sys
 import threading
 import urllib.error
@@ -18,6 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 import feedline
 from feedline.observe.metrics import METRICS, samples
 from feedline.observe.prometheus import FeedCollector, serve
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A server notices a moment after `close` that it must end, not half a second."""
+    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
 @pytest.fixture
@@ -48,6 +55,7 @@ def values(text, **labels):
 
 def test_a_scrape_has_the_values_of_the_statistics_and_the_report(feed):
     with serve(feed, port=0) as server:
+        feed.close()  # so that no thread goes on counting
         text = scraped(server)
     expected = {(m.name, label): value for m, label, value in samples(feed.statistics(), feed.report())}
     found = values(text, feed="train", process="0")
