@@ -47,13 +47,13 @@ def serve(
 
     Example:
       >>> import urllib.request, numpy as np, feedline
-      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
-      >>> sharding = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
-      >>> with feedline.Feed({"x": np.zeros((160, 2))}, 16, sharding) as feed, serve(feed, port=0) as server:
+      >>> feed = feedline.Feed({"x": np.zeros((160, 2))}, 16, jax.devices()[0])
+      >>> with serve(feed, port=0) as server:
       ...     batches = [batch for _, batch in zip(range(3), feed)]
       ...     text = urllib.request.urlopen(server.url).read().decode()
       >>> print(*[line for line in text.splitlines() if line.startswith("feedline_batches")])
       feedline_batches_total{feed="train",process="0"} 3.0
+      >>> feed.close()
     """
     if checked_integer("port", port, at_least=0) > 65535:
         raise ValueError(f"port must be at most 65535, got {port}; give port=0 for a free one")
@@ -111,8 +111,12 @@ class FeedCollector(Collector):
       ValueError, TypeError: `feeds` is neither a feed nor feeds by name.
 
     Example:
+      >>> import numpy as np, feedline
       >>> registry = CollectorRegistry()
-      >>> registry.register(FeedCollector({"train": my_feed, "test": my_test_feed}))  # doctest: +SKIP
+      >>> with feedline.Feed({"x": np.zeros((160, 2))}, 16, jax.devices()[0]) as feed:
+      ...     registry.register(FeedCollector({"mine": feed}))
+      ...     registry.get_sample_value("feedline_rows_total", {"feed": "mine", "process": "0"})
+      0
     """
 
     def __init__(self, feeds: HasStatistics | Mapping[str, HasStatistics]) -> None:

@@ -38,7 +38,8 @@ class LiveLine:
     left out where a terminal is too narrow.
 
     It starts no thread: the line is updated when the loop reports, at most ten times a second. With a feed, that
-    takes a third of a millisecond each time, and the reports at most 1 % of the time.
+    takes half a millisecond each time. The reports take at most 1 % of the time; where input limits training, one
+    may take 50 ms.
 
     Args:
       steps: the number of steps in all, or a function that gives it, called at the first report. None: not known.

@@ -1,5 +1,6 @@
 """Metrics over HTTP, read by the parsers of prometheus_client: values, labels, life cycle, ports in use."""
 
+import ast
 import gc
 import importlib
 import socket
@@ -9,9 +10,11 @@ import threading
 import urllib.error
 import urllib.request
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
+from launched import launched
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
@@ -234,6 +237,16 @@ def test_scrapes_at_once_while_training(feed):
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+@pytest.mark.slow
+def test_each_process_serves_its_own_with_its_index():
+    told = launched(sys.executable, "-W", "error", Path(__file__).with_name("serve_own.py")).stdout
+    for process in ("0", "1"):
+        (line,) = [line for line in told.splitlines() if line.startswith(f"[{process}] ['feedline_rows")]
+        found = values("\n".join(ast.literal_eval(line.partition(" ")[2])) + "\n", feed="train", process=process)
+        # the rows of all processes, the bytes of this one
+        assert found == {("feedline_rows_total", ""): 1280, ("feedline_placed_bytes_total", ""): 1280 / 2 * 8}
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):

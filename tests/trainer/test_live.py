@@ -185,10 +185,14 @@ def test_train_on_a_terminal():
     shown = [each for each in lines if each.startswith("step ")]
     assert len(shown) > 2
     assert max(map(len, lines)) <= 80
-    assert re.fullmatch(
-        r"step \d+ of 1,000 \| loss \d\.\d{4} \| [\d,]+ rows/s \| wait \d+% \| (read|host|place|compute) limits.*",
-        shown[-1],
+    parts = (
+        r"step [\d,]+ of 1,000",
+        r"loss \d\.\d{4}",
+        r"[\d,]+ rows/s",
+        r"wait \d+%",
+        r"(read|host|place|compute) limits",
     )
+    assert re.match(r" \| ".join(parts), shown[-1])
 
 
 @pytest.mark.slow
