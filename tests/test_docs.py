@@ -107,7 +107,11 @@ def test_checkpoints(files):
 def test_metrics(files, capsys):
     run("docs/metrics.md")
     printed = capsys.readouterr().out
-    assert re.match(r"http://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del", printed)
+    assert re.search(
+        r"^step 90, .*\nhttp://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del",
+        printed,
+        re.M,
+    )
     assert 'feedline_batches_total{feed="train",process="0"} 100.0\n' in printed
     assert [path.name.startswith("events.") for path in Path("runs/1").iterdir()] == [True]
 
