@@ -110,6 +110,18 @@ def test_checkpoints(files):
         np.testing.assert_array_equal(names[name], expected)
 
 
+def test_metrics(files, capsys):
+    run("docs/metrics.md")
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^step 90, .*\nhttp://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del",
+        printed,
+        re.M,
+    )
+    assert 'feedline_batches_total{feed="train",process="0"} 100.0\n' in printed
+    assert [path.name.startswith("events.") for path in Path("runs/1").iterdir()] == [True]
+
+
 def test_bad_rows(files, capsys):
     run("docs/bad_rows.md")
     assert capsys.readouterr().out == "0 bad rows\n"
