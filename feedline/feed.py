@@ -18,7 +18,6 @@ from feedline import state as states
 from feedline.agreement.monitor import close_on_abort, failure
 from feedline.errors import ProcessError, StallError
 from feedline.loader.form import Transform
-from feedline.observe.annotations import annotation
 from feedline.observe.diagnosis import Diagnosis
 from feedline.observe.report import Report
 from feedline.options import Order, Reading, checked_integer
@@ -33,6 +32,7 @@ from feedline.pipeline.stages import Pipeline, Placed
 from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
+from feedline.runtime.annotations import annotation
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
 from feedline.runtime.single_thread import SingleThread

@@ -88,6 +88,14 @@ def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     assert found["replicated"][0] == tuple(weights + 8 * blocks * 8 for blocks in (few, many))
 
 
+def test_metrics():
+    values = dict(line.rsplit(" ", 1) for line in printed("metrics.py"))
+    assert values.pop('feedline_rows_total{feed="train",process="0"}') == "80000.0"
+    assert 0 < float(values.pop('feedline_au_ratio{feed="train",process="0"}')) <= 1
+    stages = {name.split('stage="')[1].rstrip('"}') for name in values}
+    assert stages == {"read", "transform", "stage", "place"}
+
+
 def test_two_processes():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
     steps = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
@@ -117,5 +125,6 @@ def test_no_example_is_left_out():
         "digits_convnet.py",
         "equinox_model.py",
         "flights.py",
+        "metrics.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}

@@ -12,7 +12,6 @@ from feedline.errors import FeedError, RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import Cuts, Indices, LocalForm
 from feedline.loader.host_batch import HostBatch
-from feedline.observe.annotations import annotation
 from feedline.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
@@ -20,6 +19,7 @@ from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import cast_into
+from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
 from feedline.sources.records import RecordSource

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.observe.annotations import annotation
 from feedline.options import BadRows
 from feedline.order.epoch import keys_at
 from feedline.order.schedule import BatchPositions
@@ -19,6 +18,7 @@ from feedline.placement.plan import Columns, LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
 from feedline.rows.values import as_array
+from feedline.runtime.annotations import annotation
 
 Indices = npt.NDArray[np.int64]
 Cuts = list[tuple[int, Columns]]

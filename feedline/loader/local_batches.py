@@ -12,9 +12,9 @@ import numpy as np
 from feedline.loader.batch_reader import BatchReader, PartResult
 from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.host_batch import HostBatch
-from feedline.observe.annotations import annotation
 from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
+from feedline.runtime.annotations import annotation
 
 
 class LocalBatches:

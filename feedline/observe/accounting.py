@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import math
 import operator
 import statistics
@@ -20,7 +21,9 @@ from feedline.observe.times import PartTimes, PlaceTimes
 
 _LATEST = 256
 """Batches whose times are kept one by one."""
-_LOCK_WAITS = 16
+_TRY_EVERY = 4
+"""Batches after which a placing thread measures how long it waits for the interpreter's lock."""
+_TRIES = 64
 _SETTLE_EVERY = 16
 """Batches after which a placing thread adds the records up."""
 _MOST_RECORDS = 1 << 12
@@ -167,7 +170,8 @@ class Accounting:
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
         self._keep: Callable[[Delivered | float], None] | None = None
-        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_LOCK_WAITS)
+        self._placed = itertools.count()  # batches; atomic
+        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_TRIES)
 
     def delivered(
         self, asked: float, taken: float, parts: Sequence[PartTimes], placed: PlaceTimes, *place: Any
@@ -183,13 +187,14 @@ class Accounting:
         """A batch was placed. Adds up the records if there are many. Returns whether it did."""
         if times.ready_s is not None:
             self.transferred(times.began, times.ready_s)
-        if len(self._records) >= _SETTLE_EVERY:
-            self._settle(0.0)
+        if next(self._placed) % _TRY_EVERY == 0:
             began = time.perf_counter()
             time.sleep(0)  # gives up the interpreter's lock, and takes it again
             self._lock_waits_s.append(time.perf_counter() - began)
-            return True
-        return False
+        if len(self._records) < _SETTLE_EVERY:
+            return False
+        self._settle(0.0)
+        return True
 
     def transferred(self, began: float, ready_s: float) -> None:
         """All arrays of the batch whose placing began then were ready so many seconds later."""
@@ -232,8 +237,8 @@ class Accounting:
         return dict(self._ready_s.copy())
 
     def lock_wait_s(self) -> float:
-        """How long a thread that gave up the interpreter's lock waits for it: the median of a few tries."""
-        return statistics.median(self._lock_waits_s or [0.0])
+        """How long a thread that gave up the interpreter's lock waits for it: the mean of a few tries."""
+        return statistics.fmean(self._lock_waits_s or [0.0])
 
     def _settle(self, timeout_s: float) -> None:
         """Add up what was delivered. Gives up after the timeout: another thread is doing the same."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
-from feedline.observe.annotations import begin_step
 from feedline.prefetch.prefetcher import HostIterator
+from feedline.runtime.annotations import begin_step
 
 
 class NumberedParts:

@@ -12,7 +12,6 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
-from feedline.observe.annotations import annotation
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading
@@ -26,6 +25,7 @@ from feedline.prefetch.readers import Readers
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.rows.row_source import RowSource
+from feedline.runtime.annotations import annotation
 
 
 class Placed(NamedTuple):

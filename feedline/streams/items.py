@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from feedline.errors import RowError
 from feedline.loader.buffers import Buffers
 from feedline.loader.form import LocalForm
-from feedline.observe.annotations import annotation
 from feedline.observe.times import Stopwatch
 from feedline.order.schedule import BatchPositions
 from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
+from feedline.runtime.annotations import annotation
 
 
 class HostTimes(NamedTuple):

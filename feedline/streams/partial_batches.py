@@ -13,9 +13,9 @@ import numpy as np
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
 from feedline.loader.host_batch import HostBatch
-from feedline.observe.annotations import annotation
 from feedline.observe.times import PartTimes, Stopwatch, this_thread
 from feedline.order.schedule import BatchPositions, Cursor, Remainder
+from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.streams.ends import GatherReports, Share

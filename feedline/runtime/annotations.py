@@ -1,7 +1,7 @@
 """`jax.profiler` annotations of what feedline's threads do, so that XProf shows it beside the devices.
 
-They have the names of the spans in a trace (`trace_events.py`) after "feedline.", and the number of the step for
-which the work is done. While no profile is taken, one costs some 0.3 µs, and 0.8 µs if it were made all the same.
+After "feedline." they have the names of the spans in a trace (`observe/trace_events.py`), and the number of the
+step for which the work is done. While no profile is taken, a call costs some 0.3 µs, and an annotation would 0.8.
 """
 
 from __future__ import annotations
