@@ -14,7 +14,7 @@ from typing import Any
 from feedline.observe.accounting import Delivered
 
 MOST_PARTS = 100_000
-"""Parts of batches that a trace holds: some 40 MB of memory, and as much of file."""
+"""Parts of batches that a trace holds: 60 MB of memory, 140 MB of file, or 14 MB compressed, written in 8 s."""
 
 
 class Recording:

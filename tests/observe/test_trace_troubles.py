@@ -14,6 +14,7 @@ from planted import ROWS, Sleeping
 from trace_file import ONE, Trace, feed_of
 
 import feedline
+from feedline.observe import trace as traces
 from feedline.observe.trace import file_of_process
 
 
@@ -149,6 +150,16 @@ def test_a_full_disk(name, tmp_path, tiny_disk, caplog):
         with feed.trace(tiny_disk / name) as path:  # this one fits
             next(feed)
         assert len(Trace(path).named("step")) == 1
+
+
+def test_an_interrupt_of_the_writer_leaves_nothing(tmp_path):
+    def events():
+        yield {"ph": "M"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        traces.write_trace(tmp_path / "trace.json", events(), {})
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_fault_of_the_writer_does_not_end_training(tmp_path, monkeypatch, caplog):
