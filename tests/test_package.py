@@ -228,7 +228,8 @@ OF_FEEDLINE = {
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
-    "cli": ["cli", "audit", "bench", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
+    "doctor": ["doctor", "bench.overlap", "cluster.cores"],
+    "cli": ["cli", "audit", "bench", "doctor", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
             "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
@@ -253,6 +254,7 @@ FROM_OUTSIDE = {
     "trainer.logs": ["tensorboardX"],
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
+    "doctor": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }
 
