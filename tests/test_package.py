@@ -228,7 +228,7 @@ OF_FEEDLINE = {
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
-    "doctor": ["doctor", "bench.overlap", "cluster.cores"],
+    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "trainer.memory"],
     "cli": ["cli", "audit", "bench", "doctor", "cluster", "agreement.monitor", "agreement.stop", "data", "trainer",
             "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
@@ -393,7 +393,7 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    assert {path.partition("/")[0] for path in found} <= {"prefetch", "agreement", "cluster", "bench"}
+    assert {path.partition("/")[0] for path in found} <= {"prefetch", "agreement", "cluster", "bench", "doctor"}
 
 
 LOADED = """

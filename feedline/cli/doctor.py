@@ -71,9 +71,21 @@ class Doctor:
 
     def _checks(self) -> tuple[list[Check], int]:
         """All results, and the exit code of a command that failed, else 0."""
+        checks: list[Check] = []
+        failed = 0
+        if self.command:  # before this process uses a device: a GPU's memory is taken by the first that does
+            from feedline.doctor import job, job_checks
+
+            ran = job.run(self.command, os.environ, self.limit_s)
+            checks += job_checks.command_checks(ran)
+            failed = 0 if ran.stopped else ran.code
+        if self.target is not None:
+            from feedline.doctor.feeds import feed_checks
+
+            checks += feed_checks(self.target)
         from feedline.doctor.machine import machine_checks
 
-        return list(machine_checks(os.environ, self.data)), 0
+        return [*checks, *machine_checks(os.environ, self.data)], failed
 
     def check(self) -> None:
         """Raises `ValueError` if an option is wrong."""

@@ -11,6 +11,12 @@ A map::
       settings    GPU memory, 64-bit types, which devices JAX uses                                pure
       faults      versions that are known to be faulty, and XLA's fault with constant operands
       devices     bandwidth, the link, overlap
+    feeds       a user's feed: its options and its first batches
+      batches     shardings, dtypes and leaves of a batch                                         pure
+    job         runs a command while it is observed; inside/ is what observes in its processes
+    job_checks  all checks of a job, from what was observed                                       pure
+      functions     pmap, donation, unrolled loops                                                pure
+      compilations  what was compiled again, and what had changed                                 pure
 
 The functions `check_...` take measured values and decide, so that a test can give them any values.
 """

@@ -1,0 +1,104 @@
+"""Measures how long a thread waits for the interpreter's lock (GIL), and which threads of Python compute."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feedline.doctor.inside.lines import user_line
+
+_SLEEP_S, _PAUSE_S = 0.001, 0.02
+_LATE_S = 0.003
+"""A thread that computes in Python gives the lock up every 5 ms, so that others wait about that long."""
+_BUSY_EVERY, _WRITE_EVERY = 25, 250
+_MOST_DELAYS = 100_000
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Probe:
+    """A thread that sleeps for a millisecond, again and again, and notes how late it goes on.
+
+    It is a daemon: it ends with the process. It also saves what was observed every few seconds, because a process
+    that is killed writes nothing at its end.
+
+    Args:
+      write: saves what was observed so far.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._delays: list[float] = []
+        self._cpu: dict[tuple[str, int], list[float]] = {}  # (name, id) → [first, last] seconds of processor
+        self._lines: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._began = self._ended = time.perf_counter()
+        self._thread = threading.Thread(target=self._run, name="feedline doctor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        rounds = 0
+        while True:
+            time.sleep(_PAUSE_S)
+            began = time.perf_counter()
+            time.sleep(_SLEEP_S)
+            self._ended = time.perf_counter()
+            if len(self._delays) < _MOST_DELAYS:
+                self._delays.append(self._ended - began - _SLEEP_S)
+            rounds += 1
+            if rounds % _BUSY_EVERY == 1:
+                self._look_at_threads()
+            if rounds % _WRITE_EVERY == 0:
+                with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a dictionary that changes now
+                    self._write()
+
+    def _look_at_threads(self) -> None:
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if thread is self._thread or thread.native_id is None or thread.ident is None:
+                continue
+            key = (thread.name, thread.native_id)
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                seconds = cpu_seconds(Path(f"/proc/self/task/{thread.native_id}/stat").read_text())
+                self._cpu.setdefault(key, [seconds, seconds])[1] = seconds
+                if thread.ident in frames:
+                    self._lines[key][user_line(frames[thread.ident])] += 1
+
+    def as_object(self) -> dict[str, Any]:
+        """JSON values."""
+        delays, main = sorted(self._delays), threading.main_thread().native_id
+        seconds = max(1e-9, self._ended - self._began)
+        return {
+            "seconds": seconds,
+            "samples": len(delays),
+            "median_ms": statistics.median(delays) * 1e3 if delays else None,
+            "late_share": sum(delay > _LATE_S for delay in delays) / max(1, len(delays)),
+            "threads": [
+                {
+                    "name": name,
+                    "main": native_id == main,
+                    "cpu_share": (last - first) / seconds,
+                    "line": max(self._lines[name, native_id].items(), key=lambda item: item[1])[0]
+                    if self._lines[name, native_id]
+                    else "",
+                }
+                for (name, native_id), (first, last) in list(self._cpu.items())
+            ],
+        }
+
+
+def cpu_seconds(stat: str) -> float:
+    """The processor time of a thread, from its line in /proc.
+
+    Example:
+      >>> cpu_seconds("7 (a name) S 1 1 1 0 -1 4 0 0 0 0 250 50 0 0") == 300 / os.sysconf("SC_CLK_TCK")
+      True
+    """
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
