@@ -41,7 +41,7 @@ def check_compilations(process: Mapping[str, Any]) -> Check:
         f"{again.what} was compiled {_times(again.times)} more ({again.seconds:.2f} s): {again.change}"
         for again in found[:_MOST_LISTED]
     )
-    more = f"; and {len(found) - _MOST_LISTED} more functions" if len(found) > _MOST_LISTED else ""
+    more = f"; and {len(found) - _MOST_LISTED} more" if len(found) > _MOST_LISTED else ""
     return Check(
         name,
         "warning" if count >= _OFTEN else "note",
@@ -84,16 +84,16 @@ def _made_again(process: Mapping[str, Any]) -> list[Again]:
 
 def _of_operations(process: Mapping[str, Any]) -> list[Again]:
     """Operations outside of compiled functions, at one line."""
-    return [
-        Again(
-            f"{each['function']} ({each['line']}), outside of a compiled function,",
-            each["count"] - 1,
-            each["seconds"] * (1 - 1 / each["count"]),
-            "its arguments had other shapes",
-        )
-        for each in process["compilations"]
-        if each["count"] >= _OFTEN
-    ]
+    found = []
+    often = [each for each in process["compilations"] if each["count"] >= _OFTEN]
+    for line in dict.fromkeys(each["line"] for each in often):
+        same = [each for each in often if each["line"] == line]
+        count = sum(each["count"] - 1 for each in same)
+        seconds = sum(each["seconds"] * (1 - 1 / each["count"]) for each in same)
+        names = ", ".join(each["function"] for each in same[:_MOST_LISTED])
+        what = f"{line} ({names}, outside of a compiled function)"
+        found.append(Again(what, count, seconds, "the arguments had other shapes"))
+    return found
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:

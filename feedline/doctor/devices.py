@@ -20,6 +20,8 @@ _IN_FLIGHT = 2
 _FAIR = 0.6
 """Below this share of what is possible, a rate is reported. Sound machines vary less."""
 _OVERLAPS = 1.3
+_OVERLAP_TRIES = 2
+"""The better one counts: another program may disturb a measurement of a second."""
 _LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Bytes per second of one PCI Express lane, by generation."""
 
@@ -148,12 +150,17 @@ def check_all_devices(one: Rates, together: Rates, count: int) -> Check:
 
 def overlaps() -> dict[int, float]:
     """By depth of prefetch, how much longer a step takes than the slower one of loading and computing."""
-    found = overlap(0.02, 12)
-    return {depth["prefetch"]: depth["of_the_slower"] for depth in found["depths"]}
+    found: dict[int, float] = {}
+    for _ in range(_OVERLAP_TRIES):
+        again = {depth["prefetch"]: depth["of_the_slower"] for depth in overlap(0.02, 12)["depths"]}
+        found = min(filter(None, (found, again)), key=lambda each: each[2])
+        if found[2] <= _OVERLAPS:
+            break
+    return found
 
 
-def check_overlap(of_the_slower: Mapping[int, float]) -> Check:
-    """Whether loading overlaps with computing at depths 1 and 2."""
+def check_overlap(of_the_slower: Mapping[int, float], platform: str) -> Check:
+    """Whether loading overlaps with computing at depths 1 and 2. On CPU devices both need processors."""
     name, one, two = "overlap of loading and computing", of_the_slower[1], of_the_slower[2]
     measured = {"prefetch_1": one, "prefetch_2": two, "prefetch_0": of_the_slower[0]}
     finding = (
@@ -164,7 +171,7 @@ def check_overlap(of_the_slower: Mapping[int, float]) -> Check:
         return Check(name, "ok", finding, "", "", measured)
     return Check(
         name,
-        "warning",
+        "note" if platform == "cpu" else "warning",
         finding,
         "give the process more processors, or end other programs on this machine (see threads and processors)",
         "with perfect overlap it is 1.00: what is above is waiting",

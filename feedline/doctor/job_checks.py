@@ -15,6 +15,7 @@ Object = Mapping[str, Any]
 _LOOP = 3
 """Calls of a function from which it counts as a step of a loop."""
 _SOME_STEPS = 10
+_WAIT_SHARE = 0.05
 _GROWTH_STEPS = 60
 _LATE_SHARE, _BUSY_SHARE, _PROBES = 0.25, 0.2, 20
 _MOST_LISTED = 3
@@ -85,7 +86,7 @@ def check_fetches(process: Object, step: Object | None) -> Check:
     share = total / step["seconds"] if step["seconds"] else 0.0
     return Check(
         name,
-        "warning",
+        "warning" if share >= _WAIT_SHARE else "note",
         f"{_listed(often)}. The loop waited there for {total:.2f} s of {step['seconds']:.2f} s ({share:.0%})",
         "keep results on the devices and fetch them every ten steps or more, several at once by jax.device_get",
         "to fetch a value, the training thread waits until the devices have computed it, and only then "

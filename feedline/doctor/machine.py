@@ -39,7 +39,10 @@ def machine_checks(environ: Mapping[str, str], data: Path | None) -> Iterator[Ch
             faults.constant_operand_is_right(), version("jaxlib"), jax.default_backend()
         ),
     )
-    yield attempt("overlap of loading and computing", lambda: devices.check_overlap(devices.overlaps()))
+    yield attempt(
+        "overlap of loading and computing",
+        lambda: devices.check_overlap(devices.overlaps(), jax.default_backend()),
+    )
     yield from _bandwidth_checks()
 
 

@@ -339,9 +339,22 @@ def test_all_devices(together, count, expected):
     assert severity(devices.check_all_devices(FAST, devices.Rates(1.0, together), count)) == expected
 
 
-@pytest.mark.parametrize(("two", "expected"), [(1.05, "ok"), (1.6, "warning")])
-def test_overlap(two, expected):
-    assert severity(devices.check_overlap({0: 2.1, 1: 1.1, 2: two, 3: 1.0})) == expected
+@pytest.mark.parametrize(
+    ("two", "platform", "expected"), [(1.05, "gpu", "ok"), (1.6, "gpu", "warning"), (1.6, "cpu", "note")]
+)
+def test_overlap(two, platform, expected):
+    assert severity(devices.check_overlap({0: 2.1, 1: 1.1, 2: two, 3: 1.0}, platform)) == expected
+
+
+def test_a_disturbed_measurement_of_the_overlap_is_made_again(monkeypatch):
+    measured = iter([1.9, 1.1])
+
+    def overlap(step_s, steps):
+        of_the_slower = next(measured)
+        return {"depths": [{"prefetch": depth, "of_the_slower": of_the_slower} for depth in range(4)]}
+
+    monkeypatch.setattr(devices, "overlap", overlap)
+    assert devices.overlaps()[2] == 1.1
 
 
 def test_the_measurement_of_transfers_runs():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +24,8 @@ _SAMPLED = range(1, 4)
 _LOOP = 3
 """A function that was called so often is a step of a loop."""
 _MOST_BYTES = 64 << 20
+_OLDER = 4
+"""Calls before the last of which the results are known."""
 _MOST_COMPILATIONS = 50
 
 
@@ -41,6 +43,7 @@ class Function:
         self._began = self._ended = 0.0
         self._argument_bytes = 0
         self._outputs: dict[int, weakref.ref[Any]] = {}
+        self._older: deque[dict[int, weakref.ref[Any]]] = deque(maxlen=_OLDER)
         self._arguments: dict[str, weakref.ref[Any]] = {}
         self._fed_back_bytes = self._fed_back_calls = 0
         self._samples: dict[str, Leaf] = {}
@@ -66,7 +69,9 @@ class Function:
             result = function(*args, **kwargs)
         finally:
             self._record.inside_call = False
-        now = time.perf_counter()
+        self._ended = time.perf_counter()
+        if self.calls == 1:
+            self._began = began  # the first call compiled
         with quietly(), self._record.guarded("results"):
             if self._record.compiled > compiled:
                 self._compiled(named, self._record.compile_s - seconds)
@@ -74,8 +79,8 @@ class Function:
                 size = sum(array.nbytes for array in given)
                 self._record.moved("to device", f"{self.name}() of NumPy arrays", user_line(), size, 0.0)
             self._after(named, result)
-        self._began, self._ended = self._began or began, now
         self.calls += 1
+        self._record.last = self
         return result
 
     def _before(self, named: dict[str, Any], trace: Any, args: Any, kwargs: Any) -> None:
@@ -96,6 +101,11 @@ class Function:
             return True
         known = self._arguments.get(name)
         return _is_array(leaf) and (known is None or known() is not leaf) and not self._was_returned(leaf)
+
+    def is_older(self, array: Any) -> bool:
+        """Whether an earlier call than the last returned this array. To wait for it holds no step up."""
+        found = [refs[id(array)]() is array for refs in self._older if id(array) in refs]
+        return any(found) and not self._was_returned(array)
 
     def _was_returned(self, leaf: Any) -> bool:
         """Whether the last call returned this array."""
@@ -130,6 +140,7 @@ class Function:
                 size += leaf.nbytes
         if size:
             self._fed_back_bytes, self._fed_back_calls = size, self._fed_back_calls + 1
+        self._older.append(self._outputs)
         self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
         if outputs and "growth" not in self._record.parts and self.calls == _LOOP:
             self._record.parts |= {"growth": Growth(self), "probe": Probe(self._record.write)}

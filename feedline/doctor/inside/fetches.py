@@ -1,7 +1,8 @@
 """Counts transfers and waits on the main thread, with the line of the user's code that makes them.
 
 `float(x)`, `x.item()`, `print(x)`, `np.asarray(x)`, `jax.device_get` and `jax.block_until_ready` wait until the
-devices have computed x. `jax.device_put` and `jnp.asarray` of a NumPy array copy it on the thread that calls them.
+devices have computed x. Results of earlier steps than the last are not counted: the devices then have the last
+step to do. `jax.device_put` and `jnp.asarray` of a NumPy array copy it on the thread that calls them.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _counts() -> bool:
 
 def _method(record: Record, usual: Callable[..., Any], kind: str, what: str) -> Callable[..., Any]:
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _counts():
+        if not _counts() or record.is_older([self]):
             return usual(self, *args, **kwargs)
         began = time.perf_counter()
         with _Quiet():
@@ -95,7 +96,7 @@ def _of_one(record: Record, usual: Callable[..., Any], kind: str, what: str) -> 
 
     @functools.wraps(usual)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        if not (args and _is_concrete(args[0]) and _counts()):
+        if not (args and _is_concrete(args[0]) and _counts()) or record.is_older([args[0]]):
             return usual(*args, **kwargs)
         began = time.perf_counter()
         with _Quiet():
@@ -118,7 +119,7 @@ def _of_tree(record: Record, usual: Callable[..., Any], kind: str, what: str) ->
         began = time.perf_counter()
         with _Quiet():
             result = usual(*args, **kwargs)
-        if chosen:
+        if chosen and (kind == "to device" or not record.is_older(chosen)):
             size = 0 if kind == "wait" else sum(leaf.nbytes for leaf in chosen)
             record.moved(kind, what, user_line(), size, time.perf_counter() - began)
         return result

@@ -13,7 +13,7 @@ _FEEDLINE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple(
     {
         f"{folder}{os.sep}"
-        for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages())
+        for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "scripts")), *site.getsitepackages())
     }
 )
 _JAX = (f"{os.sep}jax{os.sep}", f"{os.sep}jaxlib{os.sep}")

@@ -22,6 +22,13 @@ class Observed(Protocol):
         """JSON values."""
 
 
+class Called(Observed, Protocol):
+    """A compiled function."""
+
+    def is_older(self, array: Any) -> bool:
+        """Whether an earlier call than the last returned this array."""
+
+
 class Record:
     """Counts of one process. Hooks write to it on the training thread; `write` may be called from any thread.
 
@@ -38,6 +45,7 @@ class Record:
       parts: further parts of the file, by name.
       on_first_array: called with the first array that a compiled function returns. Before that the doctor may make
         no array, because jax.distributed.initialize may still be to come.
+      last: the function that was called last.
       failures: what the hooks themselves failed at: where → why.
     """
 
@@ -52,6 +60,7 @@ class Record:
         self.inside_call = False
         self.parts: dict[str, Observed] = {}
         self.on_first_array: Callable[[Any], None] | None = None
+        self.last: Called | None = None
         self.failures: dict[str, str] = {}
         self._process = os.getpid()
         self._began = time.time()
@@ -62,6 +71,10 @@ class Record:
         found[0] += 1
         found[1] += size
         found[2] += seconds
+
+    def is_older(self, arrays: list[Any]) -> bool:
+        """Whether all these arrays are results of steps before the last one."""
+        return self.last is not None and all(map(self.last.is_older, arrays))
 
     def met(self, array: Any) -> None:
         """Take note of an array."""
