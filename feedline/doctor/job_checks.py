@@ -16,6 +16,8 @@ _LOOP = 3
 """Calls of a function from which it counts as a step of a loop."""
 _SOME_STEPS = 10
 _WAIT_SHARE = 0.05
+_HOST_BYTES = 64 << 20
+_WHOLE_SHARE = 0.5
 _GROWTH_STEPS = 60
 _LATE_SHARE, _BUSY_SHARE, _PROBES = 0.25, 0.2, 20
 _MOST_LISTED = 3
@@ -54,6 +56,7 @@ def job_checks(process: Object) -> Iterator[Check]:
         ("donation", lambda: check_donation(process)),
         ("unrolled loops", lambda: check_unrolled(process)),
         ("memory that grows", lambda: check_growth(process)),
+        ("fragmentation of device memory", lambda: check_fragmentation(process)),
         ("interpreter's lock", lambda: check_lock(process)),
     )
     for name, check in checks:
@@ -135,17 +138,44 @@ def check_growth(process: Object) -> Check:
     name, growth = "memory that grows", process.get("growth", {"steps": 0})
     if growth["steps"] < _GROWTH_STEPS:
         return unknown(name, f"needs a loop of {_GROWTH_STEPS} steps, and {growth['steps']} were observed")
-    if not growth["growths"]:
+    grown = [g for g in growth["growths"] if g["what"] != "host" or g["last"] - g["first"] >= _HOST_BYTES]
+    if not grown:
         return Check(name, "ok", f"nothing grew in {growth['steps']:,} steps", "", "", {"steps": growth["steps"]})
     new = f". New are mostly {'; '.join(growth['new'])}" if growth["new"] else ""
     return Check(
         name,
         "warning",
-        f"{'; '.join(growth['growths'][:_MOST_LISTED])}{new}",
+        f"{'; '.join(each['text'] for each in grown[:_MOST_LISTED])}{new}",
         "drop what refers to it: a list, a closure, or a metric that is never fetched. "
         "feedline.trainer.memory.MemoryWatch watches it during a long run",
         "the job fails for lack of memory once it has run for long enough",
-        dict(growth),
+        {"steps": growth["steps"], "growths": grown, "new": growth["new"]},
+    )
+
+
+def check_fragmentation(process: Object) -> Check:
+    """Whether the free memory of the devices lies in many pieces."""
+    name = "fragmentation of device memory"
+    needed = {"bytes_limit", "bytes_in_use", "largest_free_block_bytes"}
+    told = [stats for stats in process.get("growth", {}).get("allocators", []) if stats and needed <= stats.keys()]
+    if not told:
+        return unknown(name, "no device reported its free blocks")
+    whole = [
+        stats["largest_free_block_bytes"] / max(1, stats["bytes_limit"] - stats["bytes_in_use"]) for stats in told
+    ]
+    worst = min(range(len(told)), key=whole.__getitem__)
+    free = told[worst]["bytes_limit"] - told[worst]["bytes_in_use"]
+    finding = f"the largest free block has {size(told[worst]['largest_free_block_bytes'])} of {size(free)} free"
+    measured = {"largest_share": whole}
+    if whole[worst] >= _WHOLE_SHARE:
+        return Check(name, "ok", finding, "", "", measured)
+    return Check(
+        name,
+        "note",
+        f"device {worst}: {finding}",
+        "allocate large arrays first, donate the state, keep shapes the same, and leave preallocation on",
+        "an array needs one block: a program may fail for lack of memory while enough is free",
+        measured,
     )
 
 

@@ -81,6 +81,7 @@ class Function:
             self._after(named, result)
         self.calls += 1
         self._record.last = self
+        self._record.looped |= self.calls >= _LOOP
         return result
 
     def _before(self, named: dict[str, Any], trace: Any, args: Any, kwargs: Any) -> None:

@@ -32,7 +32,7 @@ def _count_compilation(record: Record, event: str, seconds: float, **about: Any)
         return
     record.compiled += 1
     record.compile_s += seconds
-    if not record.inside_call:
+    if record.looped and not record.inside_call:
         found = record.compilations[user_line(), str(about.get("fun_name", "a program"))]
         found[0] += 1
         found[1] += seconds
@@ -51,9 +51,7 @@ def _jit(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
 def _pmap(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(usual)
     def pmap(*args: Any, **kwargs: Any) -> Any:
-        line = user_line()
-        record.pmaps[line] += 1
-        return Watched(record, usual(*args, **kwargs), line)
+        return Watched(record, usual(*args, **kwargs), user_line(), is_pmap=True)
 
     return pmap
 
@@ -77,21 +75,27 @@ def _wrap_compiled(record: Record) -> None:
 class Watched:
     """A jitted function that is observed when it is called. All else is that of the function itself."""
 
-    def __init__(self, record: Record, function: Any, line: str) -> None:
+    def __init__(self, record: Record, function: Any, line: str, *, is_pmap: bool = False) -> None:
         functools.update_wrapper(self, function)
         self._watched_record = record
         self._watched_function = function
+        self._watched_pmap = is_pmap
         self._watched_calls = Function(record, getattr(function, "__name__", "a function"), line)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, record = self._watched_function, self._watched_record
         if record.inside_call or not on_main_thread():
             return function(*args, **kwargs)
+        if self._watched_pmap:
+            record.pmaps[self._watched_calls.line] += 1
         trace = getattr(function, "trace", None)
         return self._watched_calls.call(function, trace, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self  # as a function
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_watched"):  # while an instance is being made, or copied

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from feedline.trainer.memory import MemoryWatch
 
 _EVERY, _WARM_UP = 5, 10
@@ -27,11 +29,12 @@ class Growth:
         self._watch.after_step()
 
     def as_object(self) -> dict[str, Any]:
-        """The steps, what grows, and the report of the watch, which names the lines that allocated it."""
+        """The steps, what grows, the lines that allocated it, and what the allocators of the devices say."""
         growths = self._watch.growths()
         lines = self._watch.report().splitlines() if growths else []
         return {
             "steps": self._steps,
-            "growths": list(map(str, growths)),
+            "growths": [{"text": str(growth), **growth._asdict()} for growth in growths],
             "new": [line.removeprefix("new: ") for line in lines if line.startswith("new: ")],
+            "allocators": [device.memory_stats() for device in jax.local_devices()],
         }

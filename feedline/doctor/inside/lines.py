@@ -16,7 +16,8 @@ _LIBRARIES = tuple(
         for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "scripts")), *site.getsitepackages())
     }
 )
-_JAX = (f"{os.sep}jax{os.sep}", f"{os.sep}jaxlib{os.sep}")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_JAX = tuple(f"{packages}{name}{os.sep}" for packages in _PACKAGES for name in ("jax", "jaxlib"))
 
 
 def user_line(frame: FrameType | None = None) -> str:
@@ -41,7 +42,7 @@ def user_line(frame: FrameType | None = None) -> str:
 
 def is_users(file: str) -> bool:
     """Whether a file is no library's."""
-    return not file.startswith((_FEEDLINE, *_LIBRARIES, "<frozen")) and not _is_jax(file)
+    return not file.startswith((_FEEDLINE, *_LIBRARIES, "<frozen")) and not any(map(file.__contains__, _PACKAGES))
 
 
 def shown(file: str, line: int) -> str:
@@ -51,4 +52,4 @@ def shown(file: str, line: int) -> str:
 
 
 def _is_jax(file: str) -> bool:
-    return any(f"site-packages{part}" in file for part in _JAX)
+    return any(map(file.__contains__, _JAX))

@@ -36,11 +36,13 @@ class Record:
       folder: where the file is written.
       moves: (kind, what, line) → [count, bytes, seconds] of transfers and waits on the main thread. Kinds are "to
         host", "to device" and "wait". Seconds are 0 where a transfer is a part of a longer call.
-      compilations: (line, function) → [count, seconds] of programs compiled outside of watched functions.
-      pmaps: line → number of functions that were mapped there.
+      compilations: (line, function) → [count, seconds] of programs compiled outside of watched functions,
+        once a loop has begun.
+      pmaps: line → calls of functions that were mapped there.
       functions: compiled functions that were called, the first 200.
       jitted: (line, function) → how many functions were compiled that were made there.
       compiled: programs compiled by the main thread so far; `compile_s` their seconds.
+      looped: whether some function was called so often that it is a step of a loop.
       inside_call: whether a watched function is being called on the main thread.
       parts: further parts of the file, by name.
       on_first_array: called with the first array that a compiled function returns. Before that the doctor may make
@@ -57,7 +59,7 @@ class Record:
         self.functions: list[Observed] = []
         self.jitted: dict[tuple[str, str], int] = defaultdict(int)
         self.compiled, self.compile_s = 0, 0.0
-        self.inside_call = False
+        self.looped = self.inside_call = False
         self.parts: dict[str, Observed] = {}
         self.on_first_array: Callable[[Any], None] | None = None
         self.last: Called | None = None
