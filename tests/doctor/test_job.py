@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_transfers_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_pat
     assert "was compiled 3 times more" in recompilation
     assert "argument 1['x']: float32[64, 256] of NumPy → float32[63, 256] of NumPy" in recompilation
     assert "got 256 KiB of its results back as arguments" in finding("donation")
-    assert "holds 20 equal iterations of 3 operations" in finding("unrolled loops")
+    assert "holds 20 equal iterations in a row, of 3 operations" in finding("unrolled loops")
     growing = finding("memory that grows")
     assert "arrays float32[256, 256]" in growing
     assert line("numpy") in growing
@@ -280,3 +281,19 @@ def test_wrong_arguments(arguments, told):
         assert main(["doctor", *arguments]) == 2
     assert told in err.getvalue()
     assert threading.active_count() >= 1
+
+
+def test_the_example_shows_what_its_page_says():
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environ.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
+    ran = job.run([sys.executable, str(root / "examples" / "slow_training.py")], environ, 100)
+    found = {check.name: check for check in command_checks(ran)}
+    for name in ("transfers to the devices", "donation", "unrolled loops", "memory that grows"):
+        assert found[name].severity == "warning", found[name]
+    for name in ("sharding of the batch", "dtypes of the batch"):
+        assert found[name].severity == "warning", found[name]
+    assert found["recompilation"].severity == "note"
+    assert "float() 80 times" in found["transfers to the host"].finding
+    page = (root / "docs" / "doctor.md").read_text()
+    assert not [name for name in found if name not in page]  # each check is in the tables

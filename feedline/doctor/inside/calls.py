@@ -53,16 +53,14 @@ class Function:
 
     def call(self, function: Callable[..., Any], trace: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
         """Call the function, and observe what comes before and after. On the main thread only."""
-        named: dict[str, Any] = {}
-        with quietly(), self._record.guarded("arguments"):
-            named = _named(args, kwargs)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in named.values()):
+        leaves = jax.tree.leaves((args, kwargs))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return function(*args, **kwargs)
         if not self.calls:
             self._record.add(self)
             self.called_from = user_line()
         with quietly(), self._record.guarded("arguments"):
-            self._before(named, trace, args, kwargs)
+            self._before(trace, args, kwargs)
         compiled, seconds, began = self._record.compiled, self._record.compile_s, time.perf_counter()
         self._record.inside_call = True
         try:
@@ -74,17 +72,21 @@ class Function:
             self._began = began  # the first call compiled
         with quietly(), self._record.guarded("results"):
             if self._record.compiled > compiled:
-                self._compiled(named, self._record.compile_s - seconds)
-            if given := host_arrays(list(named.values())):
+                self._compiled(_named(args, kwargs), self._record.compile_s - seconds)
+            if given := host_arrays(leaves):
                 size = sum(array.nbytes for array in given)
                 self._record.moved("to device", f"{self.name}() of NumPy arrays", user_line(), size, 0.0)
-            self._after(named, result)
+            self._after(leaves, result)
         self.calls += 1
         self._record.last = self
         self._record.looped |= self.calls >= _LOOP
         return result
 
-    def _before(self, named: dict[str, Any], trace: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, trace: Any, args: Any, kwargs: Any) -> None:
+        """Look at the arguments of the first calls only: to name them takes some 10 µs each."""
+        if self.calls and self.calls not in _SAMPLED:
+            return
+        named = _named(args, kwargs)
         if self.calls == 1 and trace is not None:
             with self._record.guarded("program"):
                 self._unrolled = unrolled(trace(*args, **kwargs).jaxpr)
@@ -131,11 +133,11 @@ class Function:
         if not self.calls:
             self._record.jitted[self.line, self.name] += 1
 
-    def _after(self, named: dict[str, Any], result: Any) -> None:
+    def _after(self, leaves: list[Any], result: Any) -> None:
         outputs = [leaf for leaf in jax.tree.leaves(result) if _is_array(leaf)]
         kinds = Counter(_kind(leaf) for leaf in outputs)
         size = 0
-        for leaf in named.values():
+        for leaf in leaves:
             if self._was_returned(leaf) and not leaf.is_deleted() and kinds[_kind(leaf)]:
                 kinds[_kind(leaf)] -= 1
                 size += leaf.nbytes
