@@ -66,26 +66,34 @@ class Doctor:
         if self.json:
             print(json.dumps(report.as_object(checks, seconds)), flush=True)
         else:
+            if self.command:
+                print()  # apart from the command's own output
             report.show(checks, seconds, Console())
         return failed or exit_code(checks)
 
     def _checks(self) -> tuple[list[Check], int]:
         """All results, and the exit code of a command that failed, else 0."""
+        from rich.console import Console
+
         checks: list[Check] = []
         failed = 0
-        if self.command:  # before this process uses a device: a GPU's memory is taken by the first that does
+        if self.command:  # before this process uses a device: the first that does takes a GPU's memory
             from feedline.doctor import job, job_checks
 
             ran = job.run(self.command, os.environ, self.limit_s)
             checks += job_checks.command_checks(ran)
             failed = 0 if ran.stopped else ran.code
-        if self.target is not None:
-            from feedline.doctor.feeds import feed_checks
+        with Console(stderr=True).status("checking this machine") as status:
+            from feedline.doctor.machine import machine_checks
 
-            checks += feed_checks(self.target)
-        from feedline.doctor.machine import machine_checks
+            if self.target is not None:
+                from feedline.doctor.feeds import feed_checks
 
-        return [*checks, *machine_checks(os.environ, self.data)], failed
+                status.update(f"checking {self.target}")
+                checks += feed_checks(self.target)
+                status.update("checking this machine")
+            checks += machine_checks(os.environ, self.data)
+        return checks, failed
 
     def check(self) -> None:
         """Raises `ValueError` if an option is wrong."""

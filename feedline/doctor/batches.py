@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -67,12 +68,12 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the global array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     @property
     def narrower(self) -> str | None:
         """The narrowest integer dtype that holds all samples exactly; float32 for other float64; or None."""
-        have, values = np.dtype(self.dtype), self.values
+        have, values = jnp.dtype(self.dtype), self.values
         fits = values.integral and values.low <= values.high
         if fits and have.kind == "f":
             fits = max(-values.low, values.high) < _EXACT.get(have.itemsize, 0)

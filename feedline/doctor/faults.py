@@ -105,6 +105,11 @@ def driver_version(root: Path = Path("/")) -> str | None:
     return found[0] if found else None
 
 
+def gpu_count(root: Path = Path("/")) -> int:
+    """The GPUs that the NVIDIA driver lists."""
+    return len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+
+
 def constant_operand_is_right() -> bool:
     """Whether a matrix product with a constant, followed by a reduction, is right on this machine's CPU."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):

@@ -64,8 +64,9 @@ def check_unrolled(process: Object) -> Check:
     return Check(
         "unrolled loops",
         "warning",
-        f"{worst['name']} ({worst['line']}) holds {loop['repeats']} equal iterations in a row, of {loop['body']} operations"
-        f"{where}, {loop['equations']:,} operations altogether; it took {compile_s:.1f} s to compile",
+        f"{worst['name']} ({worst['line']}) holds {loop['repeats']} equal iterations in a row, of "
+        f"{loop['body']} operations{where}, {loop['equations']:,} operations altogether; it took {compile_s:.1f} s "
+        "to compile",
         "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
         "a Python loop is copied into the program once for each iteration: compilation and the program grow with "
         "it, and for gradients all intermediate results are kept",

@@ -38,7 +38,7 @@ class Ran(NamedTuple):
 
     Attributes:
       code: its exit code; 128 + s if signal s ended it.
-      stopped: whether the doctor ended it after its time.
+      stopped: whether it was ended by Ctrl-C, or after its time.
       processes: what was observed, by `inside.record`, in each process that imported jax; most calls first.
       reason: why nothing was observed; empty if something was.
     """
@@ -76,7 +76,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], limit_s: float | Non
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> bool:
-    """Wait for the end. Returns whether the process was ended after its time."""
+    """Wait for the end. Returns whether the process was stopped before it."""
     try:
         process.wait(limit_s)
         return False

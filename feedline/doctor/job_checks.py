@@ -37,7 +37,7 @@ def command_checks(ran: Ran) -> Iterator[Check]:
             measured,
         )
     else:
-        end = "it was ended after its time" if ran.stopped else "it ended with exit code 0"
+        end = "it was stopped before its end" if ran.stopped else "it ended with exit code 0"
         yield Check(name, "ok", end, "", "", measured)
     if ran.processes:
         yield from job_checks(ran.processes[0])

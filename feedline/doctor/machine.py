@@ -65,7 +65,7 @@ def _data_checks(data: Path | None) -> Iterator[Check]:
 def _devices(environ: Mapping[str, str]) -> Check:
     return settings.check_devices(
         jax.default_backend(),
-        len(devices.nvidia_links()),
+        faults.gpu_count(),
         _installed(set(_PLUGINS.values())),
         version("jaxlib"),
         environ.get("JAX_PLATFORMS", ""),

@@ -78,6 +78,7 @@ def test_a_target_that_does_not_exist():
         ("int32", [0, 9], "uint8"),
         ("int64", [-40000, 9], None),
         ("uint8", [0, 9], None),
+        ("bfloat16", [0, 9], None),
         ("float64", [0.5], "float32"),
         ("float64", [7], "uint8"),
         ("bool", [True, False], None),

@@ -232,7 +232,7 @@ def test_a_command_that_goes_on_is_ended_after_its_time(tmp_path):
     ran = job.run([sys.executable, "-c", endless], {**os.environ, "JAX_PLATFORMS": "cpu"}, 4)
     assert ran.stopped
     found = {check.name: check for check in command_checks(ran)}
-    assert found["the command"].finding == "it was ended after its time"
+    assert found["the command"].finding == "it was stopped before its end"
     assert found["interpreter's lock"].severity == "ok"
 
 

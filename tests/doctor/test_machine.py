@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -293,6 +294,12 @@ def test_version_of_the_driver(text, expected, tmp_path):
     assert faults.driver_version(root) == expected
 
 
+def test_the_driver_lists_its_gpus(tmp_path):
+    assert faults.gpu_count(tmp_path) == 0
+    tree(tmp_path, {f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": "Model: H100" for i in range(8)})
+    assert faults.gpu_count(tmp_path) == 8
+
+
 @pytest.mark.parametrize(
     ("right", "platform", "expected"), [(True, "cpu", "ok"), (False, "cpu", "error"), (False, "gpu", "note")]
 )
@@ -371,5 +378,7 @@ def test_without_an_accelerator_no_figure_of_one_is_given(tmp_path, monkeypatch)
     for name in ("pageable and pinned memory", "link to the devices", "all devices at once"):
         assert found[name].severity == "unknown"
         assert "no accelerator" in found[name].finding
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert not [name for name in found if f"| {name} |" not in page]  # each check is in the table
     assert found["disk read rate"].severity in ("ok", "warning")
     assert found["page cache"].severity == "ok"
