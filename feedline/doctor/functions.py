@@ -65,8 +65,8 @@ def check_unrolled(process: Object) -> Check:
         "unrolled loops",
         "warning",
         f"{worst['name']} ({worst['line']}) holds {loop['repeats']} equal iterations in a row, of "
-        f"{loop['body']} operations{where}, {loop['equations']:,} operations altogether; it took {compile_s:.1f} s "
-        "to compile",
+        f"{loop['body']} operations{where}; {loop['equations']:,} operations altogether, compiled in "
+        f"{compile_s:.1f} s",
         "jax.lax.scan over stacked parameters, or lax.fori_loop; for gradients with jax.checkpoint on the body",
         "a Python loop is copied into the program once for each iteration: compilation and the program grow with "
         "it, and for gradients all intermediate results are kept",

@@ -62,7 +62,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], limit_s: float | Non
     Raises:
       OSError: the command could not be started.
     """
-    with tempfile.TemporaryDirectory(prefix="feedline-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="feedline-doctor-", ignore_cleanup_errors=True) as folder:
         Path(folder, "sitecustomize.py").write_text(_CUSTOMIZE.format(folder=folder))
         path = ":".join(filter(None, (folder, environ.get("PYTHONPATH", ""))))
         with subprocess.Popen(command, env={**environ, "PYTHONPATH": path}) as process:

@@ -151,9 +151,12 @@ def test_a_program_that_was_compiled_ahead(tmp_path):
     for i in range(20):
         state, loss = step(state, jax.device_put(rows + i, sharded))
         loss.item()  # LINE: item
+        if loss > 1e9: break  # LINE: if
+    __import__("os")._exit(0)  # as a program that does not wait for its threads
     """
     found, line = observed(tmp_path, textwrap.dedent(ahead))
     assert "256 KiB of its results" in found["donation"].finding
+    assert f"{line('if')} bool() 20 times" in found["transfers to the host"].finding
     assert f"{line('item')} .item() 20 times" in found["transfers to the host"].finding
 
 
@@ -297,3 +300,18 @@ def test_the_example_shows_what_its_page_says():
     assert "float() 80 times" in found["transfers to the host"].finding
     page = (root / "docs" / "doctor.md").read_text()
     assert not [name for name in found if name not in page]  # each check is in the tables
+
+
+def test_a_process_that_is_killed_has_written_before(tmp_path):
+    killed = """
+    import os, signal
+    step = jax.jit(lambda x: x + 1)
+    began, x = time.monotonic(), state
+    while time.monotonic() < began + 7:
+        x = step(x)
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    found, _ = observed(tmp_path, textwrap.dedent(killed))
+    assert found["the command"].measured["exit_code"] == 128 + signal.SIGKILL
+    assert found["donation"].severity == "warning"

@@ -146,12 +146,13 @@ class Function:
         self._older.append(self._outputs)
         self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
         if outputs and "growth" not in self._record.parts and self.calls == _LOOP:
-            self._record.parts |= {"growth": Growth(self), "probe": Probe(self._record.write)}
+            self._record.parts |= {"growth": Growth(self), "probe": Probe()}
         growth = self._record.parts.get("growth")
         if isinstance(growth, Growth) and growth.function is self:
             growth.after_step()
         if outputs:
             self._record.met(outputs[0])
+        self._record.write_now_and_then()
 
     def as_object(self) -> dict[str, Any]:
         """JSON values."""

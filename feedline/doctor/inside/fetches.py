@@ -23,7 +23,7 @@ from feedline.doctor.inside.record import Record, on_main_thread
 _METHODS = {
     "__float__": ("to host", "float()"),
     "__int__": ("to host", "int()"),
-    "__bool__": ("to host", "if"),
+    "__bool__": ("to host", "bool()"),
     "__index__": ("to host", "an index"),
     "__array__": ("to host", "np.asarray()"),
     "__repr__": ("to host", "print()"),

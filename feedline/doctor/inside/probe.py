@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from feedline.doctor.inside.lines import user_line
 _SLEEP_S, _PAUSE_S = 0.001, 0.02
 _LATE_S = 0.003
 """A thread that computes in Python gives the lock up every 5 ms, so that others wait about that long."""
-_BUSY_EVERY, _WRITE_EVERY = 25, 250
+_BUSY_EVERY = 25
 _MOST_DELAYS = 100_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -26,15 +25,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Probe:
     """A thread that sleeps for a millisecond, again and again, and notes how late it goes on.
 
-    It is a daemon: it ends with the process. It also saves what was observed every few seconds, because a process
-    that is killed writes nothing at its end.
-
-    Args:
-      write: saves what was observed so far.
+    It is a daemon, which ends with the process. Only it writes to the values here; another thread reads them.
     """
 
-    def __init__(self, write: Callable[[], None]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._delays: list[float] = []
         self._cpu: dict[tuple[str, int], list[float]] = {}  # (name, id) → [first, last] seconds of processor
         self._lines: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -54,9 +48,6 @@ class Probe:
             rounds += 1
             if rounds % _BUSY_EVERY == 1:
                 self._look_at_threads()
-            if rounds % _WRITE_EVERY == 0:
-                with contextlib.suppress(OSError, RuntimeError):  # a full disk, or a dictionary that changes now
-                    self._write()
 
     def _look_at_threads(self) -> None:
         frames = sys._current_frames()
@@ -84,13 +75,16 @@ class Probe:
                     "name": name,
                     "main": native_id == main,
                     "cpu_share": (last - first) / seconds,
-                    "line": max(self._lines[name, native_id].items(), key=lambda item: item[1])[0]
-                    if self._lines[name, native_id]
-                    else "",
+                    "line": self._line_of((name, native_id)),
                 }
                 for (name, native_id), (first, last) in list(self._cpu.items())
             ],
         }
+
+    def _line_of(self, thread: tuple[str, int]) -> str:
+        """Where the thread was seen most often."""
+        seen = list(self._lines[thread].items())
+        return max(seen, key=lambda item: item[1])[0] if seen else ""
 
 
 def cpu_seconds(stat: str) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 _MOST_FUNCTIONS = 200
+_WRITE_EVERY_S = 5.0
 
 
 class Observed(Protocol):
@@ -30,7 +31,7 @@ class Called(Observed, Protocol):
 
 
 class Record:
-    """Counts of one process. Hooks write to it on the training thread; `write` may be called from any thread.
+    """Counts of one process. Used by the main thread only: hooks do nothing on others.
 
     Attributes:
       folder: where the file is written.
@@ -65,7 +66,7 @@ class Record:
         self.last: Called | None = None
         self.failures: dict[str, str] = {}
         self._process = os.getpid()
-        self._began = time.time()
+        self._began = self._written = time.time()
 
     def moved(self, kind: str, what: str, line: str, size: int, seconds: float) -> None:
         """Count a transfer or a wait."""
@@ -101,9 +102,16 @@ class Record:
         """Replace the file of this process. Nothing is written by a process that was forked from this one."""
         if os.getpid() != self._process:
             return
+        self._written = time.time()
         partial = self.folder / f"{self._process}.partial"
-        partial.write_text(json.dumps(self.as_object()))
-        os.replace(partial, self.folder / f"{self._process}.json")
+        with contextlib.suppress(OSError):  # the doctor has ended and removed the folder, or the disk is full
+            partial.write_text(json.dumps(self.as_object()))
+            os.replace(partial, self.folder / f"{self._process}.json")
+
+    def write_now_and_then(self) -> None:
+        """Write if some seconds have passed: a process that is killed writes nothing at its end."""
+        if time.time() - self._written > _WRITE_EVERY_S:
+            self.write()
 
     def as_object(self) -> dict[str, Any]:
         """All that was observed, as JSON values."""
