@@ -184,15 +184,15 @@ def check_lock(process: Object) -> Check:
     name, probe = "interpreter's lock", process.get("probe")
     if not probe or probe["samples"] < _PROBES:
         return unknown(name, "the loop was too short to measure")
-    others = [thread for thread in probe["threads"] if not thread["main"] and thread["cpu_share"] >= _BUSY_SHARE]
+    others = [thread for thread in probe["threads"] if not thread["main"] and thread["busy_share"] >= _BUSY_SHARE]
     finding = (
         f"a thread that wants the lock waits for {probe['median_ms']:.1f} ms (median of {probe['samples']:,})"
     )
     if not others or probe["late_share"] < _LATE_SHARE:
         return Check(name, "ok", finding, "", "", dict(probe))
-    others.sort(key=lambda thread: -thread["cpu_share"])
+    others.sort(key=lambda thread: -thread["busy_share"])
     told = "; ".join(
-        f"thread {thread['name']!r} used {thread['cpu_share']:.0%} of a processor at {thread['line']}"
+        f"thread {thread['name']!r} was busy for {thread['busy_share']:.0%} of the time at {thread['line']}"
         for thread in others[:_MOST_LISTED]
     )
     return Check(

@@ -93,7 +93,7 @@ def check_devices(platform: str, gpus: int, plugins: Mapping[str, str], jaxlib: 
         )
     elif others:
         (plugin, version), *_ = others.items()
-        reason = f"{plugin} {version} is not used with jaxlib {jaxlib}"
+        reason = f"{plugin} has version {version}, and jaxlib {jaxlib}"
         fix = f"install both in one version: pip install -U {plugin}=={jaxlib}"
     else:
         reason, fix = (

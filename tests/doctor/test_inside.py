@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from feedline.doctor.inside.lines import is_users, user_line
+from feedline.doctor.inside.probe import busy_seconds
 from feedline.doctor.inside.program import longest_run, unrolled
 from feedline.doctor.inside.record import Record
 from feedline.doctor.job_checks import job_checks
 
 X = np.ones((4, 4), np.float32)
+HZ = os.sysconf("SC_CLK_TCK")
 
 
 def program(function, *arguments):
@@ -85,3 +87,13 @@ def test_a_forked_process_does_not_write_the_record(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: 1)
     record.write()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"schedstat": "2000000000 1000000000 7"}, {"stat": f"7 (a (b) c) S {'0 ' * 10}{300 * HZ // 100} 0 0"}],
+)
+def test_how_long_a_thread_was_busy(files, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert busy_seconds(tmp_path) == 3

@@ -123,7 +123,7 @@ def test_transfers_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_pat
     assert "arrays float32[256, 256]" in growing
     assert line("numpy") in growing
     lock = finding("interpreter's lock")
-    assert "thread 'hog' used" in lock
+    assert "thread 'hog' was busy for" in lock
 
 
 def test_replicated_wide_and_many_leaves_pmap_and_functions_made_in_the_loop(tmp_path):

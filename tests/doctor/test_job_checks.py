@@ -67,8 +67,8 @@ def test_host_memory_varies_a_little(grown_mib, steps, severity):
     assert check_growth({"growth": growth}).severity == severity
 
 
-def probe(late_share, cpu_share, main=False):
-    thread = {"name": "reader", "main": main, "cpu_share": cpu_share, "line": "read.py:3"}
+def probe(late_share, busy_share, main=False):
+    thread = {"name": "reader", "main": main, "busy_share": busy_share, "line": "read.py:3"}
     return {"probe": {"samples": 200, "median_ms": 5.0, "late_share": late_share, "threads": [thread]}}
 
 

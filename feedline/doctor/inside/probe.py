@@ -30,7 +30,7 @@ class Probe:
 
     def __init__(self) -> None:
         self._delays: list[float] = []
-        self._cpu: dict[tuple[str, int], list[float]] = {}  # (name, id) → [first, last] seconds of processor
+        self._busy: dict[tuple[str, int], list[float]] = {}  # (name, id) → [first, last] of `busy_seconds`
         self._lines: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self._began = self._ended = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="feedline doctor", daemon=True)
@@ -56,8 +56,8 @@ class Probe:
                 continue
             key = (thread.name, thread.native_id)
             with contextlib.suppress(OSError, ValueError):  # it has ended
-                seconds = cpu_seconds(Path(f"/proc/self/task/{thread.native_id}/stat").read_text())
-                self._cpu.setdefault(key, [seconds, seconds])[1] = seconds
+                seconds = busy_seconds(Path(f"/proc/self/task/{thread.native_id}"))
+                self._busy.setdefault(key, [seconds, seconds])[1] = seconds
                 if thread.ident in frames:
                     self._lines[key][user_line(frames[thread.ident])] += 1
 
@@ -74,10 +74,10 @@ class Probe:
                 {
                     "name": name,
                     "main": native_id == main,
-                    "cpu_share": (last - first) / seconds,
+                    "busy_share": (last - first) / seconds,
                     "line": self._line_of((name, native_id)),
                 }
-                for (name, native_id), (first, last) in list(self._cpu.items())
+                for (name, native_id), (first, last) in list(self._busy.items())
             ],
         }
 
@@ -87,12 +87,15 @@ class Probe:
         return max(seen, key=lambda item: item[1])[0] if seen else ""
 
 
-def cpu_seconds(stat: str) -> float:
-    """The processor time of a thread, from its line in /proc.
+def busy_seconds(task: Path) -> float:
+    """How long a thread ran or waited for a processor: what it would have used of a processor of its own.
 
-    Example:
-      >>> cpu_seconds("7 (a name) S 1 1 1 0 -1 4 0 0 0 0 250 50 0 0") == 300 / os.sysconf("SC_CLK_TCK")
-      True
+    Args:
+      task: its folder in /proc.
     """
-    fields = stat.rpartition(")")[2].split()
+    schedule = task / "schedstat"
+    if schedule.exists():
+        running_ns, waiting_ns, _ = map(int, schedule.read_text().split())
+        return (running_ns + waiting_ns) / 1e9
+    fields = (task / "stat").read_text().rpartition(")")[2].split()  # without it: only how long it ran
     return (int(fields[11]) + int(fields[12])) / _TICKS
