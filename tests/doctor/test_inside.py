@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from feedline.doctor.inside.lines import is_users, user_line
-from feedline.doctor.inside.probe import busy_seconds
+from feedline.doctor.inside.probe import busy_seconds, waiting_seconds
 from feedline.doctor.inside.program import longest_run, unrolled
 from feedline.doctor.inside.record import Record
 from feedline.doctor.job_checks import job_checks
@@ -91,9 +91,10 @@ def test_a_forked_process_does_not_write_the_record(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "files",
-    [{"schedstat": "2000000000 1000000000 7"}, {"stat": f"7 (a (b) c) S {'0 ' * 10}{300 * HZ // 100} 0 0"}],
+    [{"schedstat": "2000000000 1000000000 7"}, {"stat": f"7 (a (b) c) S {'0 ' * 10}{3 * HZ} 0 0"}],
 )
 def test_how_long_a_thread_was_busy(files, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert busy_seconds(tmp_path) == 3
+    assert waiting_seconds(tmp_path) == (1 if "schedstat" in files else 0)

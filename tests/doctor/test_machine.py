@@ -250,7 +250,7 @@ def test_x64(enabled, expected):
         ("gpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "ok", "8 NVIDIA GPUs"),
         ("cpu", 0, {}, "", "ok", "0 NVIDIA GPUs"),
         ("cpu", 1, {}, "", "error", "no CUDA plugin"),
-        ("cpu", 8, {"jax-cuda13-plugin": "0.10.1"}, "", "error", "is not used with jaxlib 0.10.2"),
+        ("cpu", 8, {"jax-cuda13-plugin": "0.10.1"}, "", "error", "has version 0.10.1, and jaxlib 0.10.2"),
         ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "cpu", "error", "JAX_PLATFORMS is cpu"),
         ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "error", "could not start"),
     ],

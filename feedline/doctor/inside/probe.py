@@ -37,14 +37,15 @@ class Probe:
         self._thread.start()
 
     def _run(self) -> None:
-        rounds = 0
+        rounds, task = 0, Path(f"/proc/self/task/{threading.get_native_id()}")
         while True:
             time.sleep(_PAUSE_S)
-            began = time.perf_counter()
+            waited, began = waiting_seconds(task), time.perf_counter()
             time.sleep(_SLEEP_S)
             self._ended = time.perf_counter()
             if len(self._delays) < _MOST_DELAYS:
-                self._delays.append(self._ended - began - _SLEEP_S)
+                waited = waiting_seconds(task) - waited  # for a processor, which is not the lock
+                self._delays.append(max(0.0, self._ended - began - _SLEEP_S - waited))
             rounds += 1
             if rounds % _BUSY_EVERY == 1:
                 self._look_at_threads()
@@ -85,6 +86,12 @@ class Probe:
         """Where the thread was seen most often."""
         seen = list(self._lines[thread].items())
         return max(seen, key=lambda item: item[1])[0] if seen else ""
+
+
+def waiting_seconds(task: Path) -> float:
+    """How long a thread was ready to run and waited for a processor; 0 where the kernel does not say."""
+    schedule = task / "schedstat"
+    return int(schedule.read_text().split()[1]) / 1e9 if schedule.exists() else 0.0
 
 
 def busy_seconds(task: Path) -> float:
