@@ -19,7 +19,7 @@ _WAIT_SHARE = 0.05
 _HOST_BYTES = 64 << 20
 _WHOLE_SHARE = 0.5
 _GROWTH_STEPS = 60
-_LATE_SHARE, _BUSY_SHARE, _PROBES = 0.15, 0.2, 20
+_LATE_SHARE, _BUSY_SHARE, _PROBES = 0.08, 0.2, 20
 _MOST_LISTED = 3
 
 
@@ -186,7 +186,8 @@ def check_lock(process: Object) -> Check:
         return unknown(name, "the loop was too short to measure")
     others = [thread for thread in probe["threads"] if not thread["main"] and thread["busy_share"] >= _BUSY_SHARE]
     finding = (
-        f"a thread that wants the lock waits for {probe['median_ms']:.1f} ms (median of {probe['samples']:,})"
+        f"of {probe['samples']:,} tries to get the lock {probe['late_share']:.0%} took more than 3 ms, a "
+        f"tenth of them {probe['p90_ms']:.1f} ms and more"
     )
     if not others or probe["late_share"] < _LATE_SHARE:
         return Check(name, "ok", finding, "", "", dict(probe))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import sys
 import threading
 import time
@@ -69,7 +68,7 @@ class Probe:
         return {
             "seconds": seconds,
             "samples": len(delays),
-            "median_ms": statistics.median(delays) * 1e3 if delays else None,
+            "p90_ms": delays[9 * len(delays) // 10] * 1e3 if delays else None,
             "late_share": sum(delay > _LATE_S for delay in delays) / max(1, len(delays)),
             "threads": [
                 {
