@@ -6,7 +6,6 @@ A map::
     report      the results as text, and as JSON
     machine     all checks of this machine
       processors  threads, quotas, affinity, memory nodes
-      cgroups     the limits of control groups
       host        memory, shared memory, open files, the disk
       settings    GPU memory, 64-bit types, which devices JAX uses                                pure
       faults      versions that are known to be faulty, and XLA's fault with constant operands

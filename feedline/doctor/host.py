@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from feedline.doctor.cgroups import Limits, limits
+from feedline.cluster.cgroups import Limits, limits
 from feedline.doctor.check import Check, size, unknown
 
 _GIB = 1 << 30

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from feedline.cluster.cgroups import limits
 from feedline.cluster.cores import own_cores
-from feedline.doctor.cgroups import limits
 from feedline.doctor.check import Check
 
 _LEAST_THREADS, _MOST_THREADS = 2, 16

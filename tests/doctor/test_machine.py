@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from feedline.cluster.cgroups import Limits, limits
 from feedline.doctor import devices, faults, host, machine, processors, settings
-from feedline.doctor.cgroups import Limits, limits
 
 MANY = frozenset(range(64))
 TWO_NODES = {0: frozenset(range(32)), 1: frozenset(range(32, 64))}
