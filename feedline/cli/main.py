@@ -72,37 +72,39 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> Command:
-    """The subcommand with its options. `launch` and `doctor` take everything after the first -- as a command."""
+    """The subcommand with its options. Three of them take everything after the first -- as a command."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
     from feedline.cli.audit import Audit
     from feedline.cli.bench import Bench
+    from feedline.cli.diagnose import Diagnose
     from feedline.cli.doctor import Doctor
     from feedline.cli.help_text import help_text
     from feedline.cli.inspect import Inspect
     from feedline.cli.launch import Launch
     from feedline.cli.train import Train
 
-    takes_command = arguments[:1] in (["launch"], ["doctor"]) and "--" in arguments
+    takes_command = arguments[:1] in (["launch"], ["diagnose"], ["doctor"]) and "--" in arguments
     separator = arguments.index("--") if takes_command else len(arguments)
 
     def subcommand(name: str, command: type) -> Any:
         text = help_text(command, alone=arguments[:1] == [name])
         return Annotated[command, tyro.conf.subcommand(name, description=text)]
 
-    parsed: Train | Launch | Inspect | Audit | Bench | Doctor = tyro.cli(
+    parsed: Train | Launch | Inspect | Audit | Bench | Diagnose | Doctor = tyro.cli(
         subcommand("train", Train)
         | subcommand("launch", Launch)
         | subcommand("inspect", Inspect)
         | subcommand("audit", Audit)
         | subcommand("bench", Bench)
+        | subcommand("diagnose", Diagnose)
         | subcommand("doctor", Doctor),
         prog="feedline",
         description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:separator],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    if isinstance(parsed, Launch | Doctor) and separator < len(arguments):
+    if isinstance(parsed, Launch | Diagnose | Doctor) and separator < len(arguments):
         return dataclasses.replace(parsed, command=tuple(arguments[separator + 1 :]))
     return parsed
 

@@ -50,7 +50,9 @@ def test_help_imports_nothing_heavy(arguments):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("arguments", [[], ["train"], ["launch"], ["inspect"], ["audit"], ["bench"], ["doctor"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["launch"], ["inspect"], ["audit"], ["bench"], ["diagnose"], ["doctor"]]
+)
 def test_help_is_as_wide_as_the_terminal_and_lists_a_sentence_each(arguments, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     told = run("-m", "feedline", *arguments, "--help").stdout.splitlines()

@@ -3,6 +3,7 @@
 A map::
 
     start     called when Python starts in a process of the command; begins when jax has been imported
+    diagnose  another start, of `feedline diagnose`
     record    what was observed in this process, and the file to which it is written
     lines     the line of the user's code that led to a call
     fetches   transfers and waits on the training thread

@@ -20,7 +20,12 @@ def start(folder: str) -> None:
     Args:
       folder: where the record of this process is written.
     """
-    sys.meta_path.insert(0, _AfterJax(lambda: _observe(Path(folder))))
+    after_import("jax", lambda: _observe(Path(folder)))
+
+
+def after_import(module: str, then: Callable[[], None]) -> None:
+    """Call `then` once this process has imported the module, which must not be imported yet."""
+    sys.meta_path.insert(0, _After(module, then))
 
 
 def _observe(folder: Path) -> None:
@@ -41,16 +46,17 @@ def _observe(folder: Path) -> None:
     os._exit = write_and_leave
 
 
-class _AfterJax(importlib.abc.MetaPathFinder):
-    """Finds jax as usual, and calls `then` once its module has been executed."""
+class _After(importlib.abc.MetaPathFinder):
+    """Finds a module as usual, and calls `then` once it has been executed."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
+    def __init__(self, module: str, then: Callable[[], None]) -> None:
+        self._module = module
         self._then = then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "jax":
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
