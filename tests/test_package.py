@@ -238,6 +238,7 @@ OF_FEEDLINE = {
     # described without building a feed; audit: how to call the user's function, and which feed it makes
     "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
                    "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
+    "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
     "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
     "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",
             "data", "trainer", "feed", "native.library", "version", "errors", "options"],
