@@ -32,6 +32,8 @@ and the other folders::
     inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
+    doctor/     the checks of `feedline doctor`
+      inside/     what it observes inside of a training job
     trainer/    `fit` trains a model on the batches of any feed; a bundled MLP
     data/       the data sets of `feedline train`
     cli/        the `feedline` command

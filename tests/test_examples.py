@@ -24,6 +24,7 @@ PRINTED = {
     "token_packing.py": "160 rows before the resume and 777 after it",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",
     "crop_and_flip.py": "8 devices hold the images that 1 device held: True",
+    "slow_training.py": "epoch 1: the loss fell: True",
     "copies.py": "fori_loop, total donated      1 array, in the same memory",
 }
 

@@ -238,8 +238,10 @@ OF_FEEDLINE = {
     # described without building a feed; audit: how to call the user's function, and which feed it makes
     "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
                    "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
-    "cli": ["cli", "audit", "bench", "inspection", "cluster", "agreement.monitor", "agreement.stop", "data",
-            "trainer", "feed", "native.library", "version", "errors", "options"],
+    "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
+    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
+    "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",
+            "data", "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -267,6 +269,7 @@ FROM_OUTSIDE = {
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
     "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources
+    "doctor": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }
 
@@ -405,7 +408,8 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    assert {path.partition("/")[0] for path in found} <= {"prefetch", "observe", "agreement", "cluster", "bench"}
+    allowed = {"prefetch", "observe", "agreement", "cluster", "bench", "doctor"}
+    assert {path.partition("/")[0] for path in found} <= allowed
 
 
 LOADED = """
