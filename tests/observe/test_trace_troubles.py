@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import subprocess
+import threading
+import time
 
 import jax
 import numpy as np
@@ -47,6 +49,37 @@ def test_one_trace_at_a_time(tmp_path):
         feed.trace(tmp_path / "c.json")
     assert [len(Trace(tmp_path / name).named("step")) for name in ("a.json", "b.json")] == [1, 1]
     assert not (tmp_path / "c.json").exists()
+
+
+def test_a_diagnosis_in_a_trace_is_left_out(tmp_path):
+    with feed_of("one thread", tmp_path) as feed:
+        with feed.trace(tmp_path / "trace.json") as path:
+            next(feed)
+            with feed.diagnose(steps=32):
+                assert len(list(feed)) == 32
+            next(feed)
+        assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]
+
+
+def test_another_thread_traces_while_the_loop_goes_on(tmp_path):
+    with feedline.Feed(Sleeping(0, 0, 1), ROWS, ONE) as feed:
+        traced = []
+
+        def trace():
+            for number in range(20):
+                with feed.trace(tmp_path / f"{number}.json") as path:
+                    time.sleep(0.01)
+                traced.append(path)
+
+        thread = threading.Thread(target=trace)
+        thread.start()
+        while thread.is_alive():
+            next(feed)
+        thread.join()
+    assert len(traced) == 20
+    steps = [[span.args["step"] for span in Trace(path).named("step")] for path in traced]
+    assert all(each == list(range(each[0], each[0] + len(each))) for each in steps if each)
+    assert sum(map(len, steps)) > 20
 
 
 def test_an_exception_passes_on_unchanged_and_the_file_is_written(tmp_path):
