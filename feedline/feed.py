@@ -150,7 +150,7 @@ class Feed(Shown, ProcessBound):
         self._pipelines: list[Pipeline | DiagnosingPipeline] = []
         self._counted = Counters()
         self._observing = Observing(self._stages)
-        self._before_diagnosis: Any = None
+        self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:
@@ -159,7 +159,9 @@ class Feed(Shown, ProcessBound):
         The latter warns, once a feed, if `iter` began that pass, too: a loop over a list would begin anew.
         """
         self._check_open()
-        if self._exhausted:
+        if self._diagnosed is not None and self._exhausted:
+            self._diagnosed.check_further_pass()
+        elif self._exhausted:
             cursor = self._stages.access.next_pass(self._delivered.cursor)
             delivered = self._delivered._replace(cursor=cursor, lanes=None)
             self._delivered, self._exhausted = delivered, False
@@ -326,8 +328,9 @@ class Feed(Shown, ProcessBound):
         The loop in this context gets batches as they are, then the same rows read again (from the page cache),
         then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
         each.
-        Then the loop ends, and the feed is where it was, so nothing is lost. But the loop has trained on repeated
-        batches: give it a copy of its state. With several processes, all of them call it.
+        Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
+        nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
+        processes, all of them call it.
 
         Args:
           steps: batches of all phases, at least 32.
@@ -349,24 +352,31 @@ class Feed(Shown, ProcessBound):
           True
           >>> feed.close()
         """
-        if self._before_diagnosis is not None:
+        if self._diagnosed is not None:
             raise ValueError("this feed is being diagnosed already; leave that context first")
-        diagnosis, observing, delivered = Diagnosis(), Observing(self._stages), self._delivered
-        pipeline = DiagnosingPipeline(self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis)
-        self._go_to(delivered)
+        with self._single_thread:
+            self._check_open()
+            diagnosis, observing, delivered = Diagnosis(), Observing(self._stages), self._delivered
+            pipeline = DiagnosingPipeline(
+                self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis
+            )
+            self._stop(_MOMENT_S, reads=False)
         before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
-        self._before_diagnosis, self._observing, self._loops = before, observing, Loops()
-        close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
-        self._pipelines.append(pipeline)
-        self._pipeline = pipeline
         try:
+            self._diagnosed, self._observing, self._loops, self._exhausted = pipeline, observing, Loops(), False
+            close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
+            close_on_abort(pipeline)
+            self._pipelines.append(pipeline)
+            self._pipeline = pipeline
             yield diagnosis
             pipeline.finish()
         finally:
-            self._stop(_MOMENT_S, reads=False)
+            # first of all, in case an interrupt comes while threads are stopped
             self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
+            self._diagnosed = None
             self._observing.accounting.interrupted()
-            self._before_diagnosis = None
+            self._stop(_MOMENT_S, reads=False)
+            pipeline.forget()
         print(diagnosis)
 
     def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
@@ -400,7 +410,7 @@ class Feed(Shown, ProcessBound):
           >>> feed.close()
         """
         self._check_open()
-        if self._before_diagnosis is not None:
+        if self._diagnosed is not None:
             raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
         return traced(path, self._stages, self._observing.accounting)
 
@@ -479,6 +489,10 @@ class Feed(Shown, ProcessBound):
     def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
         with self._single_thread:
             self._check_open()
+            if self._diagnosed is not None:
+                raise ValueError(
+                    "a feed stays where it is while it is diagnosed; leave the context of diagnose first"
+                )
             self._stages.access.check_cursor(delivered.cursor)
             self._stop(_MOMENT_S, reads=False)
             self._loops.moved(restored)

@@ -18,12 +18,12 @@ class Diagnose:
 
         feedline diagnose -- python train.py
 
-    The first feed that a loop takes some batches from is diagnosed, in each process of the command. Then the
-    process ends at once, before it can save what it learned from repeated batches. Checkpoints that the program
-    writes during the measured steps are of such a model: let it write to another folder.
+    The first feed that a loop takes some batches from is diagnosed, in each process of the command. After the last
+    of these steps the process ends at once, so that it does not save what it learned from repeated batches. A loop
+    that ends before goes on, and so may save that: let the program write to another folder.
 
     Attributes:
-      steps: batches of the diagnosis, at least 32.
+      steps: batches of the diagnosis, at least 40 with the default buffers.
       after: batches that the loop gets before; they compile the step.
       json: print the result as one object on the last line of standard output.
     """
@@ -41,8 +41,8 @@ class Diagnose:
         """
         if not self.command:
             raise ValueError("diagnose runs a command: feedline diagnose -- python train.py")
-        if self.steps < 32 or self.after < 0:
-            raise ValueError(f"--steps must be at least 32 and --after at least 0, got {self.steps}, {self.after}")
+        if self.steps < 1 or self.after < 0:
+            raise ValueError(f"--steps must be at least 1 and --after at least 0, got {self.steps}, {self.after}")
         from feedline.doctor.job import run_with
 
         module = "feedline.doctor.inside.diagnose"
@@ -52,6 +52,6 @@ class Diagnose:
         if ran.code or ran.processes:
             return ran.code
         raise ValueError(
-            f"no loop of the command took more than --after {self.after} batches from a feedline.Feed; let it run "
-            "longer, or use a smaller --after"
+            f"no loop of the command took more than --after {self.after} batches from a feedline.Feed: "
+            f"{ran.reason or 'none was used so long'}; let it run longer, or use a smaller --after"
         )

@@ -27,6 +27,8 @@ _TRIES = 64
 _SETTLE_EVERY = 16
 """Batches after which a placing thread adds the records up."""
 _MOST_RECORDS = 1 << 12
+_CLAIM_S = 5.0
+"""After so long a claim was left behind by an interrupt: adding up takes milliseconds."""
 _BINS_PER_DOUBLING = 16
 """Of the histogram of waits: a percentile is exact to ±2.2 %."""
 _SHORTEST_S = 1e-7
@@ -66,7 +68,7 @@ class BatchTimes(NamedTuple):
       wait_s: for how long the training loop waited for it.
       late_s: for how long its transfer went on after the loop had got it; None: not known.
       loop_s: the training loop's own time before it asked for this batch; None after a break.
-      drained: whether all batches that had been read ahead during a break were taken before it.
+      drained: whether all batches that were read ahead while the first step compiled were taken before it.
     """
 
     taken: float
@@ -158,15 +160,16 @@ class Accounting:
     """
 
     def __init__(self, ahead: int) -> None:
-        self._ahead = ahead
-        # a number: when a break came. Bounded, should an interrupt leave the lock held
+        # a number: when a break came. Bounded, in case nobody adds them up
         self._records: collections.deque[Delivered | float] = collections.deque(maxlen=_MOST_RECORDS)
-        self._lock = threading.Lock()  # of all that follows
+        self._claim: dict[str, tuple[int, float]] = {}  # the thread that changes what follows, and since when
         self._sums = Sums()
         self._waits = Waits()
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
-        self._since_break = 0
+        self._filling = (
+            ahead + 2
+        )  # so many more batches may have been made while the step after the first compiled
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
         self._keep: Callable[[Delivered | float], None] | None = None
@@ -193,8 +196,7 @@ class Accounting:
             self._lock_waits_s.append(time.perf_counter() - began)
         if len(self._records) < _SETTLE_EVERY:
             return False
-        self._settle(0.0)
-        return True
+        return self._settle(0.0)
 
     def transferred(self, began: float, ready_s: float) -> None:
         """All arrays of the batch whose placing began then were ready so many seconds later."""
@@ -240,25 +242,38 @@ class Accounting:
         """How long a thread that gave up the interpreter's lock waits for it: the mean of a few tries."""
         return statistics.fmean(self._lock_waits_s or [0.0])
 
-    def _settle(self, timeout_s: float) -> None:
+    def _settle(self, timeout_s: float) -> bool:
         """Add up what was delivered. Gives up after the timeout: another thread is doing the same."""
-        if not self._lock.acquire(timeout=timeout_s):
-            return
+        deadline = time.monotonic() + timeout_s
+        while not self._claimed():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(1e-3)
         try:
-            for _ in range(len(self._records)):
-                self._add(self._records.popleft())
+            with contextlib.suppress(IndexError):  # an old claim was taken over, by a thread that does the same
+                for _ in range(len(self._records)):
+                    self._add(self._records.popleft())
         finally:
-            self._lock.release()
+            self._claim.pop("claim", None)
+        return True
+
+    def _claimed(self) -> bool:
+        """Whether this thread may add up. No lock: an interrupt could leave that held for ever."""
+        mine = threading.get_ident(), time.monotonic()
+        claim = self._claim.setdefault("claim", mine)
+        if claim is not mine and (claim[0] == mine[0] or mine[1] - claim[1] > _CLAIM_S):
+            self._claim["claim"] = claim = mine
+        return claim is mine
 
     def _add(self, record: Delivered | float) -> None:
         if self._keep is not None:
             self._keep(record)
         if isinstance(record, float):
-            self._before, self._since_break = None, 0
+            self._before = None
             return
         asked, taken, parts, placed, *_ = record
         put = placed.began + placed.place_s
-        self._since_break += 1
+        drained, self._filling = self._filling <= 0, self._filling - 1
         batch = BatchTimes(
             taken,
             sum(part.read_s for part in parts),
@@ -276,7 +291,7 @@ class Accounting:
             if (ready_s := self._ready_s.get(placed.began)) is None
             else max(0.0, placed.began + ready_s - taken),
             loop_s=None if self._before is None else asked - self._before,
-            drained=self._since_break > self._ahead,
+            drained=drained,
         )
         self._before = taken
         self._sums = self._sums.plus(batch)

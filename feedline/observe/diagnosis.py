@@ -53,10 +53,12 @@ class Diagnosis:
         """
         found, names = {}, list(_MEANING)
         measured = [phase for phase in PHASES if phase in self.steps_s]
-        for slower, faster in itertools.pairwise(measured):
-            between = names[PHASES.index(slower) : PHASES.index(faster)]
-            found[" and ".join(between)] = max(0.0, self.steps_s[slower] - self.steps_s[faster])
-        return found
+        level_s = self.steps_s[measured[-1]] if measured else 0.0
+        for slower, faster in reversed(list(itertools.pairwise(measured))):
+            between = " and ".join(names[PHASES.index(slower) : PHASES.index(faster)])
+            found[between] = max(0.0, self.steps_s[slower] - level_s)
+            level_s = max(level_s, self.steps_s[slower])  # so that noise is not counted twice
+        return dict(reversed(found.items()))
 
     def to_dict(self) -> dict[str, Any]:
         """All values, as JSON values."""

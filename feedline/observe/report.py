@@ -41,12 +41,14 @@ class Straggler(NamedTuple):
       process: its index.
       stage: the stage in which it is slower: "read", "host" or "place".
       stage_s, others_s: time a batch of that stage in this process, and the median of the others.
+      wait_share: the share of the time that its loop waits.
     """
 
     process: int
     stage: str
     stage_s: float
     others_s: float
+    wait_share: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Report:
         itself. 1.0 or less: this stage alone makes the loop wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
       change: that setting and the prediction as values; None: no setting helps.
-      step_s: the mean time of a step: `loop_s` and `wait_s`.
+      step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
       loop_s: the loop's own time between two calls of `next`.
       wait_s: the time in `next`.
       late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
@@ -118,7 +120,7 @@ class Report:
             return (
                 f"process {who.process} holds up the others: its {STAGES[who.stage]} takes "
                 f"{milliseconds(who.stage_s)} ms a batch, and {milliseconds(who.others_s)} ms elsewhere; its loop "
-                f"waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
+                f"waits for input {percent(who.wait_share)} of the time"
             )
         return f"{STAGES[self.bound]} limits training: {costs}"
 

@@ -28,22 +28,25 @@ class TransferWatch:
 
     def __init__(self, report: Callable[[float, float], None]) -> None:
         self._watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
+        self._free = threading.Semaphore(_AT_A_TIME)
         self._thread = threading.Thread(
-            target=_watch, args=(self._watched, report), name="feedline-transfers", daemon=True
+            target=_watch, args=(self._watched, self._free, report), name="feedline-transfers", daemon=True
         )
         self._start = threading.Lock()  # taken once, and never released
         weakref.finalize(self, self._watched.put, None).atexit = False
 
     def __call__(self, arrays: Sequence[jax.Array], began: float) -> None:
         """Report on this batch, if fewer than two others are being looked at."""
-        if self._watched.qsize() < _AT_A_TIME:
+        if self._free.acquire(blocking=False):
             if self._start.acquire(blocking=False):
                 self._thread.start()
             self._watched.put((arrays, began))
 
 
 def _watch(
-    watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None], report: Callable[[float, float], None]
+    watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None],
+    free: threading.Semaphore,
+    report: Callable[[float, float], None],
 ) -> None:
     while (entry := watched.get()) is not None:
         arrays, began = entry
@@ -51,3 +54,4 @@ def _watch(
             jax.block_until_ready(arrays)
             report(began, time.perf_counter() - began)
         del entry, arrays
+        free.release()

@@ -102,10 +102,10 @@ def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (
     bound, wait_share = _bound(window, alone_s), 1 - window.au
     waits_in_next = bound != "compute" and window.wait_s >= window.late_s
     change = _best_change(window, how, bound) if waits_in_next else None
+    wait_share = max([wait_share, *(each.wait_share for each in others)])
     slow = straggler(others)
     if slow is not None:
-        bound, wait_share = "straggler", max([wait_share, *(each.wait_share for each in others)])
-        change = change if slow.process == how.process else None
+        bound, change = "straggler", change if slow.process == how.process else None
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     return Report(
@@ -169,7 +169,7 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
     stage = max(("read", "host", "place"), key=more_s)
     stage_s = float(getattr(slowest, f"{stage}_s"))
-    return Straggler(slowest.process, stage, stage_s, stage_s - more_s(stage))
+    return Straggler(slowest.process, stage, stage_s, stage_s - more_s(stage), slowest.wait_share)
 
 
 def _best_change(window: Window, how: Circumstances, bound: str) -> Change | None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Sequence
 
 from feedline.observe.accounting import BatchTimes
 
 _FREE_RUN = 8
 """Batches that must have been made without waiting for a slot until their rate is that of the input."""
+
+_PAUSE = 20
+"""How many times as long as usual the loop's own time is in a pause."""
+_RARE = 50
+"""So many batches have at most one pause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Window:
 
     Attributes:
       batches: their times, the oldest first; at least one.
-      last: how many of them, at the end, were taken without a break.
+      last: how many of them, at the end, were taken one after the other without a break.
       drained: whether what had been read ahead before the loop began was taken before them.
     """
 
@@ -28,14 +34,20 @@ class Window:
 
     @classmethod
     def of(cls, latest: Sequence[BatchTimes]) -> Window | None:
-        """The batches to judge by; None if the loop has not taken two batches one after the other."""
+        """The batches to judge by; None if the loop has not taken two batches one after the other.
+
+        The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
+        it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step.
+        """
+        drained = [batch for batch in latest if batch.drained]
         followed = [batch for batch in latest if batch.loop_s is not None]
-        drained = [batch for batch in followed if batch.drained]
-        judged = drained or followed[1:] or followed  # the step after the first batch compiles, as a rule
-        after_break = [i for i, batch in enumerate(latest) if batch.loop_s is None]
-        since = latest[after_break[-1] + 1 if after_break else 0 :]
-        last = min(len(judged), sum(batch.drained or not drained for batch in since))
-        return cls(judged, last, bool(drained)) if judged else None
+        judged = drained or followed[1:] or followed
+        if not any(batch.loop_s is not None for batch in judged):
+            return None
+        last = 0
+        while last < len(judged) and judged[-1 - last].loop_s is not None:
+            last += 1
+        return cls(_without_pauses(judged), last, bool(drained))
 
     @functools.cached_property
     def loop_s(self) -> float:
@@ -86,3 +98,12 @@ class Window:
             return 0.0
         puts = [batch.put for batch in free]
         return (max(puts) - min(puts)) / (len(puts) - 1)
+
+
+def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
+    """The batches, with the usual time of the loop where it was far longer, if that is rare."""
+    usual_s = statistics.median([batch.loop_s for batch in batches if batch.loop_s is not None])
+    pauses = [i for i, batch in enumerate(batches) if (batch.loop_s or 0.0) > _PAUSE * usual_s]
+    if not pauses or len(pauses) > max(1, len(batches) // _RARE):
+        return batches  # a loop that waits for its steps now and then is no loop that pauses
+    return [batch._replace(loop_s=usual_s) if i in pauses else batch for i, batch in enumerate(batches)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -17,8 +17,9 @@ from feedline.pipeline.stages import Observer, Pipeline, Placed, Stages, pipelin
 from feedline.prefetch.handover import Closed
 from feedline.prefetch.watch import Watch
 
-_LEAST = 8
-"""Steps of a phase, at the least."""
+_COUNTED = 4
+"""Steps of a phase that count, at the least."""
+_FURTHER_PASSES = 1000
 _JOIN_S = 30.0
 
 
@@ -49,21 +50,25 @@ class DiagnosingPipeline:
         steps: int,
         diagnosis: Diagnosis,
     ) -> None:
-        if steps < _LEAST * len(PHASES):
+        uncounted = stages.ahead + 1
+        least = (uncounted + _COUNTED) * len(PHASES)
+        if steps < least:
             raise ValueError(
-                f"diagnose needs {_LEAST} steps in each of {len(PHASES)} phases, got steps={steps}; leave "
-                "the default of 200, or use more"
+                f"diagnose needs {len(PHASES)} phases of {uncounted + _COUNTED} steps, of which {uncounted} drain "
+                f"the buffers, got steps={steps}; use {max(200, least)}"
             )
         self._stages = stages
         self._begin = after, lanes
         self._place = stages.placer(observer)
         self._diagnosis = diagnosis
         self._steps = steps // len(PHASES)
-        self._uncounted = math.ceil(self._steps / 4)  # meanwhile buffers drain, and the step compiles
+        # meanwhile buffers drain, which in the first phase were filled while the step compiled
+        self._uncounted = max(uncounted, math.ceil(self._steps / 4))
         self._host: HostBatch | None = None  # the latest one of the first phase
         self._inner: Pipeline | None = None
         self._closed = False
         self._phase = PHASES[0]
+        self._further = 0  # loops begun after the last phase
         self._given = 0  # batches of the phase
         self._since: float | None = None  # when those began that count
         self._all = self._phases()
@@ -96,11 +101,22 @@ class DiagnosingPipeline:
             self._diagnosis.add(self._phase, (time.perf_counter() - self._since) / counted, counted)
             self._since = None
 
+    def forget(self) -> None:
+        """Let go of all batches. After `close`, by the thread that took."""
+        self._all.close()
+        self._host = self._inner = None
+
+    def check_further_pass(self) -> None:
+        """The loop asks for another pass after the last phase. ValueError if it does so for ever."""
+        self._further += 1
+        if self._further > _FURTHER_PASSES:
+            raise ValueError("the diagnosis is over, and gives no further batch; leave the context of diagnose")
+
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads of the phase."""
         return None if self._inner is None else self._inner.join(timeout_s, reads=reads)
 
-    def _phases(self) -> Iterator[Placed]:
+    def _phases(self) -> Generator[Placed]:
         began = time.perf_counter()
         for phase, batches in zip(
             PHASES,

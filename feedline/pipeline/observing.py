@@ -39,19 +39,23 @@ class Observing:
     def __init__(self, stages: Stages) -> None:
         self.accounting = Accounting(stages.ahead)
         self._stages = stages
-        # (time, seconds waited, seconds of the loop's own) at some moments of the last minute
-        self._past: collections.deque[tuple[float, float, float]] = collections.deque()
+        # (time, seconds waited until then) at some moments of the last minute
+        self._past: collections.deque[tuple[float, float]] = collections.deque()
         self._warned = False
+        self._failed = False
         self._published_at = time.monotonic()
 
     def placed(self, times: PlaceTimes) -> None:
         """A batch was placed. Now and then, looks at the accounts."""
         if self.accounting.placed(times):
-            try:
-                self._warn_if_waiting()
-                self._publish()
-            except Exception:  # noqa: BLE001  a fault in what only observes must not end training
-                _log.exception("feedline could not judge how its feed works")
+            self._warn_if_waiting()
+            self._publish()
+
+    def failed(self) -> None:
+        """An exception came from what only observes. Log the first one."""
+        if not self._failed:
+            self._failed = True
+            _log.exception("feedline could not judge how its feed works")
 
     def transferred(self, began: float, ready_s: float) -> None:
         """As `Accounting.transferred`."""
@@ -111,12 +115,11 @@ class Observing:
         if self._warned:
             return
         now, (sums, _) = time.monotonic(), self.accounting.sums()
-        self._past.append((now, sums.wait_s, sums.loop_s))
+        self._past.append((now, sums.wait_s))
         while len(self._past) > 1 and now - self._past[1][0] >= _WARN_AFTER_S:
             self._past.popleft()
-        began, wait_s, loop_s = self._past[0]
-        waited_s, own_s = sums.wait_s - wait_s, sums.loop_s - loop_s
-        if now - began >= _WARN_AFTER_S and waited_s > _WAITS_TOO_LONG * (waited_s + own_s):
+        began, wait_s = self._past[0]
+        if now - began >= _WARN_AFTER_S and sums.wait_s - wait_s > _WAITS_TOO_LONG * (now - began):
             report = self.report()
             if report is not None and report.bound != "compute":
                 self._warned = True

@@ -47,6 +47,7 @@ class Observer(Protocol):
 
     def placed(self, times: PlaceTimes) -> None: ...
     def transferred(self, began: float, ready_s: float) -> None: ...
+    def failed(self) -> None: ...
 
 
 T = TypeVar("T")
@@ -150,10 +151,14 @@ class _Place:
         with annotation("place"):
             batch = self._placement.place(host.leaves)
         place_s, cpu_s = watch.lap()
-        arrays = jax.tree.leaves(batch)
-        ready = all(array.is_ready() for array in arrays)
-        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, place_s if ready else None)
-        if not ready:
-            self._watch(arrays, watch.began)
-        self._observer.placed(times)
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
+        try:
+            arrays = jax.tree.leaves(batch)
+            if all(array.is_ready() for array in arrays):
+                times = times._replace(ready_s=place_s)
+            else:
+                self._watch(arrays, watch.began)
+            self._observer.placed(times)
+        except Exception:  # noqa: BLE001  a fault in what only observes must not end training
+            self._observer.failed()
         return Placed(batch, host._replace(leaves=[]), times)

@@ -56,7 +56,7 @@ def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed):
     assert "the model was saved" not in done.stdout
     found = json.loads(last)
     assert set(found["diagnosis"]) == {"steps_s", "first_batch_s", "steps", "au", "stalls_s"}
-    assert found["diagnosis"]["steps"] == dict.fromkeys(found["diagnosis"]["steps_s"], 15)
+    assert found["diagnosis"]["steps"] == dict.fromkeys(found["diagnosis"]["steps_s"], 14)
     assert (
         found["diagnosis"]["stalls_s"]["preparation"] > 0.002 > found["diagnosis"]["steps_s"]["resident"] - 0.002
     )
@@ -84,7 +84,7 @@ def test_a_command_that_fails_passes_its_exit_code_on(diagnosed):
     ("options", "told"),
     [
         ([], "diagnose runs a command: feedline diagnose -- python train.py"),
-        (["--steps", "31", "--", "true"], "--steps must be at least 32 and --after at least 0, got 31, 8"),
+        (["--steps", "0", "--", "true"], "--steps must be at least 1 and --after at least 0, got 0, 8"),
         (["--", "no-such-program"], "no-such-program"),
     ],
 )

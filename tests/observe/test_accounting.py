@@ -45,7 +45,7 @@ def test_the_times_of_a_batch():
     assert first.queued_s == pytest.approx(11.0 - 10.9)
     assert first.put == pytest.approx(10.9)
     assert (first.wait_s, first.loop_s, first.drained) == (1.0, None, False)
-    assert (second.wait_s, second.loop_s, second.drained) == (0.5, 3.0, True)
+    assert (second.wait_s, second.loop_s, second.drained) == (0.5, 3.0, False)
     assert first.empty_s == pytest.approx(0.9)  # from 10.0, when it was asked for
     assert second.empty_s == pytest.approx(3.3)  # from 11.0, when the one before was taken
     sums, _ = accounting.sums()
@@ -54,18 +54,34 @@ def test_the_times_of_a_batch():
 
 def test_the_time_of_a_break_is_not_the_loops_own():
     accounting = Accounting(ahead=1)
-    for asked in (1.0, 2.0):
+    for asked in (1.0, 2.0, 3.0, 4.0):
         delivered(accounting, asked, asked)
     accounting.interrupted()
     for asked in (100.0, 101.0, 102.0):
-        delivered(accounting, asked, asked)
-    assert [batch.loop_s for batch in accounting.latest()] == [None, 1.0, None, 1.0, 1.0]
-    assert [batch.drained for batch in accounting.latest()] == [False, True, False, True, True]
-    assert accounting.sums()[0].loop_s == 3.0
+        delivered(accounting, asked, asked + 0.5)
+    assert [batch.loop_s for batch in accounting.latest()] == [None, 1.0, 1.0, 1.0, None, 0.5, 0.5]
+    # read ahead: one, while the step after the first compiled
+    assert [batch.drained for batch in accounting.latest()] == [False] * 3 + [True] * 4
+    assert accounting.sums()[0].loop_s == 4.0
+    window = Window.of(accounting.latest())
+    assert (window.loop_s, window.wait_s, window.last) == (2 / 4, 1.5 / 4, 2)  # the first wait of the pass counts
+
+
+def test_a_rare_pause_of_the_loop_is_left_out_and_a_wait_for_each_tenth_step_is_not():
+    for count, pauses in ((100, {50: 4.0}), (100, {10 * i: 0.5 for i in range(1, 10)})):
+        accounting, now = Accounting(ahead=0), 0.0
+        for i in range(count):
+            now += 0.002 + pauses.get(i, 0.0)
+            delivered(accounting, now, now + 0.003)
+            now += 0.003
+        window = Window.of(accounting.latest())
+        expected = 0.002 if len(pauses) == 1 else 0.002 + 0.5 * 9 / 98
+        assert window.loop_s == pytest.approx(expected)
+        assert window.wait_s == pytest.approx(0.003)
 
 
 def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
-    accounting = Accounting(ahead=0)
+    accounting = Accounting(ahead=-1)
     delivered(accounting, 1.0, 1.0, placing=(0.5, 0.1), ready_s=0.1)
     delivered(accounting, 2.0, 2.0, placing=(1.5, 0.1))
     delivered(accounting, 3.0, 3.0, placing=(2.5, 0.1))
@@ -128,12 +144,19 @@ def test_several_threads_may_ask_while_the_loop_goes_on():
     assert median_s == pytest.approx(0.25, rel=0.0225)
 
 
-def test_a_lock_that_an_interrupt_left_held_costs_no_memory(monkeypatch):
+def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
+    """The claim of the interrupted thread stays: its own next call takes it over, others do after a while."""
     accounting = Accounting(ahead=0)
-    accounting._lock.acquire()
+    accounting._claim["claim"] = threading.get_ident() + 1, time.monotonic()  # another thread's
+    began = time.monotonic()
     for i in range(10_000):
-        delivered(accounting, i, i)
+        assert not delivered(accounting, i, i)
+    assert time.monotonic() - began < 5  # threads that place do not wait
     assert len(accounting._records) < 5000
+    monkeypatch.setattr("feedline.observe.accounting._CLAIM_S", 0.0)
+    assert delivered(accounting, 10_000, 10_000)
+    accounting._claim["claim"] = threading.get_ident(), time.monotonic()
+    assert accounting.sums()[0].loop_s > 0
 
 
 @on_a_busy_machine

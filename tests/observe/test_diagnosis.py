@@ -1,5 +1,6 @@
 """`Feed.diagnose`: planted costs of each stage are found, and the feed is left where it was."""
 
+import collections
 import functools
 import itertools
 import json
@@ -114,6 +115,53 @@ def kinds():
     }
 
 
+@pytest.mark.parametrize("kind", ["rows", "without prefetch", "stream"])
+def test_an_exhausted_feed_stays_exhausted_and_its_next_pass_is_whole(kind, capsys):
+    with kinds()[kind](epochs=1) as feed:
+        whole = sum(1 for _ in feed)
+        with feed.diagnose(steps=48):
+            assert sum(1 for _ in feed) == 48
+        assert feed.get_state()["step"] == whole
+        with pytest.raises(StopIteration):
+            next(feed)
+        assert sum(1 for _ in feed) == whole
+
+
+def test_further_loops_in_the_context_get_no_batch_and_do_not_hang(capsys):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed, feed.diagnose(steps=48):
+        assert [sum(1 for _ in feed) for _ in range(3)] == [48, 0, 0]
+        with pytest.raises(ValueError, match="the diagnosis is over"):
+            collections.deque(iter(lambda: list(feed), None), maxlen=0)  # for ever
+
+
+def test_the_feed_cannot_be_moved_while_it_is_diagnosed(capsys):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
+        state = feed.get_state()
+        with feed.diagnose(steps=48):
+            next(feed)
+            for move in (lambda: feed.seek(1), lambda: feed.set_state(state)):
+                with pytest.raises(ValueError, match="stays where it is while it is diagnosed"):
+                    move()
+
+
+def test_an_interrupt_while_the_context_is_left_loses_nothing(monkeypatch):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
+        next(feed)
+        state, stop = feed.get_state(), feed._stop
+
+        def interrupted(*arguments, **options):
+            monkeypatch.undo()
+            stop(*arguments, **options)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), feed.diagnose(steps=48):
+            monkeypatch.setattr(feed, "_stop", next(feed) and interrupted)
+        assert feed.get_state() == state
+        with feed.diagnose(steps=48):
+            next(feed)
+        next(feed)
+
+
 @pytest.mark.parametrize("epochs", [None, 2])
 @pytest.mark.parametrize("kind", kinds())
 def test_the_feed_is_left_where_it_was(kind, epochs, capsys):
@@ -124,9 +172,9 @@ def test_the_feed_is_left_where_it_was(kind, epochs, capsys):
     with make() as feed:
         got = [np.asarray(next(feed)["x"]) for _ in range(taken)]
         state, before = feed.get_state(), feed.statistics()
-        with feed.diagnose(steps=40) as diagnosis:
+        with feed.diagnose(steps=48) as diagnosis:
             count = sum(1 for _ in feed)
-        assert count == 40
+        assert count == 48
         assert set(diagnosis.steps_s) == set(PHASES)
         assert feed.get_state() == state
         after = feed.statistics()
@@ -181,8 +229,8 @@ def test_an_error_of_the_source_passes():
 
 def test_wrong_use_is_an_error_with_a_fix():
     with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
-        few = r"needs 8 steps in each of 4 phases, got steps=31; leave the default"
-        with pytest.raises(ValueError, match=few), feed.diagnose(steps=31):
+        few = r"needs 4 phases of 10 steps, of which 6 drain the buffers, got steps=39; use 200"
+        with pytest.raises(ValueError, match=few), feed.diagnose(steps=39):
             pass
         with feed.diagnose(steps=40):
             next(feed)
@@ -206,8 +254,8 @@ def test_closing_inside_the_context_ends_the_loop():
 def test_with_workers(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((256, 4), np.float32))
     with feedline.Feed(tmp_path / "x.npy", 8, ONE, reading=feedline.Reading(workers=1)) as feed:
-        with feed.diagnose(steps=40) as diagnosis:
-            assert sum(1 for _ in feed) == 40
+        with feed.diagnose(steps=48) as diagnosis:
+            assert sum(1 for _ in feed) == 48
         assert set(diagnosis.steps_s) == set(PHASES)
         assert feed.get_state()["step"] == 0
 

@@ -188,7 +188,7 @@ def test_the_process_that_reads_slowly_is_the_straggler():
     assert (here.bound, here.au, here.change) == ("straggler", pytest.approx(0.5), None)
     assert here.verdict == (
         "process 1 holds up the others: its reading takes 40.0 ms a batch, and 4.00 ms elsewhere; its loop waits "
-        "for input 50 % of the time (AU 50 %)"
+        "for input 50 % of the time"
     )
     assert here.advice == "look at process 1: its own report says what to change there"
     there = judge(

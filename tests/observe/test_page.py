@@ -49,7 +49,7 @@ COMPUTE = dataclasses.replace(
     step_s=0.00525,
     wait_s=0.00005,
 )
-SLOW = Straggler(3, "read", 0.0243, 0.0081)
+SLOW = Straggler(3, "read", 0.0243, 0.0081, 0.5)
 REPORTS = {
     "read": READ,
     "compute": COMPUTE,

@@ -43,7 +43,7 @@ def test_one_trace_at_a_time(tmp_path):
             next(feed)
         with feed.trace(tmp_path / "b.json"):
             next(feed)
-        with feed.diagnose(steps=32), pytest.raises(ValueError, match="diagnosed cannot be traced"):
+        with feed.diagnose(steps=40), pytest.raises(ValueError, match="diagnosed cannot be traced"):
             feed.trace(tmp_path / "c.json")
     with pytest.raises(ValueError, match="the feed is closed"):
         feed.trace(tmp_path / "c.json")
@@ -55,7 +55,7 @@ def test_a_diagnosis_in_a_trace_is_left_out(tmp_path):
     with feed_of("one thread", tmp_path) as feed:
         with feed.trace(tmp_path / "trace.json") as path:
             next(feed)
-            with feed.diagnose(steps=32):
+            with feed.diagnose(steps=40):
                 assert len(list(feed)) == 32
             next(feed)
         assert [span.args["step"] for span in Trace(path).named("step")] == [1, 2]

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class _Loop:
 
     def __init__(self, folder: Path, before: int, steps: int) -> None:
         self._folder, self._before, self._steps = folder, before, steps
-        self._counts: dict[int, int] = {}
+        self._counts: weakref.WeakKeyDictionary[Feed, int] = weakref.WeakKeyDictionary()
         self._feed: Feed | None = None
         self._context: contextlib.ExitStack | None = None
 
@@ -63,7 +64,7 @@ class _Loop:
         """A batch of this feed is asked for."""
         if self._feed is not None:
             return
-        count = self._counts[id(feed)] = self._counts.get(id(feed), 0) + 1
+        count = self._counts[feed] = self._counts.get(feed, 0) + 1
         if count > self._before:
             self._feed, self._context = feed, contextlib.ExitStack()
             self._diagnosis = self._context.enter_context(feed.diagnose(self._steps))
