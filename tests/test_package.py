@@ -68,9 +68,9 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Order", "ProcessError", "Reading", "RowError", "RowSource",
-        "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows", "open_source",
-        "prefetch_to_mesh", "save_lanes", "trainer",
+        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Reading", "RowError",
+        "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows",
+        "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -201,7 +201,7 @@ OF_FEEDLINE = {
     "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
-    "observe": ["observe"],  # values that stages return, and what follows from them
+    "observe": ["observe", "options"],  # values that stages return, and what follows from them
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "sources.formats": ["sources.formats", "rows", "errors", "options"],

@@ -166,6 +166,11 @@ class Accounting:
         """A batch was taken."""
         self._records.append(Delivered(asked, taken, parts, placed))
 
+    def changed(self, ahead: int) -> None:
+        """The loop goes on with other settings, with which so many batches may be made ahead."""
+        self._ahead = ahead
+        self.interrupted()
+
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
         self._records.append(None)

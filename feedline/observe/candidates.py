@@ -1,0 +1,171 @@
+"""Which settings of a feed may be faster than those in use, the most promising first. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from feedline.observe.verdict import Circumstances, predicted_wait_s, shares_lock
+from feedline.observe.window import Window
+from feedline.observe.words import milliseconds, percent
+from feedline.options import Settings
+
+_THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_ROOM = (1, 2, 4, 8, 16, 32)
+_WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_SAMPLE = 64
+"""Batches that are simulated: each of some thirty simulations holds the interpreter's lock for milliseconds."""
+_GAIN = 0.02
+"""A share of the step below which a predicted gain is none."""
+_WORTH_A_TRY = 0.05
+"""A share of waiting above which settings are tried of which the simulation expects nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Which settings may be changed, and how far.
+
+    Attributes:
+      tunable: names of fields of `Settings`.
+      start: the settings that a feed begins with.
+      host_batches: process-local batches that may lie in host memory.
+      device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
+      shared_batches: process-local batches for which /dev/shm has room.
+      cores: that threads or workers may keep busy.
+      arrays_on_host: whether device arrays lie in host buffers, as on CPU devices.
+    """
+
+    tunable: frozenset[str]
+    start: Settings
+    host_batches: int
+    device_batches: int | None
+    shared_batches: int
+    cores: int
+    arrays_on_host: bool = False
+
+    def allow(self, settings: Settings) -> bool:
+        """Whether settings keep the limits of memory and of worker processes."""
+        if ("workers" in self.tunable and settings.workers > self.cores) or self.shared_use(
+            settings
+        ) > self.shared_batches:
+            return False
+        if self.device_batches is not None and self.device_use(settings) > self.device_batches:
+            return False
+        return self.host_use(settings) <= self.host_batches
+
+    def host_use(self, settings: Settings) -> int:
+        """Host buffers at the most. While settings change, reads of those before end in buffers of their own."""
+        batches = 2 * (settings.buffer + 1) + settings.workers + self.shared_use(settings)
+        return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
+
+    def device_use(self, settings: Settings) -> int:
+        """Batches on a device: those that wait, one being placed, one in use, one of the settings before."""
+        return settings.prefetch + 3
+
+    def shared_use(self, settings: Settings) -> int:
+        """Batches in /dev/shm."""
+        return settings.workers and settings.workers * (2 * max(1, settings.buffer // settings.workers) + 3)
+
+    def most_threads(self, window: Window) -> int:
+        """Threads that keep at most `cores` busy, if each goes on to need the processor as much as it does now."""
+        spent_s = window.mean("read_s") + window.mean("host_s") + window.mean("place_s")
+        busy = min(1.0, window.mean("cpu_s") / spent_s) if spent_s > 0 else 1.0
+        return max(1, int(self.cores / max(busy, 1e-3)))
+
+    def exceeds_cores(self, window: Window, how: Circumstances) -> bool:
+        """Whether more threads than `cores` keep more than that many busy."""
+        if "threads" not in self.tunable or how.reader != "threads" or how.threads <= self.cores:
+            return False
+        return len(window.batches) >= _SAMPLE // 2 and window.mean("cpu_s") > 1.1 * self.cores * window.period_s
+
+    def without_workers(self) -> Bounds:
+        """The same, but no workers."""
+        return dataclasses.replace(self, tunable=self.tunable - {"workers"})
+
+
+class Candidate(NamedTuple):
+    """Settings to try, and why."""
+
+    settings: Settings
+    reason: str
+
+
+def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candidate]:
+    """The settings to try, the most promising first; those that need less memory first if they promise as much.
+
+    Args:
+      window: batches that were made with the settings in use.
+      how: how the feed works now.
+      bounds: of the settings.
+    """
+    sample = Window(window.batches[-_SAMPLE:], min(window.last, _SAMPLE), window.drained)
+    step_s, wait_s = window.period_s, window.wait_s
+    simulated_s = predicted_wait_s(sample, how, how)
+
+    def predicted_s(settings: Settings) -> float:
+        if simulated_s <= 0:  # nothing that the simulation knows of makes the loop wait
+            return step_s
+        then_s = predicted_wait_s(sample, how, how.with_settings(settings))
+        return step_s - wait_s + wait_s * then_s / simulated_s
+
+    promising: dict[Settings, float] = {}
+    for line in _lines(window, how, bounds):
+        tried = [(predicted_s(settings), settings) for settings in line]
+        if tried:
+            enough_s = min(predicted for predicted, _ in tried) + _GAIN * step_s / 2
+            predicted, settings = next(each for each in tried if each[0] <= enough_s)
+            if predicted < (1 - _GAIN) * step_s:
+                promising[settings] = predicted
+    ordered = sorted(promising, key=lambda each: (promising[each], bounds.host_use(each)))
+    waits = f"the loop waits {percent(wait_s / max(1e-12, step_s))} of the time"
+    found = [
+        Candidate(each, f"{waits} and a simulation promises {milliseconds(promising[each])} ms a step")
+        for each in ordered
+    ]
+    if wait_s > _WORTH_A_TRY * step_s:
+        found += [Candidate(each, waits) for each in _probes(window, how, bounds) if each not in promising]
+    return found
+
+
+def _lines(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
+    """Settings of which one number differs from those in use, ascending; one list for each number."""
+    now = how.settings
+
+    def allowed(made: Iterable[Settings]) -> list[Settings]:
+        return [each for each in made if bounds.allow(each)]
+
+    if "threads" in bounds.tunable and how.reader == "threads":
+        most = bounds.most_threads(window)
+        yield allowed(now._replace(threads=n) for n in _THREADS if now.threads < n <= most)
+    for name in ("buffer", "prefetch"):
+        if name in bounds.tunable:
+            yield allowed(now._replace(**{name: n}) for n in _ROOM if n > getattr(now, name))
+    if "workers" in bounds.tunable and (how.reader == "workers" or _may_need_workers(window, how)):
+        numbers = sorted({*_WORKERS, bounds.cores})
+        yield allowed(now._replace(threads=0, workers=n) for n in numbers if n > now.workers)
+
+
+def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
+    """Neighbours of which a simulation expects too little: reads that wait together, threads that contend."""
+    now = how.settings
+    found = []
+    if "threads" in bounds.tunable and how.reader == "threads":
+        more = next((n for n in _THREADS if n > now.threads), now.threads)
+        if more <= bounds.most_threads(window):
+            found.append(now._replace(threads=more))
+            if "buffer" in bounds.tunable:
+                found.append(now._replace(threads=more, buffer=2 * now.buffer))
+        elif now.threads > 1:
+            found.append(now._replace(threads=max(n for n in _THREADS if n < now.threads)))
+    if "workers" in bounds.tunable and _may_need_workers(window, how):
+        found.append(now._replace(threads=0, workers=bounds.cores))
+    yield from (each for each in found if bounds.allow(each))
+
+
+def _may_need_workers(window: Window, how: Circumstances) -> bool:
+    """Whether threads seem to take turns: they hold the interpreter's lock, or together use one core."""
+    if how.reader != "threads" or not how.may_use_workers or window.wait_s < _WORTH_A_TRY * window.period_s:
+        return False
+    busy = window.mean("cpu_s") / max(1e-12, window.period_s)
+    return shares_lock(how) or (how.threads > 1 and how.cores > 1 and 0.7 < busy < 1.3)
