@@ -180,8 +180,9 @@ class Feed(Shown, ProcessBound):
                 if len(self._pipelines) > 1:
                     self._forget_ended()
                 asked = time.perf_counter()
-                if self._observing.tuner is not None and self._observing.tuner.proposal is not None:
-                    self._tune(self._observing.tuner.proposal)
+                tuner = self._observing.tuner
+                if tuner is not None and (proposal := tuner.proposal) is not None:
+                    self._tune(proposal)
                 placed = self._take()
                 metadata, steps = placed.metadata, self._request.steps_per_call
                 if metadata.bad:

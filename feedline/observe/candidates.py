@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -46,13 +47,17 @@ class Bounds:
 
     def allow(self, settings: Settings) -> bool:
         """Whether settings keep the limits of memory and of worker processes."""
-        if ("workers" in self.tunable and settings.workers > self.cores) or self.shared_use(
-            settings
-        ) > self.shared_batches:
+        if "workers" in self.tunable and settings.workers > self.cores:
+            return False
+        if self.shared_use(settings) > self.shared_batches:
             return False
         if self.device_batches is not None and self.device_use(settings) > self.device_batches:
             return False
         return self.host_use(settings) <= self.host_batches
+
+    def allowed(self, made: Iterable[Settings]) -> list[Settings]:
+        """Those of them that are."""
+        return [each for each in made if self.allow(each)]
 
     def host_use(self, settings: Settings) -> int:
         """Host buffers at the most. While settings change, reads of those before end in buffers of their own."""
@@ -110,14 +115,22 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
         return step_s - wait_s + wait_s * then_s / simulated_s
 
     promising: dict[Settings, float] = {}
-    for line in _lines(window, how, bounds):
+    for line in itertools.chain(_lines(window, how, bounds), _pairs(window, how, bounds)):
+        if min(promising.values(), default=step_s) < (1 + _GAIN) * (step_s - wait_s):
+            break  # as good as no waiting
         tried = [(predicted_s(settings), settings) for settings in line]
         if tried:
             enough_s = min(predicted for predicted, _ in tried) + _GAIN * step_s / 2
             predicted, settings = next(each for each in tried if each[0] <= enough_s)
             if predicted < (1 - _GAIN) * step_s:
                 promising[settings] = predicted
-    ordered = sorted(promising, key=lambda each: (promising[each], bounds.host_use(each)))
+    best_s = min(promising.values(), default=0.0)
+
+    def rank(settings: Settings) -> tuple[int, int]:
+        """How many noticeable gains it is from the best; then its memory."""
+        return int((promising[settings] - best_s) / (_GAIN * step_s)), bounds.host_use(settings)
+
+    ordered = sorted(promising, key=rank)
     waits = f"the loop waits {percent(wait_s / max(1e-12, step_s))} of the time"
     found = [
         Candidate(each, f"{waits} and a simulation promises {milliseconds(promising[each])} ms a step")
@@ -131,36 +144,49 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
 def _lines(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
     """Settings of which one number differs from those in use, ascending; one list for each number."""
     now = how.settings
-
-    def allowed(made: Iterable[Settings]) -> list[Settings]:
-        return [each for each in made if bounds.allow(each)]
-
-    if "threads" in bounds.tunable and how.reader == "threads":
-        most = bounds.most_threads(window)
-        yield allowed(now._replace(threads=n) for n in _THREADS if now.threads < n <= most)
+    yield bounds.allowed(now._replace(threads=n) for n in _more_threads(window, how, bounds))
     for name in ("buffer", "prefetch"):
         if name in bounds.tunable:
-            yield allowed(now._replace(**{name: n}) for n in _ROOM if n > getattr(now, name))
+            yield bounds.allowed(now._replace(**{name: n}) for n in _ROOM if n > getattr(now, name))
     if "workers" in bounds.tunable and (how.reader == "workers" or _may_need_workers(window, how)):
         numbers = sorted({*_WORKERS, bounds.cores})
-        yield allowed(now._replace(threads=0, workers=n) for n in numbers if n > now.workers)
+        yield bounds.allowed(now._replace(threads=0, workers=n) for n in numbers if n > now.workers)
+
+
+def _pairs(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
+    """The same for two numbers: threads that place at a time need as many slots, and bursts need room twice."""
+    now, threads = how.settings, _more_threads(window, how, bounds)
+    for name in ("prefetch", "buffer"):
+        if name in bounds.tunable:
+            sizes = [max(getattr(now, name), min(n, _ROOM[-1])) for n in threads]
+            pairs = zip(threads, sizes, strict=True)
+            yield bounds.allowed(now._replace(**{"threads": n, name: size}) for n, size in pairs)
+    if {"buffer", "prefetch"} <= bounds.tunable:
+        more = [n for n in _ROOM if n > now.buffer]
+        yield bounds.allowed(now._replace(buffer=n, prefetch=max(n, now.prefetch)) for n in more)
+
+
+def _more_threads(window: Window, how: Circumstances, bounds: Bounds) -> list[int]:
+    if "threads" not in bounds.tunable or how.reader != "threads":
+        return []
+    most = bounds.most_threads(window)
+    return [n for n in _THREADS if how.threads < n <= most]
 
 
 def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
     """Neighbours of which a simulation expects too little: reads that wait together, threads that contend."""
-    now = how.settings
+    now, more = how.settings, _more_threads(window, how, bounds)
     found = []
-    if "threads" in bounds.tunable and how.reader == "threads":
-        more = next((n for n in _THREADS if n > now.threads), now.threads)
-        if more <= bounds.most_threads(window):
-            found.append(now._replace(threads=more))
-            if "buffer" in bounds.tunable:
-                found.append(now._replace(threads=more, buffer=2 * now.buffer))
-        elif now.threads > 1:
-            found.append(now._replace(threads=max(n for n in _THREADS if n < now.threads)))
+    if more:
+        found.append(now._replace(threads=more[0]))
+        names = [name for name in ("buffer", "prefetch") if name in bounds.tunable]
+        room = {name: max(getattr(now, name), min(2 * getattr(now, name), _ROOM[-1])) for name in names}
+        found.append(now._replace(threads=min(2 * now.threads, more[-1]), **room))
+    elif "threads" in bounds.tunable and now.threads > 1 and how.reader == "threads":
+        found.append(now._replace(threads=max(n for n in _THREADS if n < now.threads)))
     if "workers" in bounds.tunable and _may_need_workers(window, how):
         found.append(now._replace(threads=0, workers=bounds.cores))
-    yield from (each for each in found if bounds.allow(each))
+    yield from bounds.allowed(found)
 
 
 def _may_need_workers(window: Window, how: Circumstances) -> bool:

@@ -28,6 +28,8 @@ _LEAST_BATCHES, _LEAST_S = 32, 0.5
 """What a setting is judged by, at the least."""
 _ENOUGH_BATCHES, _ENOUGH_S = 128, 15.0
 """With these it is judged, however noisy they are."""
+_CLEAR_GAIN = 0.2
+"""A share of the step that is a gain even where batches are so uneven that means tell little."""
 _BLOCK = 8
 """Batches of which a mean is taken, to see how much means vary."""
 _CLEARLY = 1.25
@@ -56,8 +58,8 @@ class Measured(NamedTuple):
         return cls(window.period_s, error_s, window.wait_s / max(1e-12, window.period_s))
 
     def is_faster_than(self, other: Measured) -> bool:
-        """By more than the noise of both."""
-        noise_s = 2 * math.hypot(self.error_s, other.error_s)
+        """By more than the noise of both; by a fifth, however noisy they are."""
+        noise_s = min(2 * math.hypot(self.error_s, other.error_s), _CLEAR_GAIN * other.step_s)
         return self.step_s < other.step_s - max(noise_s, LITTLE * other.step_s)
 
     def __str__(self) -> str:

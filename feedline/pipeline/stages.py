@@ -17,7 +17,7 @@ from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading, Settings
 from feedline.order.schedule import Cursor
-from feedline.pipeline.access import Access
+from feedline.pipeline.access import Access, RandomAccess
 from feedline.pipeline.quarantine import Quarantine
 from feedline.placement.place import Placement
 from feedline.prefetch.prefetcher import HostIterator, Prefetcher
@@ -89,9 +89,8 @@ class Stages:
 
     def tuned(self, settings: Settings) -> Stages:
         """The same with other settings, for the next pipeline. As many idle host buffers are kept as it needs."""
-        now, staging = self.settings, self.access.buffers.staging
-        more = settings.buffer + settings.prefetch - now.buffer - now.prefetch
-        staging.keep(staging.most_idle + more)
+        ahead = settings.buffer if isinstance(self.access, RandomAccess) else 1
+        self.access.buffers.staging.keep(ahead + settings.prefetch + 3)  # as many as build keeps
         return dataclasses.replace(self, settings=settings)
 
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
