@@ -46,6 +46,11 @@ class Tuner:
         """What was tried so far, and what came of it."""
         return tuple(self._tuning.history)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the search has ended, and its result is in use."""
+        return self._tuning.settled and self.proposal is None
+
     def window(self, latest: Sequence[BatchTimes]) -> Window | None:
         """Of the latest batches, those since the settings changed; None if these do not suffice to judge by."""
         window = Window.of([batch for batch in latest if batch.taken > self._changed_at])
