@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
     with (
         feedline.Feed(rows.train, 64, sharding) as feed,
         feedline.Feed(rows.test, 64, sharding, order=in_order, epochs=1, remainder="pad") as test,
-        LiveLine(STEPS) as live,
+        LiveLine(STEPS, feed=feed) as live,
         CSVLog(folder / "log.csv") as log,
     ):
         fitted = fit(

@@ -21,6 +21,7 @@ then one folder a stage, in the order in which data flows::
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     pipeline/   composes the stages
+    tuning/     settings that a feed finds while it trains
     observe/    what batches cost, what limits a feed, and which setting to change
 
 and the other folders::
@@ -32,6 +33,8 @@ and the other folders::
     inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
+    doctor/     the checks of `feedline doctor`
+      inside/     what it observes inside of a training job
     trainer/    `fit` trains a model on the batches of any feed; a bundled MLP
     data/       the data sets of `feedline train`
     cli/        the `feedline` command

@@ -8,6 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,10 @@ from feedline.pipeline.observing import Observing
 from feedline.pipeline.request import Request
 from feedline.pipeline.shown import Shown
 from feedline.pipeline.stages import Pipeline, Placed
+from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
+from feedline.runtime.annotations import annotation
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
 from feedline.runtime.single_thread import SingleThread
@@ -179,19 +182,24 @@ class Feed(Shown, ProcessBound):
             try:
                 if len(self._pipelines) > 1:
                     self._forget_ended()
+                before, steps = self._delivered, self._request.steps_per_call
                 asked = time.perf_counter()
                 tuner = self._observing.tuner
                 if tuner is not None and (proposal := tuner.proposal) is not None:
                     self._tune(proposal)
-                placed = self._take()
-                metadata, steps = placed.metadata, self._request.steps_per_call
+                with annotation("wait", before.step + steps):
+                    placed = self._take()
+                metadata = placed.metadata
                 if metadata.bad:
                     self._stages.quarantine.enter(
                         metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + steps
                     )
-                delivered = _Delivered(self._delivered.step + steps, metadata.after, metadata.lanes)
+                delivered = _Delivered(before.step + steps, metadata.after, metadata.lanes)
                 counted = self._counted.plus(steps, metadata.rows, metadata.dropped_rows, len(metadata.bad))
-                self._observing.accounting.delivered(asked, time.perf_counter(), metadata.parts, placed.times)
+                self._observing.accounting.delivered(
+                    asked, time.perf_counter(), metadata.parts, placed.times,
+                    delivered.step, before.cursor, metadata.rows,
+                )  # fmt: skip
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
@@ -364,6 +372,41 @@ class Feed(Shown, ProcessBound):
             self._before_diagnosis = None
         print(diagnosis)
 
+    def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
+        """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
+
+        It holds the batches that are delivered in this context; of very many the latest (see docs/trace.md). The
+        file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
+        says why, and training goes on.
+
+        Args:
+          path: of the file, compressed if it ends in ".gz". With several processes each writes its own:
+            "trace.json" becomes "trace-process0.json", and so on.
+
+        Returns:
+          The context's value is the path that this process writes.
+
+        Raises:
+          ValueError: the feed is being traced already, or diagnosed.
+          OSError: `path` is a folder, or its folder is missing or not writable.
+
+        Example:
+          >>> import jax, json, numpy as np, tempfile
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0], epochs=1)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     with feed.trace(f"{folder}/trace.json") as path:
+          ...         for batch in feed:
+          ...             total = float(batch["x"].sum())
+          ...     trace = json.loads(path.read_text())
+          >>> sum(event["name"] == "step" for event in trace["traceEvents"])
+          8
+          >>> feed.close()
+        """
+        self._check_open()
+        if self._before_diagnosis is not None:
+            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
+        return traced(path, self._stages, self._observing.accounting)
+
     def close(self, timeout_s: float = 30) -> None:
         """Stop reading and let go of everything. Idempotent, from any thread.
 
@@ -419,7 +462,8 @@ class Feed(Shown, ProcessBound):
         self._observing.changed(self._stages)  # last: after an interrupt before it, all of this is done again
 
     def _start(self) -> Pipeline:
-        pipeline = self._stages.start(self._delivered.cursor, self._delivered.lanes, self._observing)
+        step, cursor, lanes = self._delivered
+        pipeline = self._stages.start(cursor, lanes, self._observing, step)
         close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
         close_on_abort(pipeline)
         self._pipelines.append(pipeline)

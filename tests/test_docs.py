@@ -1,5 +1,6 @@
 """The Python of the README and of docs/ runs, block after block; links, paths and modules on all pages exist."""
 
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_checkpoints(files):
         np.testing.assert_array_equal(names[name], expected)
 
 
+def test_metrics(files, capsys):
+    run("docs/metrics.md")
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"^step 90, .*\nhttp://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del",
+        printed,
+        re.M,
+    )
+    assert 'feedline_batches_total{feed="train",process="0"} 100.0\n' in printed
+    assert [path.name.startswith("events.") for path in Path("runs/1").iterdir()] == [True]
+
+
 def test_bad_rows(files, capsys):
     run("docs/bad_rows.md")
     assert capsys.readouterr().out == "0 bad rows\n"
@@ -120,6 +133,14 @@ def test_bad_rows(files, capsys):
 def test_streams(files):
     names = run("docs/streams.md")
     assert names["stream"].get_state()["step"] == 2
+
+
+def test_trace(files, capsys):
+    run("docs/trace.md")
+    assert capsys.readouterr().out == f"{Path.cwd() / 'trace.json'}\n"
+    names = [event["name"] for event in json.loads(Path("all.json").read_text())["traceEvents"]]
+    assert (names.count("step"), names.count("place")) == (50, 50)
+    assert list(Path("profile").rglob("*.xplane.pb"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -24,6 +24,7 @@ PRINTED = {
     "token_packing.py": "160 rows before the resume and 777 after it",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",
     "crop_and_flip.py": "8 devices hold the images that 1 device held: True",
+    "slow_training.py": "epoch 1: the loss fell: True",
     "copies.py": "fori_loop, total donated      1 array, in the same memory",
 }
 
@@ -88,6 +89,14 @@ def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     assert found["replicated"][0] == tuple(weights + 8 * blocks * 8 for blocks in (few, many))
 
 
+def test_metrics():
+    values = dict(line.rsplit(" ", 1) for line in printed("metrics.py"))
+    assert values.pop('feedline_rows_total{feed="train",process="0"}') == "80000.0"
+    assert 0 < float(values.pop('feedline_au_ratio{feed="train",process="0"}')) <= 1
+    stages = {name.split('stage="')[1].rstrip('"}') for name in values}
+    assert stages == {"read", "transform", "stage", "place"}
+
+
 def test_two_processes():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
     steps = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
@@ -117,5 +126,6 @@ def test_no_example_is_left_out():
         "digits_convnet.py",
         "equinox_model.py",
         "flights.py",
+        "metrics.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}

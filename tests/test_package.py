@@ -202,29 +202,34 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe", "options"],  # values that stages return, and what follows from them
+    "tuning": ["tuning", "observe", "options"],
+    "observe.metrics": ["observe.report", "statistics"],
+    "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
     "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
-               "placement.plan", "observe.times", "errors", "options"],
+               "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
-                "observe.times", "runtime.jax_settings", "errors"],
+                "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],
     # the compositions
-    # cluster.cores: the default number of threads
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe",
-                 "order.schedule", "agreement", "cluster.cores", "notebook", "state", "statistics", "version",
-                 "errors", "options"],
+    # cluster: the default number of threads, and the memory of the control group
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
+                 "order.schedule", "agreement", "cluster.cores", "cluster.cgroups", "runtime.annotations",
+                 "notebook", "state", "statistics", "version", "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
     # beside them
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
     "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
+    "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
+    "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
     # what is measured and what is audited: feeds as a user has them, and some stages alone
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
               "loader.staging", "placement.place", "cluster.cores",
@@ -234,8 +239,10 @@ OF_FEEDLINE = {
     # described without building a feed; audit: how to call the user's function, and which feed it makes
     "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
                    "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
-    "cli": ["cli", "audit", "bench", "inspection", "cluster", "agreement.monitor", "agreement.stop", "data",
-            "trainer", "feed", "native.library", "version", "errors", "options"],
+    "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
+    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
+    "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",
+            "data", "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -245,6 +252,7 @@ FROM_OUTSIDE = {
     "placement": ["numpy", "jax"],
     "observe": ["jax"],
     "observe.picture": ["matplotlib"],
+    "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain"],
@@ -258,10 +266,11 @@ FROM_OUTSIDE = {
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "trainer.logs": ["tensorboardX"],
+    "trainer.tensorboard": ["tensorboardX"],
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
     "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources
+    "doctor": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],
 }
 
@@ -400,7 +409,8 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    assert {path.partition("/")[0] for path in found} <= {"prefetch", "observe", "agreement", "cluster", "bench"}
+    allowed = {"prefetch", "observe", "agreement", "cluster", "bench", "doctor"}
+    assert {path.partition("/")[0] for path in found} <= allowed
 
 
 LOADED = """

@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: without the program's name. None: those of this process.
 
     Returns:
-      The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 130 after Ctrl-C, 143 after SIGTERM.
+      The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
+      doctor; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
       SystemExit: after --help, after a command line that cannot be parsed, and after training that a signal
@@ -71,34 +72,39 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _parsed(arguments: list[str]) -> Command:
-    """The subcommand with its options. `launch` takes everything after the first -- as its command."""
+    """The subcommand with its options. Three of them take everything after the first -- as a command."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
     from feedline.cli.audit import Audit
     from feedline.cli.bench import Bench
+    from feedline.cli.diagnose import Diagnose
+    from feedline.cli.doctor import Doctor
     from feedline.cli.help_text import help_text
     from feedline.cli.inspect import Inspect
     from feedline.cli.launch import Launch
     from feedline.cli.train import Train
 
-    separator = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
+    takes_command = arguments[:1] in (["launch"], ["diagnose"], ["doctor"]) and "--" in arguments
+    separator = arguments.index("--") if takes_command else len(arguments)
 
     def subcommand(name: str, command: type) -> Any:
         text = help_text(command, alone=arguments[:1] == [name])
         return Annotated[command, tyro.conf.subcommand(name, description=text)]
 
-    parsed: Train | Launch | Inspect | Audit | Bench = tyro.cli(
+    parsed: Train | Launch | Inspect | Audit | Bench | Diagnose | Doctor = tyro.cli(
         subcommand("train", Train)
         | subcommand("launch", Launch)
         | subcommand("inspect", Inspect)
         | subcommand("audit", Audit)
-        | subcommand("bench", Bench),
+        | subcommand("bench", Bench)
+        | subcommand("diagnose", Diagnose)
+        | subcommand("doctor", Doctor),
         prog="feedline",
         description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
         args=arguments[:separator],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    if isinstance(parsed, Launch) and separator < len(arguments):
+    if isinstance(parsed, Launch | Diagnose | Doctor) and separator < len(arguments):
         return dataclasses.replace(parsed, command=tuple(arguments[separator + 1 :]))
     return parsed
 

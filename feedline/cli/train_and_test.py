@@ -76,7 +76,8 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatc
         return delivered + steps_left(options, feed, len(data.train))
 
     with contextlib.ExitStack() as context:
-        live = context.enter_context(LiveLine(total_steps)) if _is_first_process() else None
+        shown = _is_first_process() and not options.quiet
+        live = context.enter_context(LiveLine(total_steps, feed=feed)) if shown else None
         stop = context.enter_context(stopping()) if saved else None
 
         def report(progress: Progress) -> None:

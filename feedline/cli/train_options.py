@@ -58,6 +58,7 @@ class TrainOptions:
         start of this run, after 40 steps and at the end.
       memory_profile: file in which JAX's profile of the device memory at the end of training is saved: what is
         held, by place of allocation. pprof shows it.
+      quiet: show no line of progress while training.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
 
@@ -86,6 +87,7 @@ class TrainOptions:
     compilation_cache: Path | None = None
     memory: bool = False
     memory_profile: Path | None = None
+    quiet: bool = False
     json: bool = False
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Mapping
 
+from feedline.cluster.cgroups import limits
 from feedline.cluster.process_info import is_number
 from feedline.cluster.slurm import in_step, tasks_on
 
@@ -13,7 +16,10 @@ def own_cores() -> int:
     """The cores that this process may use, divided by the processes of the run that share them; at least 1."""
     present = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
-    return share_of(os.environ, usable, present)
+    quota = None
+    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+        quota = limits().processors
+    return share_of(os.environ, usable, present, quota)
 
 
 def own_processes() -> int:
@@ -21,7 +27,7 @@ def own_processes() -> int:
     return processes_on_host(os.environ)
 
 
-def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
+def share_of(environ: Mapping[str, str], usable: int, present: int, quota: float | None = None) -> int:
     """This process's share of the cores. Pure.
 
     A process that is bound to some of the host's cores (srun --cpus-per-task) does not share them.
@@ -29,6 +35,7 @@ def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
     Args:
       usable: cores that this process may run on.
       present: cores that the host has.
+      quota: cores that the cgroup grants to all processes of the run on this host; None: no limit.
 
     Example:
       >>> share_of({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, usable=128, present=128)
@@ -36,9 +43,9 @@ def share_of(environ: Mapping[str, str], usable: int, present: int) -> int:
       >>> share_of({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, usable=12, present=128)
       12
     """
-    if usable < present:
-        return usable
-    return max(1, usable // processes_on_host(environ))
+    processes = processes_on_host(environ)
+    share = usable if usable < present else usable // processes
+    return max(1, share if quota is None else min(share, math.ceil(quota) // processes))
 
 
 def processes_on_host(environ: Mapping[str, str]) -> int:

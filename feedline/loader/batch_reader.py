@@ -19,6 +19,7 @@ from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import cast_into
+from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
 from feedline.sources.records import RecordSource
@@ -101,7 +102,8 @@ class BatchReader:
     def _fill(self, part: Part) -> PartResult:
         watch, thread = Stopwatch(), this_thread()
         try:
-            part = self._locate_and_read(part)
+            with annotation("read"):
+                part = self._locate_and_read(part)
             read_s, read_cpu_s = watch.lap()
             transform_s = self._finish(part)
             finish_s, finish_cpu_s = watch.lap()
@@ -144,13 +146,15 @@ class BatchReader:
             for i, _ in part.cuts:
                 read, placed = buffers.read[i], buffers.leaves[i]
                 if placed is not read:
-                    cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
+                    with annotation("stage"):
+                        cast_into(placed[here], read[here], self.form.spec.leaves[i], part.indices)
             return 0.0
         whole, watch = [leaf[here] for leaf in buffers.read], Stopwatch()
         if self.form.transform is not None:
             whole = self.form.transformed(self.form.transform, whole, self._positions(part), part.indices)
         transform_s, _ = watch.lap()
-        self.form.write(whole, buffers.leaves, here, part.indices)
+        with annotation("stage"):
+            self.form.write(whole, buffers.leaves, here, part.indices)
         return transform_s
 
     def _positions(self, part: Part) -> BatchPositions:

@@ -18,6 +18,7 @@ from feedline.placement.plan import Columns, LeafPlan
 from feedline.rows.bad_rows import BadRow
 from feedline.rows.spec import Array, RowSpec, check_fits
 from feedline.rows.values import as_array
+from feedline.runtime.annotations import annotation
 
 Indices = npt.NDArray[np.int64]
 Cuts = list[tuple[int, Columns]]
@@ -167,7 +168,8 @@ class LocalForm:
 
 def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
     try:
-        return transform(batch, rows)
+        with annotation("transform"):
+            return transform(batch, rows)
     except StopIteration as error:
         raise RuntimeError(
             "a transform must not raise StopIteration, which would pass for the end of the feed; "

@@ -14,6 +14,7 @@ from feedline.loader.buffers import BatchBuffers, Buffers
 from feedline.loader.host_batch import HostBatch
 from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
+from feedline.runtime.annotations import annotation
 
 
 class LocalBatches:
@@ -22,6 +23,7 @@ class LocalBatches:
     Attributes:
       parts: of one delivery.
       count: of deliveries.
+      steps: of one delivery.
 
     Args:
       reader: reads the parts.
@@ -35,7 +37,7 @@ class LocalBatches:
         self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1, steps: int = 1
     ) -> None:
         self._parts_of_batch = min(parts, *(len(plan.rows) for plan in reader.form.plans))
-        self._steps = steps
+        self.steps = steps
         self.parts = steps * self._parts_of_batch
         self.count = reader.schedule.batches_from(origin) // steps
         self._reader = reader
@@ -50,14 +52,14 @@ class LocalBatches:
         step, part_of_batch = divmod(part, self._parts_of_batch)
         start = self._start(number, step)
         watch = Stopwatch()
-        with self._lock:
+        with annotation("stage"), self._lock:
             if number not in self._partial:
                 self._partial[number] = self._buffers.lease(), {}
             buffers, results = self._partial[number]
         lease_s, lease_cpu_s = watch.lap()
         result: PartResult | Exception
         try:
-            of_step = buffers if self._steps == 1 else buffers.of_step(step)
+            of_step = buffers if self.steps == 1 else buffers.of_step(step)
             result = self._reader.fill(start, part_of_batch, self._parts_of_batch, of_step)
             result = result._replace(times=after_lease(result.times, watch.began, lease_s, lease_cpu_s))
         except Exception as error:  # noqa: BLE001  raised below, once all parts are done
@@ -72,7 +74,7 @@ class LocalBatches:
         if errors:
             raise errors[0]  # that of the first part, whichever came first
         filled = [each for each in ordered if isinstance(each, PartResult)]
-        if self._steps == 1:
+        if self.steps == 1:
             return self._reader.batch(start, self._before(number, 0), buffers, filled)
         return self._joined(number, buffers, filled)
 
@@ -96,7 +98,7 @@ class LocalBatches:
 
     def _start(self, number: int, step: int) -> Cursor:
         """Where a batch of delivery `number` starts."""
-        return self._reader.schedule.batch_at(self._origin, number * self._steps + step)
+        return self._reader.schedule.batch_at(self._origin, number * self.steps + step)
 
     def _before(self, number: int, step: int) -> Cursor:
         """The cursor after the batch before that one."""

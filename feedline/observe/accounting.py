@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import math
 import operator
 import statistics
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from feedline.observe.times import PartTimes, PlaceTimes
 
 _LATEST = 256
 """Batches whose times are kept one by one."""
-_LOCK_WAITS = 16
+_TRY_EVERY = 4
+"""Batches after which a placing thread measures how long it waits for the interpreter's lock."""
+_TRIES = 64
 _SETTLE_EVERY = 16
 """Batches after which a placing thread adds the records up."""
 _MOST_RECORDS = 1 << 12
@@ -36,12 +39,18 @@ class Delivered(NamedTuple):
       asked, taken: when the training loop asked for the batch, and when it got it.
       parts: how the batch was made.
       placed: how it was placed.
+      step: batches delivered so far, with this one.
+      before: epoch and position after the batch before.
+      rows: of the global batch, without padding.
     """
 
     asked: float
     taken: float
     parts: Sequence[PartTimes]
     placed: PlaceTimes
+    step: int = 0
+    before: tuple[int, int] = (0, 0)
+    rows: int = 0
 
 
 class BatchTimes(NamedTuple):
@@ -150,8 +159,8 @@ class Accounting:
 
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
-        # None: a break. Bounded, should an interrupt leave the lock held
-        self._records: collections.deque[Delivered | None] = collections.deque(maxlen=_MOST_RECORDS)
+        # a number: when a break came. Bounded, should an interrupt leave the lock held
+        self._records: collections.deque[Delivered | float] = collections.deque(maxlen=_MOST_RECORDS)
         self._lock = threading.Lock()  # of all that follows
         self._sums = Sums()
         self._waits = Waits()
@@ -160,11 +169,15 @@ class Accounting:
         self._since_break = 0
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
-        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_LOCK_WAITS)
+        self._keep: Callable[[Delivered | float], None] | None = None
+        self._placed = itertools.count()  # batches; atomic
+        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_TRIES)
 
-    def delivered(self, asked: float, taken: float, parts: Sequence[PartTimes], placed: PlaceTimes) -> None:
-        """A batch was taken."""
-        self._records.append(Delivered(asked, taken, parts, placed))
+    def delivered(
+        self, asked: float, taken: float, parts: Sequence[PartTimes], placed: PlaceTimes, *place: Any
+    ) -> None:
+        """A batch was taken. The arguments are the fields of `Delivered`."""
+        self._records.append(Delivered(asked, taken, parts, placed, *place))
 
     def changed(self, ahead: int) -> None:
         """The loop goes on with other settings, with which so many batches may be made ahead."""
@@ -173,19 +186,20 @@ class Accounting:
 
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
-        self._records.append(None)
+        self._records.append(time.perf_counter())
 
     def placed(self, times: PlaceTimes) -> bool:
         """A batch was placed. Adds up the records if there are many. Returns whether it did."""
         if times.ready_s is not None:
             self.transferred(times.began, times.ready_s)
-        if len(self._records) >= _SETTLE_EVERY:
-            self._settle(0.0)
+        if next(self._placed) % _TRY_EVERY == 0:
             began = time.perf_counter()
             time.sleep(0)  # gives up the interpreter's lock, and takes it again
             self._lock_waits_s.append(time.perf_counter() - began)
-            return True
-        return False
+        if len(self._records) < _SETTLE_EVERY:
+            return False
+        self._settle(0.0)
+        return True
 
     def transferred(self, began: float, ready_s: float) -> None:
         """All arrays of the batch whose placing began then were ready so many seconds later."""
@@ -210,9 +224,26 @@ class Accounting:
         self._settle(1.0)
         return list(self._latest)
 
+    def keep_with(self, keep: Callable[[Delivered | float], None] | None) -> None:
+        """From now on call `keep` with each record, in order; a number is the time of a break. None: no longer.
+
+        Any thread may call it; `keep` is called by one thread at a time.
+
+        Raises:
+          ValueError: the records are kept already.
+        """
+        self._settle(1.0)  # what was delivered before
+        if keep is not None and self._keep is not None:
+            raise ValueError("this feed is being traced already; leave that context first")
+        self._keep = keep
+
+    def transfers(self) -> dict[float, float]:
+        """Of the latest transfers: when placing began → the seconds until all arrays were ready."""
+        return dict(self._ready_s.copy())
+
     def lock_wait_s(self) -> float:
-        """How long a thread that gave up the interpreter's lock waits for it: the median of a few tries."""
-        return statistics.median(self._lock_waits_s or [0.0])
+        """How long a thread that gave up the interpreter's lock waits for it: the mean of a few tries."""
+        return statistics.fmean(self._lock_waits_s or [0.0])
 
     def _settle(self, timeout_s: float) -> None:
         """Add up what was delivered. Gives up after the timeout: another thread is doing the same."""
@@ -224,11 +255,13 @@ class Accounting:
         finally:
             self._lock.release()
 
-    def _add(self, record: Delivered | None) -> None:
-        if record is None:
+    def _add(self, record: Delivered | float) -> None:
+        if self._keep is not None:
+            self._keep(record)
+        if isinstance(record, float):
             self._before, self._since_break = None, 0
             return
-        asked, taken, parts, placed = record
+        asked, taken, parts, placed, *_ = record
         put = placed.began + placed.place_s
         self._since_break += 1
         batch = BatchTimes(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from feedline.observe.words import milliseconds, percent
@@ -37,12 +35,10 @@ class Diagnosis:
     first_batch_s: float | None = None
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def add(self, phase: str, steps_s: Sequence[float]) -> None:
-        """The times of the steps of a phase. The first quarter, in which buffers drain, does not count."""
-        judged = steps_s[-(-len(steps_s) // 4) :]
-        if judged:
-            self.steps_s[phase] = statistics.fmean(judged)  # not a median: two batches may come at once
-            self.steps[phase] = len(judged)
+    def add(self, phase: str, step_s: float, steps: int) -> None:
+        """So many steps of this phase took so long on average."""
+        self.steps_s[phase] = step_s
+        self.steps[phase] = steps
 
     @property
     def au(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from feedline.observe.model import Costs, Setting, simulated_wait_s
@@ -20,7 +20,7 @@ LITTLE = 0.05
 _SLOWER = 1.2
 """How many times as slow as the others a process's stage must be to hold them up."""
 _HELD_S = 1e-3
-"""A thread that waits so long for the interpreter's lock shares it with Python code that holds it."""
+"""A thread that waits so long for the interpreter's lock shares it with Python, which gives it up every 5 ms."""
 _MOST_THREADS = 16
 _MOST_BATCHES = 32
 
@@ -114,31 +114,20 @@ def judge(
       others: the times of all processes, if there are several; this one's may be among them.
       tuning: what was tried of settings that are "auto".
     """
-    stage_s = {"read": window.mean("read_s"), "host": window.mean("host_s"), "place": window.mean("place_s")}
-    alone_s = {name: seconds / how.readers for name, seconds in stage_s.items()}
-    if how.reader == "workers":
-        alone_s["place"] = stage_s["place"]
-    if window.late_s > LITTLE * window.loop_s:  # transfers are no faster than the loop
-        alone_s["place"] = max(alone_s["place"], window.loop_s)
-    wait_share = 1 - window.au
-    bound: Bound = "compute"
-    if wait_share >= LITTLE:
-        bound = (
-            "place" if window.late_s > window.wait_s else max(("read", "host", "place"), key=alone_s.__getitem__)
-        )
+    alone_s = _alone_s(window, how)
+    bound, wait_share = _bound(window, alone_s), 1 - window.au
     waits_in_next = bound != "compute" and window.wait_s >= window.late_s
     change = _best_change(window, how, bound) if waits_in_next else None
     slow = straggler(others)
-    worst = wait_share
     if slow is not None:
-        bound, worst = "straggler", max([wait_share, *(each.wait_share for each in others)])
+        bound, wait_share = "straggler", max([wait_share, *(each.wait_share for each in others)])
         change = change if slow.process == how.process else None
     compute_s = max(1e-9, window.loop_s - window.late_s)
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     return Report(
         bound=bound,
-        au=1 - worst,
-        wait_share=worst,
+        au=1 - wait_share,
+        wait_share=wait_share,
         headroom={**headroom, "compute": window.period_s / compute_s},
         advice=_advice(bound, change, window, how, headroom, slow),
         change=change,
@@ -157,6 +146,25 @@ def judge(
     )
 
 
+def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
+    """For each stage the time between two batches, if it were the only one."""
+    alone_s = {name: window.mean(f"{name}_s") / how.readers for name in ("read", "host", "place")}
+    if how.reader == "workers":  # one thread places what they read
+        alone_s["place"] *= how.readers
+    if window.late_s > LITTLE * window.loop_s:  # transfers are no faster than the loop
+        alone_s["place"] = max(alone_s["place"], window.loop_s)
+    return alone_s
+
+
+def _bound(window: Window, alone_s: Mapping[str, float]) -> Bound:
+    if 1 - window.au < LITTLE:
+        return "compute"
+    if window.late_s > window.wait_s:
+        return "place"
+    slowest: Bound = max(("read", "host", "place"), key=alone_s.__getitem__)
+    return slowest
+
+
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     """The process whose loop waits for input that is slower than the input of the others; None: there is none."""
     if len(processes) < 2:
@@ -164,8 +172,7 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     slowest = max(processes, key=lambda each: each.input_s)
     others = [each for each in processes if each is not slowest]
     usual_s = statistics.median(each.input_s for each in others)
-    waits = max(slowest.wait_share, max(each.wait_share for each in processes)) >= LITTLE
-    if not waits or slowest.wait_share < LITTLE or slowest.input_s < _SLOWER * usual_s:
+    if slowest.wait_share < LITTLE or slowest.input_s < _SLOWER * usual_s:
         return None
 
     def more_s(stage: str) -> float:
@@ -218,7 +225,7 @@ def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[s
 
 
 def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    if how.reader == "threads":
+    if how.reader == "threads" and not shares_lock(how):
         for threads in range(how.readers + 1, _MOST_THREADS + 1):
             yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
     if how.reader == "workers" or (how.may_use_workers and shares_lock(how)):
@@ -241,14 +248,14 @@ def _more_room(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circu
 
 def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
     """How long the loop would wait for a batch."""
-    costs = [
-        Costs(batch.read_s + batch.host_s, batch.place_s, max(0.0, batch.loop_s or 0.0))
-        for batch in window.batches
-    ]
-    cpu_s = window.mean("cpu_s")
-    # threads that hold the interpreter's lock use one processor together
-    processors = 1 if then.reader == "threads" and shares_lock(now) else then.cores
-    return simulated_wait_s(costs, then.setting, cpu_s / processors)
+    costs = [Costs(batch.read_s + batch.host_s, batch.place_s, batch.loop_s or 0.0) for batch in window.batches]
+    if shares_lock(now) and then.reader == "workers":  # then neither they nor the loop wait for the lock
+        costs = [
+            Costs(batch.read_cpu_s + batch.host_cpu_s, batch.place_s, max(0.0, cost.loop_s - now.lock_wait_s))
+            for batch, cost in zip(window.batches, costs, strict=True)
+        ]
+    processors = 1 if shares_lock(then) else then.cores
+    return simulated_wait_s(costs, then.setting, window.mean("cpu_s") / processors)
 
 
 def shares_lock(how: Circumstances) -> bool:
@@ -294,6 +301,11 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
         return (
             "no setting helps: ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger "
             "leaves"
+        )
+    if sum(_alone_s(window, how).values()) < window.loop_s:
+        return (
+            "no setting helps: each stage is fast enough by its own times, so something else holds threads up: "
+            "other programs on these processors, or Python threads of your own"
         )
     spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
     if how.reader == "stream":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -9,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feedline.cluster.cgroups import limits as limits_of_group
 from feedline.cluster.cores import own_cores, own_processes
-from feedline.observe.candidates import Bounds
 from feedline.options import Limits, Settings
+from feedline.tuning.candidates import Bounds
 
 _HOST_SHARE = 0.25
 _DEVICE_SHARE = 0.1
@@ -83,7 +85,7 @@ def _device_batches(limits: Limits, shard_bytes: int, devices: Sequence[Any], *,
 
 
 def _host_bytes() -> int:
-    return int(_HOST_SHARE * usable_memory()) // own_processes()
+    return int(_HOST_SHARE * _usable_memory()) // own_processes()
 
 
 def _shared_bytes() -> int:
@@ -93,38 +95,9 @@ def _shared_bytes() -> int:
         return 0
 
 
-def usable_memory(root: Path = Path("/")) -> int:
-    """The bytes of memory that this process may use: of the machine, or of its control group if that is less.
-
-    Args:
-      root: under which `proc` and `sys` lie.
-    """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _cgroup_files(root):
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max": no limit
-            found.append(int(text))
-    return min(found)
-
-
-def _cgroup_files(root: Path) -> list[Path]:
-    """The files with the limit of this process's control group and of the groups around it; versions 2 and 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, name = (
-            ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if controllers else ("sys/fs/cgroup", "memory.max")
-        )
-        path = Path(group)
-        for folder in (path, *path.parents):
-            files.append(root / base / folder.relative_to("/") / name)
-    return files
+def _usable_memory() -> int:
+    """The bytes of memory that this process may use: of the machine, or of its control group if that is less."""
+    group = None
+    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+        group = limits_of_group().memory_bytes
+    return min(filter(None, (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group)))

@@ -24,7 +24,6 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
-from feedline.observe.candidates import Bounds
 from feedline.options import Order, Reading, Settings
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess, StreamAccess
@@ -44,6 +43,7 @@ from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
 from feedline.streams.partial_batches import StreamDefinition
+from feedline.tuning.candidates import Bounds
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""

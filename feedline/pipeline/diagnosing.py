@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,11 +59,13 @@ class DiagnosingPipeline:
         self._place = stages.placer(observer)
         self._diagnosis = diagnosis
         self._steps = steps // len(PHASES)
+        self._uncounted = math.ceil(self._steps / 4)  # meanwhile buffers drain, and the step compiles
         self._host: HostBatch | None = None  # the latest one of the first phase
         self._inner: Pipeline | None = None
         self._closed = False
         self._phase = PHASES[0]
-        self._asked: list[float] = []  # when each batch of the phase was asked for
+        self._given = 0  # batches of the phase
+        self._since: float | None = None  # when those began that count
         self._all = self._phases()
 
     def start(self) -> None:
@@ -88,10 +90,11 @@ class DiagnosingPipeline:
 
     def finish(self) -> None:
         """The loop is done with the batch that it took last. If that was the last of a phase, note the phase."""
-        if len(self._asked) == self._steps:
-            self._asked.append(time.perf_counter())
-            times = [later - now for now, later in itertools.pairwise(self._asked)]
-            self._diagnosis.add(self._phase, times)
+        if self._given == self._steps and self._since is not None:
+            _wait_for_devices()
+            counted = self._steps - self._uncounted
+            self._diagnosis.add(self._phase, (time.perf_counter() - self._since) / counted, counted)
+            self._since = None
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads of the phase."""
@@ -104,14 +107,17 @@ class DiagnosingPipeline:
             (self._read(self._keep), self._read(self._place), self._placed_again(), self._resident()),
             strict=True,
         ):
-            self._phase, self._asked = phase, []
-            for _ in range(self._steps):
-                self._asked.append(time.perf_counter())
+            self._phase, self._given = phase, 0
+            for number in range(self._steps):
+                if number == self._uncounted:
+                    _wait_for_devices()
+                    self._since = time.perf_counter()
                 placed = next(batches, None)
                 if placed is None:
                     break
                 if self._diagnosis.first_batch_s is None:
                     self._diagnosis.first_batch_s = time.perf_counter() - began
+                self._given += 1
                 yield placed
             self.finish()
             if self._inner is not None:
@@ -163,6 +169,11 @@ class DiagnosingPipeline:
             if given is kept or any(leaf.is_deleted() for leaf in jax.tree.leaves(given.batch)):
                 given = kept._replace(batch=jax.tree.map(jnp.copy, kept.batch))
             yield given
+
+
+def _wait_for_devices() -> None:
+    """Until all that the loop has dispatched is done: a loop that never waits for its steps runs ahead of them."""
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
 
 class _Same:

@@ -12,12 +12,12 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
-from feedline.observe.candidates import Bounds
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading, Settings
 from feedline.order.schedule import Cursor
 from feedline.pipeline.access import Access, RandomAccess
+from feedline.pipeline.numbered import NumberedItems, NumberedParts
 from feedline.pipeline.quarantine import Quarantine
 from feedline.placement.place import Placement
 from feedline.prefetch.prefetcher import HostIterator, Prefetcher
@@ -25,6 +25,8 @@ from feedline.prefetch.readers import Readers
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.rows.row_source import RowSource
+from feedline.runtime.annotations import annotation
+from feedline.tuning.candidates import Bounds
 
 
 class Placed(NamedTuple):
@@ -81,11 +83,15 @@ class Stages:
     latest_values: LatestValues | None = None
     bounds: Bounds | None = None
 
-    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer) -> Pipeline:
-        """A pipeline of the batches after the cursor `after`. The caller starts and closes it."""
+    def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer, done: int) -> Pipeline:
+        """A pipeline of the batches after the cursor `after`. The caller starts and closes it.
+
+        Args:
+          done: the steps before the first of them.
+        """
         watch = Watch(self.reading)
         batches = self.access.open(after, lanes, self.settings, watch)
-        return pipeline_of(batches, self.placer(observer), self.settings, watch)
+        return pipeline_of(batches, self.placer(observer), self.settings, watch, done)
 
     def tuned(self, settings: Settings) -> Stages:
         """The same with other settings, for the next pipeline. As many idle host buffers are kept as it needs."""
@@ -117,15 +123,22 @@ def pipeline_of(
     place: Callable[[HostBatch], T],
     settings: Settings,
     watch: Watch,
+    done: int = 0,
 ) -> AnyPipeline[T]:
-    """A pipeline that is to read and place batches ahead of the consumer, or with `prefetch=0` on its thread."""
-    prefetch = settings.prefetch
+    """A pipeline that is to read and place batches ahead of the consumer, or with `prefetch=0` on its thread.
+
+    Args:
+      done: the steps before the first batch.
+    """
+    steps, prefetch = 1, settings.prefetch
     if isinstance(batches, LocalBatches):
+        steps = batches.steps
         if prefetch:
             threads, ahead = max(1, settings.threads), settings.buffer + 1
-            return Readers(batches, place, prefetch, watch, threads=threads, ahead=ahead)
+            return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
-    return Prefetcher(batches, place, prefetch, watch) if prefetch else Synchronous(batches, place, watch)
+    items = NumberedItems(batches, done, steps)
+    return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 
 
 class _Place:
@@ -141,7 +154,8 @@ class _Place:
         if self._check is not None:
             self._check(host.leaves, host.after)
         watch = Stopwatch()
-        batch = self._placement.place(host.leaves)
+        with annotation("place"):
+            batch = self._placement.place(host.leaves)
         place_s, cpu_s = watch.lap()
         arrays = jax.tree.leaves(batch)
         ready = all(array.is_ready() for array in arrays)

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from feedline.observe.accounting import Accounting, BatchTimes
-from feedline.observe.candidates import Bounds
-from feedline.observe.tuning import Tuning
 from feedline.observe.verdict import Circumstances
 from feedline.observe.window import Window
 from feedline.options import Settings
+from feedline.tuning.candidates import Bounds
+from feedline.tuning.search import Tuning
 
 _log = logging.getLogger("feedline")
 _EVERY_S = 0.25

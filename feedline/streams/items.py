@@ -13,6 +13,7 @@ from feedline.order.schedule import BatchPositions
 from feedline.rows.bad_rows import BadRow, find_bad_rows, raise_located
 from feedline.rows.record_leaves import write_record
 from feedline.rows.spec import RowSpec
+from feedline.runtime.annotations import annotation
 
 
 class HostTimes(NamedTuple):
@@ -59,7 +60,8 @@ def write_items(
         if form.transform is not None:
             whole = form.transformed(form.transform, whole, part, part.position)
         transform_s, transform_cpu_s = watch.lap()
-        form.write(whole, buffers.leaves, here, part.position)
+        with annotation("stage"):
+            form.write(whole, buffers.leaves, here, part.position)
         stage_s, stage_cpu_s = watch.lap()
         spent = HostTimes(
             spent.transform_s + transform_s, spent.stage_s + stage_s, spent.cpu_s + transform_cpu_s + stage_cpu_s

@@ -15,6 +15,7 @@ from feedline.loader.form import LocalForm
 from feedline.loader.host_batch import HostBatch
 from feedline.observe.times import PartTimes, Stopwatch, this_thread
 from feedline.order.schedule import BatchPositions, Cursor, Remainder
+from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.lanes import FirstItem, Lanes
 from feedline.streams.ends import GatherReports, Share
@@ -75,7 +76,8 @@ def read_partial_batch(
     """
     watch = Stopwatch()
     form, share = stream.form, stream.share
-    parts = {lane.index: lane.take(share.items) for lane in lanes}
+    with annotation("read"):
+        parts = {lane.index: lane.take(share.items) for lane in lanes}
     if not share.pads and any(len(part) < share.items for part in parts.values()):
         return None
     filler = Item(stream.first.item, after.epoch, 0)

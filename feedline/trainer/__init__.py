@@ -14,7 +14,8 @@
       folder             validates and locks the checkpoint directory
     model        the MLP (flax.nnx), its loss, and the conversion of images to its input
     live         a callback that shows the loop's progress on a terminal
-    logs         callbacks that write it to a CSV file, and to event files for TensorBoard
+    logs         callbacks that write it to a file; a CSV file
+      tensorboard        event files for TensorBoard, with the metrics of a feed
     memory       watches what the loop holds in memory, and names what grows
       allocations        where live buffers were allocated
 
@@ -34,7 +35,7 @@ _WHERE = {
     "MemoryWatch": "memory",
     "Practices": "practices",
     "Progress": "loop",
-    "TensorBoardLog": "logs",
+    "TensorBoardLog": "tensorboard",
     "fit": "fitting",
     "mean_of_valid": "task",
     "mesh_for": "modes",
@@ -47,12 +48,12 @@ if TYPE_CHECKING:
     from feedline.trainer.fitting import fit as fit
     from feedline.trainer.live import LiveLine as LiveLine
     from feedline.trainer.logs import CSVLog as CSVLog
-    from feedline.trainer.logs import TensorBoardLog as TensorBoardLog
     from feedline.trainer.loop import Progress as Progress
     from feedline.trainer.memory import MemoryWatch as MemoryWatch
     from feedline.trainer.modes import mesh_for as mesh_for
     from feedline.trainer.practices import Practices as Practices
     from feedline.trainer.task import mean_of_valid as mean_of_valid
+    from feedline.trainer.tensorboard import TensorBoardLog as TensorBoardLog
 
 
 def __getattr__(name: str) -> Any:

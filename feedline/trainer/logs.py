@@ -1,4 +1,4 @@
-"""Callbacks for `fit` that write each report to a file: CSV, or events for TensorBoard.
+"""Callbacks for `fit` that write each report to a file: what they have in common, and `CSVLog`.
 
 A file is opened at the first report, so only process 0, whose callbacks are called, makes one. Each report is one
 unbuffered write. So a process that is killed leaves whole records, and no log needs a thread.
@@ -10,9 +10,6 @@ import contextlib
 import csv
 import io
 import os
-import socket
-import struct
-import time
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +23,7 @@ Values = Mapping[str, float | None]
 _RATES = ("rows_per_s", "wait_share")
 
 
-class _Log:
+class Log:
     """Appends a record to a file at each report."""
 
     def __init__(self, path: Path | str, argument: str) -> None:
@@ -37,13 +34,16 @@ class _Log:
         self._step = 0  # of the last report
 
     def __call__(self, progress: Progress) -> None:
-        values = _values(progress)
+        self._write(progress.step, _values(progress), done=progress.resumed)
+
+    def _write(self, step: int, values: Values, done: int) -> None:
+        """Write the values of a step of a run that continues after `done` steps."""
         with self._naming_path():
-            begins = self._file is None or progress.step <= self._step
-            self._step = progress.step
+            begins = self._file is None or step <= self._step
+            self._step = step
             if begins:
-                self._begin(values, done=progress.resumed)
-            self._append(self._record(progress.step, values))
+                self._begin(values, done)
+            self._append(self._record(step, values))
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -89,7 +89,7 @@ class _Log:
             raise OSError(error.errno, told, error.filename) from error
 
 
-class CSVLog(_Log):
+class CSVLog(Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
 
     The columns are "step", the metrics, "rows_per_s" and "wait_share". A name that appears at a later report, such
@@ -168,76 +168,6 @@ class CSVLog(_Log):
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
                 yield from csv.reader(file)
-
-
-class TensorBoardLog(_Log):
-    """A callback for `fit` that writes events for TensorBoard. Use it as a context manager.
-
-    Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more. Each
-    run writes a new file into the folder. A resumed run makes TensorBoard hide the events of earlier files after
-    the step that it resumed from; a run that begins at its first step hides all of them. To compare trainings,
-    give each a folder.
-
-    It needs tensorboardX, but neither TensorFlow nor torch: `pip install 'feedline[tensorboard]'`.
-
-    Args:
-      folder: the folder. It is made if there is none.
-
-    Raises:
-      TypeError: `folder` is not a path.
-      ImportError: tensorboardX is not installed.
-      ValueError: at a report: a metric is called "step", "rows_per_s" or "wait_share".
-      OSError: at a report: the file cannot be written. The error names the folder.
-
-    Example:
-      >>> import tempfile
-      >>> from feedline.trainer.loop import Progress
-      >>> folder = Path(tempfile.mkdtemp())
-      >>> with TensorBoardLog(folder) as log:
-      ...     log(Progress(1, {"loss": 2.5}, 0, rows=64, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0))
-      >>> [".tfevents." in path.name for path in folder.iterdir()]
-      [True]
-    """
-
-    def __init__(self, folder: Path | str) -> None:
-        super().__init__(folder, "folder")
-        # not its SummaryWriter: that writes in a thread, which ends at the first error, such as a full disk; then
-        # the training loop hangs as soon as ten more events wait for the thread
-        try:
-            from tensorboardX.proto import event_pb2, summary_pb2
-            from tensorboardX.record_writer import masked_crc32c
-        except ModuleNotFoundError as error:
-            if error.name != "tensorboardX":
-                raise
-            raise ImportError(
-                "TensorBoardLog needs tensorboardX, which is not installed; pip install 'feedline[tensorboard]'"
-            ) from error
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._checksum: Any = masked_crc32c
-
-    def _begin(self, values: Values, done: int) -> None:
-        self.close()
-        self._path.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (self._path / name).open("xb", buffering=0)
-        start = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._append(
-            self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
-            + self._framed(step=done + 1, session_log=start)
-        )
-
-    def _record(self, step: int, values: Values) -> bytes:
-        of = self._summaries.Summary
-        known = [of.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
-        return self._framed(step=step, summary=of(value=known))
-
-    def _framed(self, **fields: Any) -> bytes:
-        """An event as the TFRecord format has it: length, checksum, bytes, checksum."""
-        event: bytes = self._events.Event(wall_time=time.time(), **fields).SerializeToString()
-        parts = (struct.pack("<Q", len(event)), event)
-        return b"".join(part + struct.pack("<I", self._checksum(part)) for part in parts)
 
 
 def _values(progress: Progress) -> Values:

@@ -40,7 +40,9 @@ def test_examples_run():
     assert doctest.testmod(interrupt).failed == 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["launch", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["launch", "--help"], ["doctor", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(arguments):
     modules = set(run("-c", IMPORTED, *arguments).stdout.splitlines()[-1].split())
     assert "feedline.cli.main" in modules
@@ -48,7 +50,9 @@ def test_help_imports_nothing_heavy(arguments):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("arguments", [[], ["train"], ["launch"], ["inspect"], ["audit"], ["bench"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["launch"], ["inspect"], ["audit"], ["bench"], ["diagnose"], ["doctor"]]
+)
 def test_help_is_as_wide_as_the_terminal_and_lists_a_sentence_each(arguments, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     told = run("-m", "feedline", *arguments, "--help").stdout.splitlines()

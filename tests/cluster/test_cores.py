@@ -32,6 +32,14 @@ def test_processes_on_host_is_what_the_launcher_reports(environ, processes):
 
 
 @pytest.mark.parametrize(
+    ("usable", "quota", "share"),
+    [(64, None, 32), (64, 3.5, 2), (64, 100.0, 32), (64, 0.5, 1), (6, 4.0, 2), (2, 8.0, 2)],
+)
+def test_the_quota_of_a_container_is_divided_too(usable, quota, share):
+    assert share_of({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, usable, 64, quota) == share
+
+
+@pytest.mark.parametrize(
     ("usable", "present", "share"),
     [(128, 128, 16), (12, 128, 12), (4, 4, 1), (1, 1, 1), (128, 64, 16)],
 )

@@ -1,10 +1,15 @@
 """Each bottleneck, planted in a real feed, alone and in pairs: the report names it, and its AU is the true one."""
 
 import itertools
+import os
 import time
 
+import jax
+import numpy as np
 import pytest
-from planted import LOOP_S, on_a_busy_machine, trained
+from planted import LOOP_S, ROWS, on_a_busy_machine, trained
+
+import feedline
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +113,33 @@ def test_a_full_queue_does_not_hide_a_slow_producer():
     assert report.bound == "read"
     assert report.au == pytest.approx(1 / 1.3, abs=0.05)
     assert not report.drained
+
+
+def in_python(batch, rows):
+    """Holds the interpreter's lock for some 10 ms a batch, however many threads share it."""
+    began, part_s = time.thread_time(), 0.010 * len(rows.index) / ROWS
+    while time.thread_time() - began < part_s:
+        pass
+    return batch
+
+
+def fed(path, **reading):
+    """The report on a loop that sleeps 6 ms a step."""
+    device = jax.devices()[0]
+    with feedline.Feed(path, ROWS, device, transform=in_python, reading=feedline.Reading(**reading)) as feed:
+        for _ in range(150):
+            next(feed)
+            time.sleep(LOOP_S)
+        return feed.report()
+
+
+@on_a_busy_machine
+def test_python_that_holds_the_lock_needs_workers(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((10_000, 4), np.float32))
+    report = fed(tmp_path / "x.npy", threads=2)
+    assert report.bound == "host"
+    assert report.wait_share > 0.1  # two threads are no faster than one, and hold up the loop besides
+    if len(os.sched_getaffinity(0)) > 1:
+        assert report.change.setting == "Reading.workers"
+        after = fed(tmp_path / "x.npy", workers=2)
+        assert after.step_s < report.step_s

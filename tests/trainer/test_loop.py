@@ -1,18 +1,14 @@
 """The loop: what it counts, how far it runs ahead, what it reports."""
 
-import io
 import itertools
-import time
 
 import jax
 import mlp_tasks
 import numpy as np
 import pytest
 from mlp_oracle import made_up_rows
-from rich.console import Console
 
 from feedline.trainer import loop
-from feedline.trainer.live import LiveLine, progress_line
 from feedline.trainer.loop import NotFinite, Progress, train
 from feedline.trainer.model import Sizes
 from feedline.trainer.modes import Program
@@ -185,40 +181,6 @@ def test_an_implicit_transfer_in_the_step_is_an_error():
     batches = [mlp_tasks.placed(made_up_rows(64), "jit_multi"), made_up_rows(64)]
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         train(program, program.start(), batches)
-
-
-FIRST = Progress(1, {"loss": 2.3}, resumed=0, rows=128, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0)
-LATER = Progress(
-    1001, {"loss": 0.5, "accuracy": 0.9}, resumed=0, rows=128128, elapsed_s=2.0, elapsed_rows=128000, wait_s=0.1
-)
-
-
-def test_progress_as_a_line():
-    assert progress_line(FIRST, 2000) == "step 1 of 2,000 | loss 2.3000"
-    assert progress_line(LATER, 2000) == (
-        "step 1,001 of 2,000 | loss 0.5000 | accuracy 0.9000 | 64,000 rows/s | waiting for input 5.0%"
-    )
-    assert progress_line(FIRST, None) == "step 1 | loss 2.3000"
-
-
-def test_without_a_terminal_lines_are_rare():
-    told = io.StringIO()
-    with LiveLine(2000, Console(file=told)) as live:
-        for _ in range(100):
-            live(FIRST)
-    assert told.getvalue() == "step 1 of 2,000 | loss 2.3000\n"
-
-
-def test_on_a_terminal_one_line_is_updated_and_erased():
-    told = io.StringIO()
-    console = Console(file=told, force_terminal=True, color_system=None, width=100)
-    with LiveLine(lambda: 2000, console) as live:
-        live(FIRST)
-        time.sleep(0.11)  # it is updated ten times a second
-        live(LATER)
-    assert "step 1 of 2,000" in told.getvalue()
-    assert "step 1,001 of 2,000" in told.getvalue()
-    assert told.getvalue().endswith("\x1b[2K")  # the line is erased
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from feedline.observe.accounting import BatchTimes
-from feedline.observe.candidates import Bounds, Candidate, candidates
 from feedline.observe.verdict import Circumstances
 from feedline.observe.window import Window
 from feedline.observe.words import milliseconds, percent
 from feedline.options import Settings
+from feedline.tuning.candidates import Bounds, Candidate, candidates
 
 LITTLE = 0.02
 """A share of waiting, or of gain, that is not worth a change."""

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from feedline.observe.candidates import Bounds
+from feedline.cluster.cgroups import GroupLimits
 from feedline.options import Limits, Settings
 from feedline.pipeline import bounds as module
-from feedline.pipeline.bounds import bounds_of, usable_memory
+from feedline.pipeline.bounds import bounds_of
+from feedline.tuning.candidates import Bounds
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
 GIB = 1 << 30
@@ -24,7 +25,7 @@ class Device:
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    monkeypatch.setattr(module, "usable_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(module, "_usable_memory", lambda: 64 * GIB)
     monkeypatch.setattr(module, "own_processes", lambda: 4)
     monkeypatch.setattr(module, "own_cores", lambda: 6)
 
@@ -76,21 +77,12 @@ def test_without_a_limit_batches_of_any_size_are_accepted():
     assert made(local=100 * GIB, shard=100 * GIB)[1] == Settings(8, 0, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "expected"),
-    [
-        ("0::/a/b\n", {"sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "4096\n"}, 4096),
-        ("0::/\n", {"sys/fs/cgroup/memory.max": "8192\n"}, 8192),
-        ("5:cpu,cpuacct:/a\n4:memory:/a\n", {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "16384\n"}, 16384),
-        ("0::/other\n", {}, None),
-        (None, {}, None),
-    ],
-)  # fmt: skip
-def test_the_memory_of_the_control_group(tmp_path, groups, files, expected):
-    if groups is not None:
-        files = {**files, "proc/self/cgroup": groups}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    found = usable_memory(tmp_path)
-    assert found == expected if expected else found > 1 << 25
+@pytest.mark.parametrize(("group", "expected"), [(None, 16), (16 * GIB, 4)])
+def test_the_memory_of_the_control_group_counts(monkeypatch, group, expected):
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "own_processes", lambda: 4)
+    monkeypatch.setattr(module, "limits_of_group", lambda: GroupLimits(memory_bytes=group))
+    monkeypatch.setattr(
+        module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 4096}.__getitem__
+    )
+    assert made()[0].host_batches == expected

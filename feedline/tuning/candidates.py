@@ -1,4 +1,4 @@
-"""Which settings of a feed may be faster than those in use, the most promising first. Pure."""
+"""Which settings of a feed may be faster than those in use, the most promising first; and their bounds."""
 
 from __future__ import annotations
 
@@ -176,14 +176,18 @@ def _more_threads(window: Window, how: Circumstances, bounds: Bounds) -> list[in
 def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
     """Neighbours of which a simulation expects too little: reads that wait together, threads that contend."""
     now, more = how.settings, _more_threads(window, how, bounds)
+    names = [name for name in ("buffer", "prefetch") if name in bounds.tunable]
+
+    def with_room(factor: int) -> Settings:
+        sizes = {name: getattr(now, name) for name in names}
+        return now._replace(**{name: max(size, min(factor * size, _ROOM[-1])) for name, size in sizes.items()})
+
     found = []
     if more:
-        found.append(now._replace(threads=more[0]))
-        names = [name for name in ("buffer", "prefetch") if name in bounds.tunable]
-        room = {name: max(getattr(now, name), min(2 * getattr(now, name), _ROOM[-1])) for name in names}
-        found.append(now._replace(threads=min(2 * now.threads, more[-1]), **room))
+        found += [now._replace(threads=more[0]), with_room(2)._replace(threads=min(2 * now.threads, more[-1]))]
     elif "threads" in bounds.tunable and now.threads > 1 and how.reader == "threads":
         found.append(now._replace(threads=max(n for n in _THREADS if n < now.threads)))
+    found.append(with_room(4))
     if "workers" in bounds.tunable and _may_need_workers(window, how):
         found.append(now._replace(threads=0, workers=bounds.cores))
     yield from bounds.allowed(found)

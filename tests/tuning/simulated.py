@@ -4,11 +4,11 @@ import dataclasses
 import random
 
 from feedline.observe.accounting import BatchTimes
-from feedline.observe.candidates import Bounds
 from feedline.observe.model import Costs, _waits
 from feedline.observe.verdict import Circumstances
 from feedline.observe.window import Window
 from feedline.options import Settings
+from feedline.tuning.candidates import Bounds
 
 BATCHES = 128
 """Of a window."""

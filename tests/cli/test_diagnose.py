@@ -1,0 +1,93 @@
+"""`feedline diagnose -- command`: a script that is not changed, what it prints, and how it ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from feedline.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+
+import jax, numpy as np, feedline
+
+rows = {"x": np.zeros((4096, 8), np.float32)}
+test = feedline.Feed(rows, 64, jax.devices()[0], epochs=1)
+feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.006), batch)[1],
+                     reading=feedline.Reading(threads=1))
+next(test)  # a look at the data: not the feed of the loop
+for step, batch in zip(range(int(sys.argv[1])), feed):
+    time.sleep(0.002)
+print("the model was saved")
+"""
+
+
+@pytest.fixture
+def diagnosed(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def run(*options, steps, script="train.py"):
+        command = [
+            sys.executable,
+            "-m",
+            "feedline",
+            "diagnose",
+            *options,
+            "--",
+            sys.executable,
+            script,
+            str(steps),
+        ]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed):
+    done = diagnosed("--steps", "80", "--json", steps=100_000)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("a step takes ")
+    assert "the model was saved" not in done.stdout
+    found = json.loads(last)
+    assert set(found["diagnosis"]) == {"steps_s", "first_batch_s", "steps", "au", "stalls_s"}
+    assert found["diagnosis"]["steps"] == dict.fromkeys(found["diagnosis"]["steps_s"], 15)
+    assert (
+        found["diagnosis"]["stalls_s"]["preparation"] > 0.002 > found["diagnosis"]["steps_s"]["resident"] - 0.002
+    )
+    assert len(found["processes"]) == 1
+
+
+def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed):
+    done = diagnosed("--steps", "80", "--after", "4", steps=4 + 50)
+    assert done.returncode == 0, done.stderr
+    assert "the model was saved" in done.stdout
+    assert "not measured: placed again, resident" in done.stdout
+
+
+def test_without_a_loop_over_a_feed_it_says_so(diagnosed):
+    done = diagnosed(steps=3)
+    assert done.returncode == 2
+    assert "no loop of the command took more than --after 8 batches" in done.stderr
+
+
+def test_a_command_that_fails_passes_its_exit_code_on(diagnosed):
+    assert diagnosed(steps=0, script="missing.py").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "diagnose runs a command: feedline diagnose -- python train.py"),
+        (["--steps", "31", "--", "true"], "--steps must be at least 32 and --after at least 0, got 31, 8"),
+        (["--", "no-such-program"], "no-such-program"),
+    ],
+)
+def test_wrong_use_is_an_error_with_a_fix(options, told, capsys):
+    assert main(["diagnose", *options]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,384 @@
+"""The checks of a machine: each with the trouble planted, and without it."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feedline.cluster.cgroups import GroupLimits, limits
+from feedline.doctor import devices, faults, host, machine, processors, settings
+
+MANY = frozenset(range(64))
+TWO_NODES = {0: frozenset(range(32)), 1: frozenset(range(32, 64))}
+
+
+def tree(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def severity(check):
+    if check.severity in ("warning", "error"):
+        assert check.fix
+        assert check.why
+    return check.severity
+
+
+# --- processors ---
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, None),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "250000 100000\n"}, 2.5),
+        (
+            {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/cpu.max": "800000 100000\n",
+                "sys/fs/cgroup/cpu.max": "400000 100000\n",
+            },
+            4,
+        ),
+        (  # version 1, seen from inside of a container
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "150000\n",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/job\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+    ],
+)
+def test_quota_of_processors(files, expected, tmp_path):
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    assert limits(tree(tmp_path, files)).processors == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "words"),
+    [
+        ((64, MANY, 4.0, 16), "warning", "grants 4 processors, but libraries count 64"),
+        ((64, frozenset({3}), None, 2), "warning", "1 of 64 processors"),
+        ((64, MANY, None, 16), "ok", "64 processors"),
+        ((64, MANY, 64.0, 16), "ok", "64 processors"),
+    ],
+)
+def test_threads(found, expected, words):
+    check = processors.check_threads(processors.Processors(*found))
+    assert severity(check) == expected
+    assert words in check.finding
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one processor")
+def test_a_process_that_is_bound_to_one_processor():
+    bound = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from feedline.doctor import processors as p; print(p.check_threads(p.processors()).severity)"
+    )
+    done = subprocess.run([sys.executable, "-c", bound], capture_output=True, text=True, check=True)
+    assert done.stdout == "warning\n"
+
+
+def pci(address, node, kind="0x030200", vendor="0x10de"):
+    folder = f"sys/bus/pci/devices/{address}"
+    return {f"{folder}/class": kind, f"{folder}/vendor": vendor, f"{folder}/numa_node": str(node)}
+
+
+def numa(root, memory, *gpus):
+    files = {f"sys/devices/system/node/node{n}/cpulist": f"{32 * n}-{32 * n + 31}\n" for n in (0, 1)}
+    files["proc/self/status"] = f"Name:\tpython\nMems_allowed_list:\t{memory}\n"
+    for i, node in enumerate(gpus):
+        files |= pci(f"0000:{i}1:00.0", node)
+    files |= pci("0000:f1:00.0", 1, kind="0x020000")  # a network card
+    return processors.topology(tree(root, files))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "memory", "gpus", "expected"),
+    [
+        (range(32), "0-1", [1, 1], "warning"),
+        (range(32), "1", [], "warning"),
+        (range(32), "0", [0, 1], "note"),
+        (range(32), "0-1", [0], "ok"),
+        (range(64), "0-1", [0, 1], "ok"),
+        (range(32), "0-1", [-1], "ok"),
+    ],
+)
+def test_affinity(allowed, memory, gpus, expected, tmp_path):
+    found = numa(tmp_path, memory, *gpus)
+    assert found.processors == TWO_NODES
+    assert len(found.accelerators) == len(gpus)
+    assert severity(processors.check_affinity(frozenset(allowed), found)) == expected
+
+
+def test_one_memory_node():
+    found = processors.Topology({0: MANY}, {0}, {})
+    assert processors.check_affinity(MANY, found).severity == "ok"
+
+
+# --- the host ---
+
+
+@pytest.mark.parametrize(("free", "expected"), [(64 << 20, "warning"), (8 << 30, "ok")])
+def test_shared_memory(free, expected):
+    assert severity(host.check_shared_memory(free, free)) == expected
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(256, 256, "warning"), (1024, 1 << 20, "note"), (65536, 65536, "ok"), (resource.RLIM_INFINITY, -1, "ok")],
+)
+def test_open_files(soft, hard, expected):
+    check = host.check_open_files(soft, hard)
+    assert severity(check) == expected
+    assert ("limits.conf" in check.fix) == (soft == hard == 256)
+
+
+@pytest.mark.slow
+def test_a_low_limit_of_open_files():
+    low = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+        "from feedline.doctor import host as h; print(h.check_open_files(*h.open_files()).finding)"
+    )
+    done = subprocess.run([sys.executable, "-c", low], capture_output=True, text=True, check=True)
+    assert done.stdout == "this process may open 128 files\n"
+
+
+def memory(root, available_gib, **group):
+    info = f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available_gib << 20} kB\nHugePages_Total: 0\n"
+    files = {"proc/meminfo": info, "proc/self/cgroup": "0::/\n"}
+    files |= {f"sys/fs/cgroup/memory.{name}": str(value) for name, value in group.items()}
+    return host.memory(tree(root, files))
+
+
+@pytest.mark.parametrize(
+    ("available", "group", "expected"),
+    [
+        (48, {}, "ok"),
+        (1, {}, "warning"),
+        (48, {"max": 8 << 30, "current": 8 << 30}, "warning"),
+        (48, {"max": 8 << 30, "current": 8 << 30, "stat": f"anon 5\ninactive_file {4 << 30}\n"}, "ok"),
+        (48, {"max": "max", "current": 8 << 30}, "ok"),
+    ],
+)
+def test_free_memory(available, group, expected, tmp_path):
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    assert severity(host.check_memory(memory(tmp_path, available, **group))) == expected
+
+
+def test_memory_of_version_1(tmp_path):
+    group = {
+        "proc/self/cgroup": "3:memory:/job\n",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(4 << 30),
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(3 << 30),
+        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1 << 30}\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
+    }
+    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
+
+
+@pytest.mark.parametrize(("data", "expected"), [(200 << 30, "note"), (20 << 30, "ok")])
+def test_page_cache(data, expected):
+    assert severity(host.check_page_cache(data, host.Memory(64 << 30, 48 << 30))) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "accelerators", "expected"),
+    [(500e6, 5.0, 0, "warning"), (500e6, 1.0, 1, "ok"), (500e6, 1.0, 8, "warning"), (1e5, 0.1, 1, "unknown")],
+)
+def test_read_rate(count, seconds, accelerators, expected):
+    assert severity(host.check_read_rate(count, seconds, accelerators)) == expected
+
+
+def test_reading_is_bounded(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.bin").write_bytes(bytes(20 << 20))
+    files = host.files_below(tmp_path)
+    assert len(files) == 3
+    assert host.read_rate(files)[0] == 60 << 20
+    assert host.read_rate(files, most=24 << 20)[0] == 28 << 20  # the block that passes the limit is the last
+    assert host.read_rate(files, seconds=0)[0] == 8 << 20
+    with pytest.raises(FileNotFoundError, match="--data"):
+        host.files_below(tmp_path / "none")
+
+
+# --- settings and versions ---
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "ok"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.9"}, "ok"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "note"),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "warning"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.99"}, "warning"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"}, "warning"),
+    ],
+)
+def test_preallocation(environ, expected):
+    check = settings.check_preallocation({"HOME": "/root", **environ})
+    assert severity(check) == expected
+    assert all(name in check.finding for name in environ)
+
+
+@pytest.mark.parametrize(("enabled", "expected"), [(True, "note"), (False, "ok")])
+def test_x64(enabled, expected):
+    assert severity(settings.check_x64(enabled)) == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpus", "plugins", "platforms", "expected", "words"),
+    [
+        ("gpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "ok", "8 NVIDIA GPUs"),
+        ("cpu", 0, {}, "", "ok", "0 NVIDIA GPUs"),
+        ("cpu", 1, {}, "", "error", "no CUDA plugin"),
+        ("cpu", 8, {"jax-cuda13-plugin": "0.10.1"}, "", "error", "has version 0.10.1, and jaxlib 0.10.2"),
+        ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "cpu", "error", "JAX_PLATFORMS is cpu"),
+        ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "error", "could not start"),
+    ],
+)
+def test_devices_that_jax_uses(platform, gpus, plugins, platforms, expected, words):
+    check = settings.check_devices(platform, gpus, plugins, "0.10.2", platforms)
+    assert severity(check) == expected
+    assert words in check.finding
+
+
+@pytest.mark.parametrize(("version", "expected"), [("0.2.18", "note"), ("0.2.19", "ok"), ("0.2.17", "ok")])
+def test_versions(version, expected):
+    assert severity(faults.check_versions({"grain": version})) == expected
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "expected"),
+    [
+        ("525.60.13", 12, "ok"),
+        ("470.82.01", 12, "error"),
+        ("535.104", 13, "error"),
+        ("580.65.06", 13, "ok"),
+        (None, 13, "unknown"),
+        ("580.65.06", None, "unknown"),
+    ],
+)
+def test_driver(driver, cuda, expected):
+    assert severity(faults.check_driver(driver, cuda)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6\nGCC version: 12", "535.54.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+        (None, None),
+    ],
+)
+def test_version_of_the_driver(text, expected, tmp_path):
+    root = tmp_path if text is None else tree(tmp_path, {"proc/driver/nvidia/version": text})
+    assert faults.driver_version(root) == expected
+
+
+def test_the_driver_lists_its_gpus(tmp_path):
+    assert faults.gpu_count(tmp_path) == 0
+    tree(tmp_path, {f"proc/driver/nvidia/gpus/0000:{i}1:00.0/information": "Model: H100" for i in range(8)})
+    assert faults.gpu_count(tmp_path) == 8
+
+
+@pytest.mark.parametrize(
+    ("right", "platform", "expected"), [(True, "cpu", "ok"), (False, "cpu", "error"), (False, "gpu", "note")]
+)
+def test_constant_operand(right, platform, expected):
+    assert severity(faults.check_constant_operand(right, "0.10.2", platform)) == expected
+
+
+@pytest.mark.slow
+def test_without_the_fusion_a_constant_operand_is_right():
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
+    told = "from feedline.doctor import faults; print(faults.constant_operand_is_right())"
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=os.environ | flags
+    )
+    assert done.stdout == "True\n"
+
+
+# --- devices: figures of accelerators that do not exist ---
+
+FAST = devices.Rates(pageable=20e9, pinned=25e9)
+
+
+def test_pageable_memory():
+    assert severity(devices.check_pageable(FAST)) == "ok"
+    assert severity(devices.check_pageable(devices.Rates(5e9, 25e9))) == "warning"
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ("4, 16, 16\n4, 16, 16\n", "ok"),
+        ("4, 16, 16\n4, 8, 16\n", "warning"),
+        ("5, 16, 16\n", "warning"),
+        ("[N/A], [N/A], [N/A]\n", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_link(links, expected):
+    assert severity(devices.check_link(FAST, devices.parsed_links(links))) == expected
+
+
+@pytest.mark.parametrize(("together", "count", "expected"), [(190e9, 8, "ok"), (50e9, 8, "note"), (25e9, 1, "ok")])
+def test_all_devices(together, count, expected):
+    assert severity(devices.check_all_devices(FAST, devices.Rates(1.0, together), count)) == expected
+
+
+@pytest.mark.parametrize(
+    ("two", "platform", "expected"), [(1.05, "gpu", "ok"), (1.6, "gpu", "warning"), (1.6, "cpu", "note")]
+)
+def test_overlap(two, platform, expected):
+    assert severity(devices.check_overlap({0: 2.1, 1: 1.1, 2: two, 3: 1.0}, platform)) == expected
+
+
+def test_a_disturbed_measurement_of_the_overlap_is_made_again(monkeypatch):
+    measured = iter([1.9, 1.1])
+
+    def overlap(step_s, steps):
+        of_the_slower = next(measured)
+        return {"depths": [{"prefetch": depth, "of_the_slower": of_the_slower} for depth in range(4)]}
+
+    monkeypatch.setattr(devices, "overlap", overlap)
+    assert devices.overlaps()[2] == 1.1
+
+
+def test_the_measurement_of_transfers_runs():
+    import jax
+
+    rates = devices.transfer_rates(jax.devices(), batch_bytes=1 << 18, seconds=0.01)
+    assert min(rates) > 0
+
+
+def test_without_an_accelerator_no_figure_of_one_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "overlaps", lambda: {0: 2.0, 1: 1.0, 2: 1.0, 3: 1.0})
+    (tmp_path / "rows.bin").write_bytes(bytes(2 << 20))
+    found = {check.name: check for check in machine.machine_checks({}, tmp_path)}
+    for name in ("pageable and pinned memory", "link to the devices", "all devices at once"):
+        assert found[name].severity == "unknown"
+        assert "no accelerator" in found[name].finding
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert not [name for name in found if f"| {name} |" not in page]  # each check is in the table
+    assert found["disk read rate"].severity in ("ok", "warning")
+    assert found["page cache"].severity == "ok"

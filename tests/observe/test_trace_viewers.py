@@ -1,0 +1,100 @@
+"""A trace in Perfetto itself, and the same names and steps in a profile of JAX."""
+
+import collections
+import contextlib
+import gzip
+import itertools
+import json
+
+import jax
+import pytest
+from perfetto import asked
+from trace_file import STAGES, Trace, feed_of
+
+
+@pytest.mark.slow
+def test_perfetto_loads_it(tmp_path):
+    with feed_of("threads share a batch", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
+        assert len(list(feed)) == 10
+    errors, spans, arrows, tracks, reached = asked(
+        path,
+        tmp_path / "browser",
+        "select name, value from stats where severity != 'info' and value > 0",
+        "select name, count(*), sum(dur) from slice group by name order by name",
+        "select a.name, b.name, count(*) from flow "
+        "join slice a on slice_out = a.id join slice b on slice_in = b.id group by a.name, b.name order by a.name",
+        "select distinct thread.name, process.name from slice join thread_track on track_id = thread_track.id "
+        "join thread using (utid) join process using (upid) order by tid",
+        "select count(*) from directly_connected_flow((select min(id) from slice where name = 'step'))",
+    )
+    trace = Trace(path)
+    assert errors == []
+    assert {name for name, _, _ in spans} == {*STAGES, "read ahead", "ready", "step", "wait"}
+    for name, count, ns in spans:
+        if name not in ("read ahead", "ready"):
+            assert count == len(trace.named(name))
+            assert ns / 1e9 == pytest.approx(trace.seconds(name), abs=1e-9 * count)
+    assert arrows == [["place", "step", 10], ["read", "place", 20]]
+    assert [tuple(row) for row in tracks] == [(name, "feedline") for name in trace.tracks.values()]
+    assert reached == [[3]]  # a step, back to its placing, and from there to both reads
+
+
+NAMES = {f"feedline.{name}" for name in (*STAGES, "wait")}
+
+
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["threads share a batch", "a stream", "prefetch 0", "several steps a call"])
+def test_a_profile_has_the_same_names_and_steps(kind, tmp_path):
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    profile = jax.profiler.trace(tmp_path / "profile", profiler_options=options)
+    with feed_of(kind, tmp_path) as feed, profile, feed.trace(tmp_path / "trace.json") as path:
+        for step in range(4):
+            with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+                next(feed)
+    found = collections.defaultdict(set)
+    (profile,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    for plane in jax.profiler.ProfileData.from_file(str(profile)).planes:
+        for event in itertools.chain(*(line.events for line in plane.lines)):
+            if event.name in NAMES:
+                found[event.name].add(dict(event.stats)["step"])
+            elif event.name == "train":
+                found["train"].add(dict(event.stats)["step_num"])
+    trace = Trace(path)
+    assert found.pop("train") == {1, 2, 3, 4}
+    for name in (*STAGES, "wait"):
+        steps = {span.args["step"] for span in trace.named(name)}
+        assert steps <= found[f"feedline.{name}"], name  # reading ahead goes further
+    assert found["feedline.wait"] == {span.args["step"] for span in trace.named("wait")}
+    # and in what XProf's trace viewer shows
+    (shown,) = (tmp_path / "profile").rglob("*.trace.json.gz")
+    with gzip.open(shown) as file:
+        events = json.load(file)["traceEvents"]
+    waits = {int(event["args"]["step"]) for event in events if event.get("name") == "feedline.wait"}
+    assert waits == found["feedline.wait"]
+
+
+def test_steps_in_a_profile_go_on_after_a_resume(tmp_path, monkeypatch):
+    noted = []
+
+    class Annotation(contextlib.nullcontext):
+        def __init__(self, name, *, step):
+            noted.append((name, step))
+            super().__init__()
+
+        @staticmethod
+        def is_enabled():
+            return True
+
+    monkeypatch.setattr(jax.profiler, "TraceAnnotation", Annotation)
+    with feed_of("one thread", tmp_path) as feed:
+        next(feed), next(feed)
+        state = feed.get_state()
+    noted.clear()
+    with feed_of("prefetch 0", tmp_path) as feed:
+        feed.set_state(state)
+        next(feed)
+        assert dict(noted) == dict.fromkeys(NAMES, 3)
+        feed.seek(0)
+        next(feed)
+        assert dict(noted) == dict.fromkeys(NAMES, 4)
