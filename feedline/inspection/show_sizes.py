@@ -38,7 +38,7 @@ def memory(description: Description) -> Iterator[RenderableType]:
         yield f"Each call delivers {request.steps_per_call} batches, which is counted here."
     if request.tunable:
         names = " and ".join(sorted(request.tunable))
-        yield f'At the start: {names} "auto" may grow, within the limits of feedline.Limits.'
+        yield f'At the start: {names} "auto" may grow, within feedline.Limits.'
     if settings.workers:
         batches = settings.workers * (2 * max(1, settings.buffer // settings.workers) + 3)
         size = found.host_bytes // (n + 1)

@@ -55,10 +55,8 @@ class Run:
 def assert_sound(run, limits):
     """What holds for any load: the limits, few changes, none twice but going back, and quiet in the end."""
     assert all(limits.allow(each) for each in run.tried)
-    for each in run.tried:
-        given = (
-            ALL - limits.tunable - ({"threads"} if each.workers else set())
-        )  # where workers read, threads do not
+    for each in run.tried:  # where workers read, threads do not
+        given = ALL - limits.tunable - ({"threads"} if each.workers else set())
         assert all(getattr(each, name) == getattr(START, name) for name in given)
     assert len(run.tried) <= MOST_CHANGES + 1
     assert all(run.tried.count(each) == 1 for each in run.tried[:-1] if each != run.now)
@@ -186,7 +184,7 @@ def test_sentences():
         "tries threads 2 → 8, because the loop waits 75 % of the time and a simulation promises 10.2 ms a step"
     )
     assert second == "keeps threads 2 → 8: 10.2 ms a step, wait 2 %, before 40.5 ms a step, wait 75 %"
-    assert last.startswith("stays with threads 8, workers 0, buffer 2, prefetch 2: ")
+    assert last.startswith("stays with threads 12, workers 0, buffer 2, prefetch 2: ")
 
 
 def test_faster_means_by_more_than_the_noise():
