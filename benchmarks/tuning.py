@@ -78,6 +78,10 @@ def frees_the_lock(batch, rows):
     return batch
 
 
+def wide_rows(folder):
+    return {"x": np.ones((1 << 10, 1 << 16), np.uint8)}  # batches of 4 MB
+
+
 def in_memory(folder):
     return {"x": np.ones((ROWS, WIDTH), np.uint8)}
 
@@ -91,7 +95,7 @@ def on_disk(folder):
 
 # name: source, transform, seconds of placing, seconds of the loop
 LOADS = {
-    "memory": (in_memory, None, 0.0, 0.0),
+    "memory": (wide_rows, None, 0.0, 0.0),
     "slow disk": (lambda folder: SlowDisk(), None, 0.0, 0.004),
     "GIL-bound decode": (on_disk, holds_the_lock, 0.0, 0.004),
     "GIL-free decode": (on_disk, frees_the_lock, 0.0, 0.004),

@@ -21,6 +21,8 @@ _GAIN = 0.02
 """A share of the step below which a predicted gain is none."""
 _WORTH_A_TRY = 0.05
 """A share of waiting above which settings are tried of which the simulation expects nothing."""
+_BEFORE_PROBES = 2
+"""Settings that the simulation recommends which are tried before those."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,18 +107,20 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
       bounds: of the settings.
     """
     sample = Window(window.batches[-_SAMPLE:], min(window.last, _SAMPLE), window.drained)
-    step_s, wait_s = window.period_s, window.wait_s
+    step_s, wait_s, held_s = window.period_s, window.wait_s, held_up_s(window, how)
     simulated_s = predicted_wait_s(sample, how, how)
 
     def predicted_s(settings: Settings) -> float:
-        if simulated_s <= 0:  # nothing that the simulation knows of makes the loop wait
-            return step_s
         then_s = predicted_wait_s(sample, how, how.with_settings(settings))
-        return step_s - wait_s + wait_s * then_s / simulated_s
+        if simulated_s > 0:
+            then_s *= wait_s / simulated_s
+        elif not settings.workers:  # nothing that the simulation knows of makes the loop wait
+            return step_s
+        return window.loop_s + then_s - (held_s if settings.workers else 0.0)
 
     promising: dict[Settings, float] = {}
     for line in itertools.chain(_lines(window, how, bounds), _pairs(window, how, bounds)):
-        if min(promising.values(), default=step_s) < (1 + _GAIN) * (step_s - wait_s):
+        if min(promising.values(), default=step_s) < (1 + _GAIN) * (step_s - wait_s - held_s):
             break  # as good as no waiting
         tried = [(predicted_s(settings), settings) for settings in line]
         if tried:
@@ -136,9 +140,16 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
         Candidate(each, f"{waits} and a simulation promises {milliseconds(promising[each])} ms a step")
         for each in ordered
     ]
-    if wait_s > _WORTH_A_TRY * step_s:
-        found += [Candidate(each, waits) for each in _probes(window, how, bounds) if each not in promising]
+    if wait_s + held_s > _WORTH_A_TRY * step_s:
+        probes = [Candidate(each, waits) for each in _probes(window, how, bounds) if each not in promising]
+        # if the first predictions are wrong, the others are as a rule wrong for the same reason
+        found = found[:_BEFORE_PROBES] + probes + found[_BEFORE_PROBES:]
     return found
+
+
+def held_up_s(window: Window, how: Circumstances) -> float:
+    """The part of the loop's own time in which it waits for the interpreter's lock, at the least."""
+    return min(how.lock_wait_s, window.loop_s) if shares_lock(how) else 0.0
 
 
 def _lines(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
@@ -185,8 +196,9 @@ def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Sett
     found = []
     if more:
         found += [now._replace(threads=more[0]), with_room(2)._replace(threads=min(2 * now.threads, more[-1]))]
-    elif "threads" in bounds.tunable and now.threads > 1 and how.reader == "threads":
-        found.append(now._replace(threads=max(n for n in _THREADS if n < now.threads)))
+    computes = window.mean("cpu_s") > 0.5 * window.period_s
+    if computes and "threads" in bounds.tunable and now.threads > 1 and how.reader == "threads":
+        found.insert(0, now._replace(threads=max(n for n in _THREADS if n < now.threads)))
     found.append(with_room(4))
     if "workers" in bounds.tunable and _may_need_workers(window, how):
         found.append(now._replace(threads=0, workers=bounds.cores))
@@ -195,7 +207,8 @@ def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Sett
 
 def _may_need_workers(window: Window, how: Circumstances) -> bool:
     """Whether threads seem to take turns: they hold the interpreter's lock, or together use one core."""
-    if how.reader != "threads" or not how.may_use_workers or window.wait_s < _WORTH_A_TRY * window.period_s:
+    waits_s = window.wait_s + held_up_s(window, how)
+    if how.reader != "threads" or not how.may_use_workers or waits_s < _WORTH_A_TRY * window.period_s:
         return False
     busy = window.mean("cpu_s") / max(1e-12, window.period_s)
     return shares_lock(how) or (how.threads > 1 and how.cores > 1 and 0.7 < busy < 1.3)

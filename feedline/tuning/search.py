@@ -18,7 +18,7 @@ from feedline.observe.verdict import Circumstances
 from feedline.observe.window import Window
 from feedline.observe.words import milliseconds, percent
 from feedline.options import Settings
-from feedline.tuning.candidates import Bounds, Candidate, candidates
+from feedline.tuning.candidates import Bounds, Candidate, candidates, held_up_s
 
 LITTLE = 0.02
 """A share of waiting, or of gain, that is not worth a change."""
@@ -47,15 +47,16 @@ class Measured(NamedTuple):
     wait_share: float
 
     @classmethod
-    def of(cls, window: Window) -> Measured:
-        """Of the batches of a window."""
+    def of(cls, window: Window, how: Circumstances) -> Measured:
+        """Of the batches of a window. Waiting for the interpreter's lock counts, too."""
         steps = [batch.wait_s + (batch.loop_s or 0.0) for batch in window.batches]
         means = [sum(steps[i : i + _BLOCK]) / _BLOCK for i in range(0, len(steps) - _BLOCK + 1, _BLOCK)]
         error_s = 0.0
         if len(means) > 1:
             mean = sum(means) / len(means)
             error_s = math.sqrt(sum((each - mean) ** 2 for each in means) / (len(means) - 1) / len(means))
-        return cls(window.period_s, error_s, window.wait_s / max(1e-12, window.period_s))
+        waits_s = window.wait_s + held_up_s(window, how)
+        return cls(window.period_s, error_s, waits_s / max(1e-12, window.period_s))
 
     def is_faster_than(self, other: Measured) -> bool:
         """By more than the noise of both; by a fifth, however noisy they are."""
@@ -109,9 +110,9 @@ class Tuning:
             return self._asked
         if self._bounds.exceeds_cores(window, how):
             return self._fewer_threads(how)
-        if not _is_enough(window):
+        if not _is_enough(window, how):
             return None
-        found = Measured.of(window)
+        found = Measured.of(window, how)
         if self._settled:
             if not self._is_clearly_slower(window, found):
                 return None
@@ -190,14 +191,14 @@ class Tuning:
         self._told(sentence)
 
 
-def _is_enough(window: Window) -> bool:
+def _is_enough(window: Window, how: Circumstances) -> bool:
     """Whether a window is long enough to judge by."""
     count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
     if not window.drained or count < _LEAST_BATCHES or (span_s < _LEAST_S and count < _ENOUGH_BATCHES):
         return False
     if count >= _ENOUGH_BATCHES or span_s >= _ENOUGH_S:
         return True
-    found = Measured.of(window)
+    found = Measured.of(window, how)
     return 2 * found.error_s <= LITTLE * found.step_s
 
 
