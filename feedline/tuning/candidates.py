@@ -135,7 +135,7 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
         return int((promising[settings] - best_s) / (_GAIN * step_s)), bounds.host_use(settings)
 
     ordered = sorted(promising, key=rank)
-    waits = f"the loop waits {percent(wait_s / max(1e-12, step_s))} of the time"
+    waits = f"the loop waits {percent((wait_s + held_s) / max(1e-12, step_s))} of the time"
     found = [
         Candidate(each, f"{waits} and a simulation promises {milliseconds(promising[each])} ms a step")
         for each in ordered
