@@ -183,7 +183,7 @@ class Tuning:
         self._tell(f"{_difference(how.settings, settings)}: they kept more than {self._bounds.cores} cores busy")
         self._failed.add(how.settings)
         self._best, self._asked, self._measured = settings, settings, None
-        self._left = []
+        self._left, self._settled = [], False
         return settings
 
     def _tell(self, sentence: str) -> None:

@@ -164,6 +164,10 @@ def test_threads_that_begin_to_compute_become_no_more_than_the_cores():
     assert run.now.threads > 2
     run.load = dataclasses.replace(cached, cores=8)  # of the machine; the limit is 2
     assert run.look().threads == 2
+    for _ in range(20):
+        run.look()
+    assert run.tuning.settled
+    assert run.now.threads == 2
 
 
 def test_workers_that_fail_are_not_tried_again():
