@@ -4,7 +4,7 @@ A map of the package. First what a user calls and sees::
 
     feed        the loop's iterator of global batches: its state and life cycle
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
-    options     Order, Reading and Blocks, validated on construction
+    options     Order, Reading, Limits and Blocks, validated on construction
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
     statistics  a snapshot of a feed's counts and times
@@ -21,6 +21,7 @@ then one folder a stage, in the order in which data flows::
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     pipeline/   composes the stages
+    tuning/     settings that a feed finds while it trains
     observe/    what batches cost, what limits a feed, and which setting to change
 
 and the other folders::
@@ -53,6 +54,7 @@ _MODULE_OF = {
     "Feed": "feed",
     "FeedError": "errors",
     "Lanes": "sources.lanes",
+    "Limits": "options",
     "Order": "options",
     "ProcessError": "errors",
     "Reading": "options",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from feedline.feed import Feed as Feed
     from feedline.loader.form import Rows as Rows
     from feedline.options import Blocks as Blocks
+    from feedline.options import Limits as Limits
     from feedline.options import Order as Order
     from feedline.options import Reading as Reading
     from feedline.placement.plan import local_rows as local_rows

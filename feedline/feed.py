@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from feedline import state as states
 from feedline.agreement.monitor import close_on_abort, failure
-from feedline.errors import ProcessError, StallError
+from feedline.errors import ProcessError, RowError, StallError
 from feedline.loader.form import Transform
 from feedline.observe.diagnosis import Diagnosis
 from feedline.observe.report import Report
-from feedline.options import Order, Reading, checked_integer
+from feedline.options import Auto, Order, Reading, Settings, checked_integer
 from feedline.order.schedule import Cursor, Remainder
 from feedline.pipeline.build import build
 from feedline.pipeline.diagnosing import DiagnosingPipeline
@@ -81,7 +81,7 @@ class Feed(Shown, ProcessBound):
         on row i of the batch. `rows` is a `feedline.Rows`.
       prefetch: placed batches that wait, at the most. 0: synchronous, all on the caller's thread, for
         debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
-        transfer and compute on a GPU.
+        transfer and compute on a GPU. "auto": found while the feed runs, as `Reading` describes it.
 
       steps_per_call: K. With more than 1, `next` gives K batches at once, as leaves [K, B, ...] of which the
         second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
@@ -121,7 +121,7 @@ class Feed(Shown, ProcessBound):
         remainder: Remainder = "drop",
         reading: Reading = Reading(),  # noqa: B008  frozen
         transform: Transform | None = None,
-        prefetch: int = 2,
+        prefetch: int | Auto = 2,
         steps_per_call: int = 1,
     ) -> None:
         super().__init__()
@@ -186,6 +186,9 @@ class Feed(Shown, ProcessBound):
                     self._forget_ended()
                 before, steps = self._delivered, self._request.steps_per_call
                 asked = time.perf_counter()
+                tuner = self._observing.tuner
+                if tuner is not None and (proposal := tuner.proposal) is not None:
+                    self._tune(proposal)
                 with annotation("wait", before.step + steps):
                     placed = self._take()
                 metadata = placed.metadata
@@ -356,7 +359,7 @@ class Feed(Shown, ProcessBound):
             raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:
             self._check_open()
-            diagnosis, observing, delivered = Diagnosis(), Observing(self._stages), self._delivered
+            diagnosis, observing, delivered = Diagnosis(), Observing(self._stages, tunes=False), self._delivered
             pipeline = DiagnosingPipeline(
                 self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis
             )
@@ -364,7 +367,7 @@ class Feed(Shown, ProcessBound):
         before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
         try:
             self._diagnosed, self._observing, self._loops, self._exhausted = pipeline, observing, Loops(), False
-            close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
+            close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
             close_on_abort(pipeline)
             self._pipelines.append(pipeline)
             self._pipeline = pipeline
@@ -453,11 +456,25 @@ class Feed(Shown, ProcessBound):
             raise StopIteration from None
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
+        except Exception as error:
+            tuner, chosen = self._observing.tuner, self._stages.settings.workers > 0
+            known = isinstance(error, RowError | StallError | ProcessError)
+            if known or not chosen or tuner is None or not tuner.does_without_workers(error):
+                raise
+            # the user asked for no workers, so threads read again from the last batch delivered
+            self._tune(tuner.start)
+            return self._take()
+
+    def _tune(self, settings: Settings) -> None:
+        """Go on with other settings: the next pipeline starts after the last batch delivered."""
+        self._stages = self._stages.tuned(settings)
+        self._stop(0, reads=False)
+        self._observing.changed(self._stages)  # last: after an interrupt before it, all of this is done again
 
     def _start(self) -> Pipeline:
         step, cursor, lanes = self._delivered
         pipeline = self._stages.start(cursor, lanes, self._observing, step)
-        close_at_exit(pipeline, workers=self._stages.reading.workers > 0)
+        close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
         close_on_abort(pipeline)
         self._pipelines.append(pipeline)
         self._pipeline = pipeline

@@ -6,9 +6,11 @@ import dataclasses
 import numbers
 import operator
 import os
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 BadRows = Literal["raise", "substitute", "mask"]
+Auto = Literal["auto"]
+"""In place of a number: the feed finds it while it runs."""
 _SEED_BITS = 64
 MAX_AHEAD = 1 << 16
 """The limit of `Reading.buffer` and `prefetch`, in batches: more would only exhaust memory."""
@@ -73,9 +75,49 @@ class Order:
             raise TypeError(f"Order.shuffle must be True, False or feedline.Blocks, got {self.shuffle!r}")
 
 
+class Settings(NamedTuple):
+    """The numbers that a feed works with. None of them changes a batch."""
+
+    threads: int
+    workers: int
+    buffer: int
+    prefetch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What settings that are "auto" may use, in this process.
+
+    Attributes:
+      host_bytes: of host memory for batches that are read ahead. None: a quarter of the memory that this process
+        may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
+        host.
+      device_bytes: of each device, for batches. None: a tenth of its memory, where JAX reports that.
+      cores: that reading threads or workers may keep busy. None: those that this process may use, divided by the
+        processes that share them.
+
+    Example:
+      >>> Reading(threads="auto", buffer="auto", limits=Limits(host_bytes=2 << 30, cores=4)).limits.cores
+      4
+    """
+
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    cores: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("host_bytes", "device_bytes", "cores"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, checked_integer(f"Limits.{name}", value, at_least=1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """How rows are read on the host.
+
+    `threads`, `workers` and `buffer` may be "auto": the feed finds them while it runs, within `limits`, and never
+    changes a batch by it. docs/feed.md, "Settings that find themselves", says how.
 
     Attributes:
       threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
@@ -103,26 +145,30 @@ class Reading:
         it is the one that hangs. Both are at most 1e9 seconds, which means never.
       check_replicas_every: with several processes, every this many batches compare checksums between processes
         that own the same rows; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
+      limits: of what is "auto".
     """
 
-    threads: int | None = None
-    workers: int = 0
-    buffer: int = 2
+    threads: int | Auto | None = None
+    workers: int | Auto = 0
+    buffer: int | Auto = 2
     bad_rows: BadRows = "raise"
     bad_rows_budget: int | float = 0.001
     quarantine: str | os.PathLike[str] | None = None
     stall_warning_s: float = 30.0
     stall_error_s: float = 300.0
     check_replicas_every: int = 0
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
         if self.threads is not None:
-            threads = checked_integer("Reading.threads", self.threads, at_least=0, at_most=MAX_THREADS)
+            threads = checked_setting("Reading.threads", self.threads, at_least=0, at_most=MAX_THREADS)
             object.__setattr__(self, "threads", threads)
-        workers = checked_integer("Reading.workers", self.workers, at_least=0, at_most=MAX_THREADS)
+        workers = checked_setting("Reading.workers", self.workers, at_least=0, at_most=MAX_THREADS)
         object.__setattr__(self, "workers", workers)
-        buffer = checked_integer("Reading.buffer", self.buffer, at_least=1, at_most=MAX_AHEAD)
+        buffer = checked_setting("Reading.buffer", self.buffer, at_least=1, at_most=MAX_AHEAD)
         object.__setattr__(self, "buffer", buffer)
+        if not isinstance(self.limits, Limits):
+            raise TypeError(f"Reading.limits must be a feedline.Limits, got {self.limits!r}")
         if self.bad_rows not in get_args(BadRows):
             raise ValueError(f"Reading.bad_rows must be one of {get_args(BadRows)}, got {self.bad_rows!r}")
         object.__setattr__(self, "bad_rows_budget", _checked_budget(self.bad_rows_budget))
@@ -154,6 +200,15 @@ def checked_integer(name: str, value: object, *, at_least: int, at_most: int | N
     if at_most is not None and number > at_most:
         raise ValueError(f"{name} must be at most {at_most}, got {number}")
     return number
+
+
+def checked_setting(name: str, value: object, *, at_least: int, at_most: int) -> int | Auto:
+    """Validate an integer within bounds, or "auto"."""
+    if isinstance(value, str):
+        if value == "auto":
+            return "auto"
+        raise TypeError(f'{name} must be an integer, or "auto", got {value!r}')
+    return checked_integer(name, value, at_least=at_least, at_most=at_most)
 
 
 def _checked_budget(value: object) -> int | float:

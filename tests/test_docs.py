@@ -80,6 +80,7 @@ def test_feed(files, capsys):
     run("docs/feed.md")
     shape, *lines = capsys.readouterr().out.splitlines()
     assert shape == "(64, 4, 4)"
+    assert [line.split()[2:] for line in lines if line.startswith("auto: ")] == [["2", "2"]]
     (several,) = [line for line in lines if line.startswith("(4, 64, 4, 4)")]
     assert several.split()[-1] == "4"
     assert [line.split(" over ")[1] for line in lines[:2]] == ["200 rows"] * 2

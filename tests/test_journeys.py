@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
-from feedline.options import Blocks, Order, Reading
+from feedline.options import Blocks, Order, Reading, Settings
 from feedline.order.epoch import rows_at
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess
@@ -109,9 +109,9 @@ def travel(journey, spec, remainder, open_sources):
         plans = leg.plans(spec)
         together = Together(len(plans))
         sources = open_sources(leg, [form_of(spec, own, remainder) for own in plans], cursor, lanes, together)
-        reading, watch = Reading(threads=leg.threads), Watch(Reading())
+        numbers, watch = Settings(leg.threads, 0, 2, leg.prefetch), Watch(Reading())
         keep = lambda host: host  # noqa: E731  batches stay on the host
-        runs = [pipeline_of(batches, keep, reading, leg.prefetch, watch) for batches in sources]
+        runs = [pipeline_of(batches, keep, numbers, watch) for batches in sources]
         for run in runs:
             run.start()
         with ThreadPoolExecutor(len(runs)) as pool:
@@ -190,14 +190,14 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
     rows, order = SOURCES[source](n), Order(3, shuffle)
 
     def open_sources(leg, forms, cursor, lanes, together):
-        schedule, reading, watch = (
+        schedule, numbers, watch = (
             Schedule(n, leg.size, remainder, None),
-            Reading(threads=leg.threads),
+            Settings(leg.threads, 0, 2, leg.prefetch),
             Watch(Reading()),
         )
         readers = [BatchReader(rows, order, schedule, form) for form in forms]
         ways = [RandomAccess(reader, BatchBuffers(reader.form, 3)) for reader in readers]
-        return [way.open(cursor, None, reading, watch) for way in ways]
+        return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)
     epochs = range(cursor.epoch + 2)  # one more: the run goes on where the last batch ended

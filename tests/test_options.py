@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from feedline import Order, Reading
+from feedline import Limits, Order, Reading
 from feedline.options import checked_integer
 
 COUNTS = {"threads": 0, "workers": 0, "buffer": 1, "check_replicas_every": 0}
@@ -27,6 +27,7 @@ def test_defaults():
         "stall_warning_s": 30.0,
         "stall_error_s": 300.0,
         "check_replicas_every": 0,
+        "limits": {"host_bytes": None, "device_bytes": None, "cores": None},
     }
 
 
@@ -56,9 +57,33 @@ def test_a_value_that_is_not_an_integer_is_refused(name, value):
     if name == "Reading.threads" and value is None:
         return
     options, field = name.split(".")
-    with pytest.raises(TypeError, match=rf"^{name} must be an integer, got ") as error:
+    with pytest.raises(TypeError, match=rf'^{name} must be an integer,( or "auto",)? got ') as error:
         {"Order": Order, "Reading": Reading}[options](**{field: value})
     assert str(error.value).endswith(f"got {value!r}")
+
+
+def test_auto_stands_for_a_number_that_is_found():
+    reading = Reading(threads="auto", workers="auto", buffer="auto")
+    assert (reading.threads, reading.workers, reading.buffer) == ("auto", "auto", "auto")
+    for field in ("threads", "workers", "buffer"):
+        with pytest.raises(TypeError, match=f"^Reading.{field} must be an integer, or \"auto\", got 'Auto'$"):
+            Reading(**{field: "Auto"})
+    with pytest.raises(TypeError, match=r"^Reading\.check_replicas_every must be an integer, got 'auto'$"):
+        Reading(check_replicas_every="auto")
+
+
+@pytest.mark.parametrize("name", ["host_bytes", "device_bytes", "cores"])
+def test_limits_are_positive_integers(name):
+    assert getattr(Limits(**{name: np.int64(5)}), name) == 5
+    with pytest.raises(ValueError, match=rf"^Limits\.{name} must be at least 1, got 0$"):
+        Limits(**{name: 0})
+    with pytest.raises(TypeError, match=rf"^Limits\.{name} must be an integer, got 0\.5$"):
+        Limits(**{name: 0.5})
+
+
+def test_limits_of_a_reading_are_limits():
+    with pytest.raises(TypeError, match=r"^Reading\.limits must be a feedline\.Limits, got 4$"):
+        Reading(limits=4)
 
 
 def test_seeds_fill_64_bits():

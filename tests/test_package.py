@@ -68,9 +68,9 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Order", "ProcessError", "Reading", "RowError", "RowSource",
-        "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows", "open_source",
-        "prefetch_to_mesh", "save_lanes", "trainer",
+        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Reading", "RowError",
+        "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows",
+        "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -201,7 +201,8 @@ OF_FEEDLINE = {
     "placement": ["placement", "runtime.jax_settings"],  # on the thread that places
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
-    "observe": ["observe"],  # values that stages return, and what follows from them
+    "observe": ["observe", "options"],  # values that stages return, and what follows from them
+    "tuning": ["tuning", "observe", "options"],
     "observe.metrics": ["observe.report", "statistics"],
     "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
@@ -217,10 +218,10 @@ OF_FEEDLINE = {
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],
     # the compositions
-    # cluster.cores: the default number of threads
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe",
-                 "order.schedule", "agreement", "cluster.cores", "runtime.annotations", "notebook", "state",
-                 "statistics", "version", "errors", "options"],
+    # cluster: the default number of threads, and the memory of the control group
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
+                 "order.schedule", "agreement", "cluster.cores", "cluster.cgroups", "runtime.annotations",
+                 "notebook", "state", "statistics", "version", "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],

@@ -10,7 +10,7 @@ _NO_LIMIT = 1 << 60
 """Version 1 writes a number near 2^63 for "no limit"."""
 
 
-class Limits(NamedTuple):
+class GroupLimits(NamedTuple):
     """The tightest limits of the group of a process and of the groups around it.
 
     Attributes:
@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     memory_used_bytes: int | None = None
 
 
-def limits(root: Path = Path("/")) -> Limits:
+def limits(root: Path = Path("/")) -> GroupLimits:
     """The limits of this process.
 
     Args:
@@ -38,7 +38,7 @@ def limits(root: Path = Path("/")) -> Limits:
     for folder in _folders(root, "memory"):
         found = _memory(folder)
         memory = min(filter(None, (memory, found)), default=None)
-    return Limits(processors, *(memory or (None, None)))
+    return GroupLimits(processors, *(memory or (None, None)))
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

@@ -22,6 +22,11 @@ def own_cores() -> int:
     return share_of(os.environ, usable, present, quota)
 
 
+def own_processes() -> int:
+    """The processes of the run on this host; 1 if nothing tells."""
+    return processes_on_host(os.environ)
+
+
 def share_of(environ: Mapping[str, str], usable: int, present: int, quota: float | None = None) -> int:
     """This process's share of the cores. Pure.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from feedline.cluster.cgroups import Limits, limits
+from feedline.cluster.cgroups import GroupLimits, limits
 from feedline.doctor.check import Check, size, unknown
 
 _GIB = 1 << 30
@@ -74,7 +74,7 @@ class Memory(NamedTuple):
 
     total: int
     available: int
-    group: Limits = Limits()
+    group: GroupLimits = GroupLimits()
 
     @property
     def usable(self) -> int:

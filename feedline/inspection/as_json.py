@@ -33,7 +33,7 @@ def as_object(description: Description, source: str) -> dict[str, Any]:
         "reads": [_reads(description, each) for each in description.reads],
         "devices": _devices(description),
         "ahead": description.ahead,
-        "prefetch": request.prefetch,
+        "prefetch": request.settings().prefetch,
         "memory": description.memory._asdict(),
         "remainder": request.remainder,
         **_epochs(description),

@@ -173,15 +173,15 @@ def _memory(
         steps * max(each.read_bytes for each in reads),
         steps * shard,
         ahead=ahead,
-        prefetch=request.prefetch,
+        prefetch=request.settings().prefetch,
     )
 
 
 def _ahead(contents: Contents, request: Request, batch_size: int, reads: Sequence[ProcessReads]) -> int:
     if not contents.lanes:
-        return request.reading.buffer
+        return request.settings().buffer
     lanes = {tuple(_lanes_of(each, batch_size, contents.lanes)) for each in reads}
-    return 1 if len(lanes) == 1 else max(1, request.prefetch)
+    return 1 if len(lanes) == 1 else max(1, request.settings().prefetch)
 
 
 def _lanes_of(reads: ProcessReads, batch_size: int, lanes: int) -> list[int]:

@@ -16,7 +16,8 @@ from feedline.inspection.words import in_bytes, plural
 def memory(description: Description) -> Iterator[RenderableType]:
     """The formulas with their numbers."""
     found, request = description.memory, description.request
-    n, prefetch = description.ahead, request.prefetch
+    settings = request.settings()
+    n, prefetch = description.ahead, settings.prefetch
     ahead = f"{'window' if description.contents.lanes else 'buffer'} {n}"
     table = Table.grid(padding=(0, 2, 0, 0))
 
@@ -35,10 +36,13 @@ def memory(description: Description) -> Iterator[RenderableType]:
         yield '"as read": leaves that the host casts, cuts or transforms, before it does so.'
     if request.steps_per_call > 1:
         yield f"Each call delivers {request.steps_per_call} batches, which is counted here."
-    if request.reading.workers:
-        batches = request.reading.workers * (2 * max(1, request.reading.buffer // request.reading.workers) + 3)
+    if request.tunable:
+        names = " and ".join(sorted(request.tunable))
+        yield f'At the start: {names} "auto" may grow, within feedline.Limits.'
+    if settings.workers:
+        batches = settings.workers * (2 * max(1, settings.buffer // settings.workers) + 3)
         size = found.host_bytes // (n + 1)
-        yield f"/dev/shm, for {plural(request.reading.workers, 'worker')}: {batches} × {in_bytes(size)}, at most."
+        yield f"/dev/shm, for {plural(settings.workers, 'worker')}: {batches} × {in_bytes(size)}, at most."
 
 
 def epochs(description: Description) -> Iterator[RenderableType]:

@@ -56,7 +56,7 @@ class Staging:
 
     def __init__(self, form: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], idle: int) -> None:
         self._form = list(form)
-        self._most_idle = idle
+        self.most_idle = idle
         self._idle = self._new_idle()
         # The slabs mapped so far. A number would need a lock, and an interrupt may leave that held
         self._mapped: list[weakref.ref[mmap.mmap]] = []
@@ -72,9 +72,19 @@ class Staging:
         slabs = (slab() for slab in tuple(self._mapped))
         return sum(len(slab) for slab in slabs if slab is not None)
 
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._form)
+
     def lease(self) -> list[Array]:
         """An uninitialised array for each leaf, which starts on a page border."""
         return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
+
+    def keep(self, idle: int) -> None:
+        """Keep so many batches' slabs while unused, from now on. Those that are idle now are unmapped."""
+        self.most_idle = idle
+        self.close()
 
     def close(self) -> None:
         """Unmap the idle slabs; leased slabs are unmapped when their leases end. Idempotent."""
@@ -100,10 +110,10 @@ class Staging:
 
     def _new_idle(self) -> list[deque[_Return]]:
         # of each leaf; a full deque drops the oldest entry when one is appended (guarantee 3)
-        return [deque(maxlen=self._most_idle) for _ in self._form]
+        return [deque(maxlen=self.most_idle) for _ in self._form]
 
     def __reduce__(self) -> Any:
-        return Staging, (self._form, self._most_idle)
+        return Staging, (self._form, self.most_idle)
 
 
 class _Lease:

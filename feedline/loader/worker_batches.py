@@ -20,7 +20,7 @@ from feedline.loader.local_batches import LocalBatches
 from feedline.loader.shared_memory import SharedLeaves, shared_memory_failed
 from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
 from feedline.observe.times import Stopwatch
-from feedline.options import Reading
+from feedline.options import Settings
 from feedline.order.schedule import ENDLESS, Cursor
 
 
@@ -63,16 +63,16 @@ class WorkerBatches:
       reader: reads the batches.
       buffers: the memory in which workers build them.
       origin: where the first batch starts.
-      reading: gives `workers` and `buffer`.
+      settings: gives `workers` and `buffer`.
     """
 
-    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, reading: Reading) -> None:
-        per_worker = max(1, reading.buffer // reading.workers)
+    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, settings: Settings) -> None:
+        per_worker = max(1, settings.buffer // settings.workers)
         self._dataset = (
             _BatchDataset(reader, buffers, origin)
             .to_iter_dataset(grain.ReadOptions(0, 0))
             .mp_prefetch(
-                grain.MultiprocessingOptions(reading.workers, per_worker),
+                grain.MultiprocessingOptions(settings.workers, per_worker),
                 worker_init_fn=functools.partial(prepare_worker, reader.settings),
             )
         )
@@ -124,8 +124,11 @@ def _collect_semaphores() -> None:
     gc.collect()
 
 
-def check_workers(reader: BatchReader) -> None:
+def check_workers(reader: BatchReader, *, may_do_without: bool = False) -> None:
     """Refuse workers for a source, or in a process, with which they cannot work.
+
+    Args:
+      may_do_without: whether threads may read instead, so that any source will do.
 
     Raises:
       ValueError: the source lies in memory.
@@ -136,7 +139,7 @@ def check_workers(reader: BatchReader) -> None:
             "a feed with Reading(workers=...) was built while a worker process imports your script; put the "
             'code that builds and runs it under `if __name__ == "__main__":`'
         )
-    if not getattr(reader.source, "picklable", True):  # which a source may leave out
+    if not may_do_without and not getattr(reader.source, "picklable", True):  # which a source may leave out
         raise ValueError(
             "sources travel to worker processes as paths, and this one holds arrays in memory; "
             "use Reading(threads=...), or write a .npy and pass its path"

@@ -182,6 +182,12 @@ class Accounting:
         """A batch was taken. The arguments are the fields of `Delivered`."""
         self._records.append(Delivered(asked, taken, parts, placed, *place))
 
+    def changed(self, ahead: int) -> None:
+        """The loop goes on with other settings, with which so many batches may be made ahead."""
+        self._settle(0.1)
+        self._filling = ahead + 2
+        self.interrupted()
+
     def interrupted(self) -> None:
         """The loop over the batches ended, or goes on elsewhere: the time until the next `next` is not its own."""
         self._records.append(time.perf_counter())

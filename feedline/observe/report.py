@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from feedline.observe.page import html_of, save
@@ -80,7 +80,8 @@ class Report:
         batches, and the report may be too good.
       process: the index of this process.
       straggler: the process that holds up the others; None: there is none, or one process.
-      settings: the feed's threads, workers, buffer and prefetch.
+      settings: the feed's threads, workers, buffer and prefetch, as they are now.
+      tuning: for settings that are "auto": what was tried and what came of it, the latest 32 sentences.
     """
 
     bound: Bound
@@ -100,6 +101,7 @@ class Report:
     process: int
     straggler: Straggler | None
     settings: Mapping[str, int]
+    tuning: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as JSON values."""
@@ -142,7 +144,8 @@ class Report:
         judged = f"  judged by the latest {self.batches:,} batches"
         if not self.drained:
             judged += ", too few: some of them had been read ahead before the loop began"
-        return "\n".join([*lines, judged, f"advice: {self.advice}"])
+        tuned = [f"  tuning {sentence}" for sentence in self.tuning]
+        return "\n".join([*lines, judged, *tuned, f"advice: {self.advice}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as a page (.html) or as a picture (.png). A page is one file that needs no other.

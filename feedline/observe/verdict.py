@@ -12,6 +12,7 @@ from feedline.observe.model import Costs, Setting, simulated_wait_s
 from feedline.observe.report import Bound, Change, Report, Straggler
 from feedline.observe.window import Window
 from feedline.observe.words import STAGES, milliseconds, percent
+from feedline.options import Settings
 
 Reader = Literal["threads", "workers", "stream", "caller"]
 LITTLE = 0.05
@@ -56,6 +57,18 @@ class Circumstances:
         return {"threads": max(1, self.threads), "workers": self.workers}.get(self.reader, 1)
 
     @property
+    def settings(self) -> Settings:
+        """The numbers that may be changed."""
+        return Settings(self.threads, self.workers, self.buffer, self.prefetch)
+
+    def with_settings(self, settings: Settings) -> Circumstances:
+        """The same with other numbers. Where there are workers, they read."""
+        reader = self.reader
+        if reader in ("threads", "workers"):
+            reader = "workers" if settings.workers else "threads"
+        return dataclasses.replace(self, reader=reader, **settings._asdict())
+
+    @property
     def setting(self) -> Setting:
         """The same for a simulation."""
         if self.reader == "workers":
@@ -90,13 +103,16 @@ class ProcessTimes:
         return (self.read_s + self.host_s + self.place_s) / self.readers
 
 
-def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = ()) -> Report:
+def judge(
+    window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (), tuning: Sequence[str] = ()
+) -> Report:
     """The report on a feed.
 
     Args:
       window: the batches to judge by.
       how: how the feed works.
       others: the times of all processes, if there are several; this one's may be among them.
+      tuning: what was tried of settings that are "auto".
     """
     alone_s = _alone_s(window, how)
     bound, wait_share = _bound(window, alone_s), 1 - window.au
@@ -125,12 +141,8 @@ def judge(window: Window, how: Circumstances, others: Sequence[ProcessTimes] = (
         drained=window.drained,
         process=how.process,
         straggler=slow,
-        settings={
-            "threads": how.threads,
-            "workers": how.workers,
-            "buffer": how.buffer,
-            "prefetch": how.prefetch,
-        },
+        settings=how.settings._asdict(),
+        tuning=tuning,
     )
 
 
@@ -174,13 +186,13 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 def _best_change(window: Window, how: Circumstances, bound: str) -> Change | None:
     """The change after which the loop waits least; of those that are as good, the first. None: none helps."""
-    now_s = _predicted_wait_s(window, how, how)
+    now_s = predicted_wait_s(window, how, how)
     if now_s <= 0:
         return None
     made_s = (window.mean("read_s") + window.mean("host_s") + window.mean("place_s")) / how.readers
     tried: list[tuple[float, tuple[str, int, int]]] = []
     for each, changed in _changes(how, fast_enough=made_s < window.loop_s):
-        tried.append((_predicted_wait_s(window, how, changed), each))
+        tried.append((predicted_wait_s(window, how, changed), each))
         if tried[-1][0] <= 0.02 * window.loop_s:  # as good as none
             break
     if not tried:
@@ -213,10 +225,10 @@ def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[s
 
 
 def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    if how.reader == "threads" and not _shares_lock(how):
+    if how.reader == "threads" and not shares_lock(how):
         for threads in range(how.readers + 1, _MOST_THREADS + 1):
             yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
-    if how.reader == "workers" or (how.may_use_workers and _shares_lock(how)):
+    if how.reader == "workers" or (how.may_use_workers and shares_lock(how)):
         for workers in range(how.workers + 1, max(how.cores, how.workers + 1) + 1):
             changed = dataclasses.replace(how, reader="workers", workers=workers, threads=0)
             yield ("Reading.workers", how.workers, workers), changed
@@ -234,19 +246,20 @@ def _more_room(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circu
             yield (label, getattr(how, name), size), dataclasses.replace(how, **{name: size})
 
 
-def _predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
+def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
     """How long the loop would wait for a batch."""
     costs = [Costs(batch.read_s + batch.host_s, batch.place_s, batch.loop_s or 0.0) for batch in window.batches]
-    if _shares_lock(now) and then.reader == "workers":  # then neither they nor the loop wait for the lock
+    if shares_lock(now) and then.reader == "workers":  # then neither they nor the loop wait for the lock
         costs = [
             Costs(batch.read_cpu_s + batch.host_cpu_s, batch.place_s, max(0.0, cost.loop_s - now.lock_wait_s))
             for batch, cost in zip(window.batches, costs, strict=True)
         ]
-    processors = 1 if _shares_lock(then) else then.cores
+    processors = 1 if shares_lock(then) else then.cores
     return simulated_wait_s(costs, then.setting, window.mean("cpu_s") / processors)
 
 
-def _shares_lock(how: Circumstances) -> bool:
+def shares_lock(how: Circumstances) -> bool:
+    """Whether Python code that holds the interpreter's lock makes the threads take turns."""
     return how.reader == "threads" and how.lock_wait_s > _HELD_S
 
 
@@ -305,7 +318,7 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
             "no setting helps: storage is slower than training; read neighbouring rows together with "
             "Order(shuffle=Blocks(...)), or copy the data to a faster disk or into memory"
         )
-    if _shares_lock(how):
+    if shares_lock(how):
         return (
             f"no setting helps: {STAGES[bound]} holds the interpreter's lock, so threads take turns; use NumPy "
             "calls on whole batches, or write rows to a file, so that Reading(workers=...) can be used"

@@ -210,8 +210,10 @@ def _notes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     settings = ", ".join(f"{name} {value:,}" for name, value in report["settings"].items())
     ahead = "without those" if report["drained"] else "some of them"
     whose = "" if report["straggler"] is None else ", in the process that waits most"
+    tuning = report.get("tuning") or ()
     return [
         ("Settings", settings),
+        *([("Tuning", "; ".join(tuning))] if tuning else []),
         (
             "Judged by",
             f"the latest {report['batches']:,} batches of process {report['process']}, {ahead} read ahead before "

@@ -15,7 +15,7 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.worker_batches import WorkerBatches
-from feedline.options import Order, Reading
+from feedline.options import Order, Settings
 from feedline.order.schedule import ENDLESS, Cursor
 from feedline.prefetch.prefetcher import HostIterator
 from feedline.streams.batches import StreamBatches
@@ -45,7 +45,7 @@ class Access(Protocol):
         """The order of the rows. None: a stream has its own."""
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches | HostIterator[HostBatch]:
         """The process-local batches after the cursor `after`, where the iterators of a stream were at `lanes`."""
 
@@ -97,13 +97,13 @@ class RandomAccess:
         return self.steps_per_call == 1 and bool(getattr(self.reader.source, "picklable", True))
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> LocalBatches | WorkerBatches:
         """The process-local batches after the cursor `after`: read by threads of this process, or by workers."""
-        if reading.workers:
-            return WorkerBatches(self.reader, self.buffers, after, reading)
+        if settings.workers:
+            return WorkerBatches(self.reader, self.buffers, after, settings)
         # more threads than batches ahead share each batch
-        parts = max(1, -(-(reading.threads or 0) // reading.buffer))
+        parts = max(1, -(-settings.threads // settings.buffer))
         return LocalBatches(self.reader, self.buffers, after, parts, self.steps_per_call)
 
     def next_cursor(self, after: Cursor) -> Cursor:
@@ -183,7 +183,7 @@ class StreamAccess:
         return self.stream.gather is not None
 
     def open(
-        self, after: Cursor, lanes: dict[str, Any] | None, reading: Reading, watch: Progress
+        self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
         return StreamBatches(self.stream, self.buffers, after, lanes, watch.advanced, watch.stopped)

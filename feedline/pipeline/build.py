@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,10 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
-from feedline.options import Order, Reading
+from feedline.options import Order, Reading, Settings
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess, StreamAccess
+from feedline.pipeline.bounds import bounds_of
 from feedline.pipeline.description import described, processes_of
 from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
@@ -41,6 +43,7 @@ from feedline.sources.lanes import FirstItem, Lanes
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
 from feedline.streams.partial_batches import StreamDefinition
+from feedline.tuning.candidates import Bounds
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
@@ -79,7 +82,7 @@ def build(request: Request) -> Stages:
                     epochs=request.epochs,
                     remainder=request.remainder,
                     reading=reading,
-                    prefetch=request.prefetch if stages.access.agrees_on_ends else None,
+                    prefetch=stages.settings.prefetch if stages.access.agrees_on_ends else None,
                     spec=stages.placement.spec,
                 )
             )
@@ -122,14 +125,14 @@ def _build(request: Request, key: str | None) -> Stages:
         reads_leaves=is_columnar(source),
     )
     reader = BatchReader(source, order, schedule, form)
-    reading = request.resolved()
-    if reading.workers:
-        if request.steps_per_call > 1:
+    settings, bounds = _settings(request, form, placement)
+    if request.reading.workers:
+        if request.steps_per_call > 1 and settings.workers:
             raise ValueError(
                 f"steps_per_call={request.steps_per_call} needs threads that read; leave workers=0, or give "
                 "steps_per_call=1"
             )
-        check_workers(reader)
+        check_workers(reader, may_do_without=not settings.workers)
     fingerprint = {
         "rows": rows,
         "spec": spec.as_json(),
@@ -138,9 +141,20 @@ def _build(request: Request, key: str | None) -> Stages:
         "format": "records" if isinstance(source, RecordSource) else "columns",
     }
     owned = None if source is request.source else source
-    access = RandomAccess(reader, _buffers(request, form, request.reading.buffer), request.steps_per_call)
+    access = RandomAccess(
+        reader, _buffers(request, form, settings.buffer, settings.prefetch), request.steps_per_call
+    )
     access.check_cursor(Cursor(0, 0))
-    return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), owned)
+    return Stages(
+        access,
+        placement,
+        fingerprint,
+        request.reading,
+        settings,
+        _quarantine(request, form),
+        owned,
+        bounds=bounds,
+    )
 
 
 def _digest(source: RowSource, reading: Reading) -> str:
@@ -160,7 +174,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
         )
-    if request.reading.workers:
+    if request.reading.workers not in (0, "auto"):
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
     if request.steps_per_call > 1:
         raise ValueError(
@@ -174,7 +188,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     lanes.check_batch_size(request.batch_size)
     first = FirstItem(lanes)
     form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
-    reading = dataclasses.replace(request.reading, threads=0)  # the placement thread reads the stream
+    settings, bounds = _settings(request, form, placement, stream=True)
     fingerprint = {
         "rows": None,
         "spec": first.spec.as_json(),
@@ -185,29 +199,61 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is request.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    window = 1 if read_everywhere(owners) else max(1, request.prefetch)
+    window = 1 if read_everywhere(owners) else max(1, settings.prefetch)
     gather = None
     if not read_everywhere(owners):
+        if request.prefetch == "auto":
+            raise ValueError(
+                "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
+                'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
+            )
         gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     stream = StreamDefinition(
         lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
     )
     access = StreamAccess(
         stream,
-        _buffers(request, form, window),
+        _buffers(request, form, window, settings.prefetch),
         lanes=[str(lane) for lane in stream.local_lanes],
         writers=[processes[0] for processes in owners],
     )
-    return Stages(access, placement, fingerprint, reading, request.prefetch, _quarantine(request, form), None)
+    return Stages(
+        access, placement, fingerprint, request.reading, settings, _quarantine(request, form), None, bounds=bounds
+    )
+
+
+def _settings(
+    request: Request, form: LocalForm, placement: Placement, *, stream: bool = False
+) -> tuple[Settings, Bounds | None]:
+    """The settings to begin with, and within which bounds they may be tuned; None: they stay."""
+    settings, tunable = request.settings(), request.tunable
+    if stream:  # the placement thread reads it
+        settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
+    if not tunable:
+        return settings, None
+    own = [device for leaf in jax.tree.leaves(placement.spec) for device in leaf.sharding.addressable_devices]
+    shard = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(placement.spec)
+    )
+    bounds, settings = bounds_of(
+        request.reading.limits,
+        tunable,
+        settings,
+        local_bytes=BatchBuffers(form, 0, request.steps_per_call).staging.batch_bytes,
+        shard_bytes=shard,
+        devices=own,
+    )
+    return settings, bounds
 
 
 def _quarantine(request: Request, form: LocalForm) -> Quarantine:
     return Quarantine(request.reading, len(form.rows), jax.process_index())
 
 
-def _buffers(request: Request, form: LocalForm, ahead: int) -> BatchBuffers:
+def _buffers(request: Request, form: LocalForm, ahead: int, prefetch: int) -> BatchBuffers:
     """With as many idle slabs as a steady feed uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, ahead + 1 + request.prefetch + 2, request.steps_per_call)
+    return BatchBuffers(form, ahead + 1 + prefetch + 2, request.steps_per_call)
 
 
 def _form(

@@ -149,10 +149,8 @@ class DiagnosingPipeline:
         after, lanes = self._begin
         while True:
             watch = Watch(self._stages.reading)
-            batches = self._stages.access.open(after, lanes, self._stages.reading, watch)
-            pipeline = self._inner = pipeline_of(
-                batches, place, self._stages.reading, self._stages.prefetch, watch
-            )
+            batches = self._stages.access.open(after, lanes, self._stages.settings, watch)
+            pipeline = self._inner = pipeline_of(batches, place, self._stages.settings, watch)
             pipeline.start()
             got = False
             while True:
@@ -171,9 +169,7 @@ class DiagnosingPipeline:
         host = self._host
         if host is not None:
             watch = Watch(self._stages.reading)
-            pipeline = self._inner = pipeline_of(
-                _Same(host), self._place, self._stages.reading, self._stages.prefetch, watch
-            )
+            pipeline = self._inner = pipeline_of(_Same(host), self._place, self._stages.settings, watch)
             pipeline.start()
             while True:
                 yield pipeline.take()

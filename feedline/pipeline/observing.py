@@ -21,6 +21,7 @@ from feedline.observe.window import Window
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
+from feedline.pipeline.tuner import Tuner
 from feedline.statistics import Counters, Statistics
 
 _log = logging.getLogger("feedline")
@@ -34,9 +35,12 @@ class Observing:
     """The accounts of one feed, and what follows from them. `placed` is called by the threads that place batches.
 
     It refers to no pipeline and to no feed, so that reference counting frees a dropped feed.
+
+    Attributes:
+      tuner: finds settings; None: all of them are given.
     """
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: Stages, *, tunes: bool = True) -> None:
         self.accounting = Accounting(stages.ahead)
         self._stages = stages
         # (time, seconds waited until then) at some moments of the last minute
@@ -44,12 +48,15 @@ class Observing:
         self._warned = False
         self._failed = False
         self._published_at = time.monotonic()
+        self.tuner = Tuner(stages.bounds, stages.settings) if tunes and stages.bounds is not None else None
 
     def placed(self, times: PlaceTimes) -> None:
         """A batch was placed. Now and then, looks at the accounts."""
         if self.accounting.placed(times):
             self._warn_if_waiting()
             self._publish()
+            if self.tuner is not None:
+                self.tuner.look(self.accounting, self._circumstances)
 
     def failed(self) -> None:
         """An exception came from what only observes. Log the first one."""
@@ -61,11 +68,18 @@ class Observing:
         """As `Accounting.transferred`."""
         self.accounting.transferred(began, ready_s)
 
+    def changed(self, stages: Stages) -> None:
+        """The loop goes on with the settings of `stages`."""
+        self._stages = stages
+        self.accounting.changed(stages.ahead)
+        if self.tuner is not None:
+            self.tuner.changed()
+
     def statistics(self, counted: Counters, ready: int, steps_per_call: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
         sums, (wait_p50_s, wait_p99_s, wait_max_s) = self.accounting.sums()
-        window = Window.of(self.accounting.latest())
+        window = self._window()
         times = sums._asdict()
         del times["empty_s"]  # readiness says it
         return Statistics(
@@ -79,30 +93,34 @@ class Observing:
             au=window.au if window else None,
             readiness=window.readiness if window else None,
             ready=ready,
-            threads=stages.reading.threads or 0,
-            workers=stages.reading.workers,
+            threads=stages.settings.threads,
+            workers=stages.settings.workers,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
         )
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""
-        window = Window.of(self.accounting.latest())
-        return None if window is None else judge(window, self._circumstances(), self._processes(window))
+        window = self._window()
+        tuning = () if self.tuner is None else tuple(self.tuner.history)
+        return None if window is None else judge(window, self._circumstances(), self._processes(window), tuning)
+
+    def _window(self) -> Window | None:
+        """The latest batches; if there are enough of them, those since the settings changed."""
+        latest = self.accounting.latest()
+        since = None if self.tuner is None else self.tuner.window(latest)
+        return since or Window.of(latest)
 
     def _circumstances(self) -> Circumstances:
-        stages, reading = self._stages, self._stages.reading
-        reader: Reader = "workers" if reading.workers else "threads"
-        if not stages.prefetch:
+        stages, settings = self._stages, self._stages.settings
+        reader: Reader = "workers" if settings.workers else "threads"
+        if not settings.prefetch:
             reader = "caller"
         elif isinstance(stages.access, StreamAccess):
             reader = "stream"
         return Circumstances(
             reader=reader,
-            threads=reading.threads or 0,
-            workers=reading.workers,
-            buffer=reading.buffer,
-            prefetch=stages.prefetch,
+            **settings._asdict(),
             cores=own_cores(),
             lock_wait_s=self.accounting.lock_wait_s(),
             may_use_workers=isinstance(stages.access, RandomAccess) and stages.access.may_use_workers,
@@ -131,7 +149,7 @@ class Observing:
         if latest is None or now - self._published_at < _PUBLISH_EVERY_S:
             return
         self._published_at = now
-        window = Window.of(self.accounting.latest())
+        window = self._window()
         if window is not None:
             with contextlib.suppress(FeedError):  # process 0 is gone: other calls report that
                 latest.publish(json.dumps(dataclasses.asdict(self._own_times(window))))

@@ -7,11 +7,22 @@ from typing import Any
 
 from feedline.cluster.cores import own_cores
 from feedline.loader.form import Transform
-from feedline.options import MAX_AHEAD, MAX_COUNT, Order, Reading, checked_integer
+from feedline.options import (
+    MAX_AHEAD,
+    MAX_COUNT,
+    Auto,
+    Order,
+    Reading,
+    Settings,
+    checked_integer,
+    checked_setting,
+)
 from feedline.order.schedule import REMAINDERS, Remainder
 
 _LEAST_THREADS, _MOST_THREADS = 2, 16
 """By default. With one thread nothing would be read while a batch is placed."""
+_START_BUFFER, _START_PREFETCH = 2, 2
+"""What "auto" begins with: the defaults."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Request:
     remainder: Remainder
     reading: Reading
     transform: Transform | None
-    prefetch: int
+    prefetch: int | Auto
     steps_per_call: int = 1
 
     def checked(self) -> Request:
@@ -49,17 +60,31 @@ class Request:
             epochs=None
             if self.epochs is None
             else checked_integer("epochs", self.epochs, at_least=1, at_most=MAX_COUNT),
-            prefetch=checked_integer("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
+            prefetch=checked_setting("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
             steps_per_call=checked_integer("steps_per_call", self.steps_per_call, at_least=1, at_most=MAX_AHEAD),
         )
 
-    def resolved(self) -> Reading:
-        """The reading options with a number of threads: none where workers read, or all is synchronous."""
-        if not self.prefetch or self.reading.workers:
-            return dataclasses.replace(self.reading, threads=0)
-        if self.reading.threads is not None:
-            return dataclasses.replace(self.reading, threads=max(1, self.reading.threads))
-        return dataclasses.replace(self.reading, threads=default_threads())
+    @property
+    def tunable(self) -> frozenset[str]:
+        """The fields of `Settings` that are found while the feed runs. None, if all is synchronous."""
+        if not self.prefetch:
+            return frozenset()
+        given = {name: getattr(self.reading, name) for name in ("threads", "workers", "buffer")}
+        return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
+
+    def settings(self) -> Settings:
+        """The numbers to begin with. No threads read where workers do, or all is synchronous."""
+        reading = self.reading
+        prefetch = _START_PREFETCH if self.prefetch == "auto" else self.prefetch
+        workers = 0 if reading.workers == "auto" else reading.workers
+        threads = reading.threads
+        if not prefetch or workers:
+            threads = 0
+        elif threads is None or threads == "auto":
+            threads = default_threads()
+        else:
+            threads = max(1, threads)
+        return Settings(threads, workers, _START_BUFFER if reading.buffer == "auto" else reading.buffer, prefetch)
 
 
 def default_threads() -> int:

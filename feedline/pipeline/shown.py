@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -46,13 +47,14 @@ class Shown:
 
     @property
     def reading(self) -> Reading:
-        """The reading options, with the number of threads that was chosen."""
-        return self._stages.reading
+        """The reading options, with the numbers of threads, workers and buffers that are in use now."""
+        threads, workers, buffer, _ = self._stages.settings
+        return dataclasses.replace(self._stages.reading, threads=threads, workers=workers, buffer=buffer)
 
     @property
     def prefetch(self) -> int:
-        """Placed batches that wait, at the most; 0: synchronous."""
-        return self._request.prefetch
+        """Placed batches that wait, at the most; 0: synchronous. The number that is in use now."""
+        return self._stages.settings.prefetch
 
     @property
     def steps_per_call(self) -> int:
@@ -68,10 +70,10 @@ class Shown:
         facts = self._facts()[:-1]
         if not facts:
             return table("feedline.Feed: not built", [])
-        reading = self.reading
+        threads, workers, buffer, prefetch = self._stages.settings
         settings = [
-            ("prefetch", f"{self.prefetch:,}"),
-            ("reading", f"threads {reading.threads or 0}, workers {reading.workers}, buffer {reading.buffer}"),
+            ("prefetch", f"{prefetch:,}"),
+            ("reading", f"threads {threads}, workers {workers}, buffer {buffer}"),
         ]
         leaves = jax.tree_util.tree_leaves_with_path(self._stages.placement.spec)
         spec = [(_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf)) for path, leaf in leaves[:_LEAVES]]

@@ -14,9 +14,9 @@ from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.observe.transfers import TransferWatch
-from feedline.options import Reading
+from feedline.options import Reading, Settings
 from feedline.order.schedule import Cursor
-from feedline.pipeline.access import Access
+from feedline.pipeline.access import Access, RandomAccess
 from feedline.pipeline.numbered import NumberedItems, NumberedParts
 from feedline.pipeline.quarantine import Quarantine
 from feedline.placement.place import Placement
@@ -26,6 +26,7 @@ from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.rows.row_source import RowSource
 from feedline.runtime.annotations import annotation
+from feedline.tuning.candidates import Bounds
 
 
 class Placed(NamedTuple):
@@ -57,29 +58,31 @@ Pipeline = AnyPipeline[Placed]
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Everything about a feed that does not change while it runs.
+    """Everything about a feed that does not change while it runs, and the settings, which may be tuned.
 
     Attributes:
       access: how rows are reached.
       placement: where batches go.
       fingerprint: of the data, for states.
-      reading: with `threads` resolved.
-      prefetch: placed batches that wait; 0: synchronous.
+      reading: as the user gave it.
+      settings: the numbers in use. `prefetch` 0: synchronous.
       quarantine: for bad rows.
       owned: the source, if the feed opened it and so must close it.
       check: of batches against those of other processes.
       latest_values: what the processes tell each other while they train; None if there is one process.
+      bounds: which settings may be found while the feed runs, and their limits; None: none.
     """
 
     access: Access
     placement: Placement
     fingerprint: dict[str, Any]
     reading: Reading
-    prefetch: int
+    settings: Settings
     quarantine: Quarantine
     owned: RowSource | None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
+    bounds: Bounds | None = None
 
     def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer, done: int) -> Pipeline:
         """A pipeline of the batches after the cursor `after`. The caller starts and closes it.
@@ -88,8 +91,14 @@ class Stages:
           done: the steps before the first of them.
         """
         watch = Watch(self.reading)
-        batches = self.access.open(after, lanes, self.reading, watch)
-        return pipeline_of(batches, self.placer(observer), self.reading, self.prefetch, watch, done)
+        batches = self.access.open(after, lanes, self.settings, watch)
+        return pipeline_of(batches, self.placer(observer), self.settings, watch, done)
+
+    def tuned(self, settings: Settings) -> Stages:
+        """The same with other settings, for the next pipeline. As many idle host buffers are kept as it needs."""
+        ahead = settings.buffer if isinstance(self.access, RandomAccess) else 1
+        self.access.buffers.staging.keep(ahead + settings.prefetch + 3)  # as many as build keeps
+        return dataclasses.replace(self, settings=settings)
 
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
         """Places host batches; any thread may call it."""
@@ -98,11 +107,10 @@ class Stages:
     @property
     def ahead(self) -> int:
         """Deliveries that may have been made before the first one is taken."""
-        if not self.prefetch:
+        _, workers, buffer, prefetch = self.settings
+        if not prefetch:
             return 0
-        workers = self.reading.workers
-        each = self.reading.buffer if not workers else workers * (max(1, self.reading.buffer // workers) + 1)
-        return self.prefetch + each + 1
+        return prefetch + 1 + (buffer if not workers else workers * (max(1, buffer // workers) + 1))
 
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. All pipelines have ended."""
@@ -114,8 +122,7 @@ class Stages:
 def pipeline_of(
     batches: LocalBatches | HostIterator[HostBatch],
     place: Callable[[HostBatch], T],
-    reading: Reading,
-    prefetch: int,
+    settings: Settings,
     watch: Watch,
     done: int = 0,
 ) -> AnyPipeline[T]:
@@ -124,11 +131,11 @@ def pipeline_of(
     Args:
       done: the steps before the first batch.
     """
-    steps = 1
+    steps, prefetch = 1, settings.prefetch
     if isinstance(batches, LocalBatches):
         steps = batches.steps
         if prefetch:
-            threads, ahead = max(1, reading.threads or 0), reading.buffer + 1
+            threads, ahead = max(1, settings.threads), settings.buffer + 1
             return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
     items = NumberedItems(batches, done, steps)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.cluster.cgroups import Limits, limits
+from feedline.cluster.cgroups import GroupLimits, limits
 from feedline.doctor import devices, faults, host, machine, processors, settings
 
 MANY = frozenset(range(64))
@@ -191,7 +191,7 @@ def test_memory_of_version_1(tmp_path):
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096),
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(9 << 30),
     }
-    assert limits(tree(tmp_path, group)) == Limits(None, 4 << 30, 2 << 30)
+    assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
 
 
 @pytest.mark.parametrize(("data", "expected"), [(200 << 30, "note"), (20 << 30, "ok")])

@@ -152,3 +152,13 @@ def test_the_middle_of_many_processes_is_left_out():
     rows = drawn(64, 1)
     assert len(rows) == 12
     assert rows[6:9] == [("24–27", "d6 p6"), ("… 53 more", "…"), ("240–243", "d60 p60")]
+
+
+def test_auto_is_shown_by_the_numbers_to_begin_with():
+    source, auto = (
+        {"x": np.ones((100, 4))},
+        {"reading": Reading(buffer="auto", workers="auto"), "prefetch": "auto"},
+    )
+    given, found = screen(source, 32), screen(source, 32, **auto)
+    told = 'At the start: buffer and prefetch and workers "auto" may grow, within feedline.Limits.'
+    assert " ".join(found.split()).replace(f"{told} ", "") == " ".join(given.split())

@@ -387,6 +387,18 @@ def test_another_prefetch_is_an_error_and_no_process_hangs(outcome, topology):
     assert "must build the same one: process 1 has prefetch 2, " in outcome(topology, prefetches_differ)
 
 
+@case(on=lambda: TWO_OR_FOUR)
+def prefetch_is_auto(here):
+    with pytest.raises((ValueError, feedline.ProcessError)) as raised:
+        feedline.Feed(lanes_of([40] * 4), SIZE, sharding_of("data", here.devices), prefetch="auto")
+    return str(raised.value)[-60:]
+
+
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
+def test_prefetch_auto_is_refused(outcome, topology):
+    assert 'cannot be "auto"; give a number, such as prefetch=2' in outcome(topology, prefetch_is_auto)
+
+
 @case(["0", "1", "2", "8"], on=lambda prefetch: TWO_OR_FOUR)
 def begins_again_in_short_epochs(here, prefetch):
     """One process discards what it has read ahead, which spans many epochs of one batch each."""

@@ -75,7 +75,7 @@ def trained(
     """
     prefetch = options.pop("prefetch", 2)
     options = {"threads": 2, **options}
-    ahead = prefetch + options.get("buffer", 2) + 1
+    ahead = sum(2 if n == "auto" else n for n in (prefetch, options.get("buffer", 2))) + 1
     stages = {"host": sleeper(host, jitter), "place": sleeper(place, jitter), "loop": sleeper(loop, jitter)}
 
     def transform(batch, rows):

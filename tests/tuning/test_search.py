@@ -1,0 +1,206 @@
+"""Tuning finds, by measurements of a simulated feed, settings about as good as an exhaustive search finds."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from simulated import ALL, START, Load, bounds, exhaustive
+
+from feedline.options import Settings
+from feedline.tuning.search import MOST_CHANGES, Measured, Tuning
+
+MEMORY = Load(make_s=0.004, place_s=0.001, loop_s=0.010, busy=1.0)
+SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)
+HOLDS_LOCK = Load(make_s=0.030, place_s=0.0005, loop_s=0.010, busy=1.0, holds_lock=True)
+DECODE = Load(make_s=0.050, place_s=0.0005, loop_s=0.010, busy=1.0)
+SLOW_TRANSFER = Load(make_s=0.001, place_s=0.030, loop_s=0.010)
+UNEVEN = Load(make_s=0.006, place_s=0.0, loop_s=0.010, every=10)
+# an example that fails takes too long to be made smaller
+QUICKLY = settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])
+LOADS = {
+    "memory": MEMORY,
+    "slow disk": SLOW_DISK,
+    "holds lock": HOLDS_LOCK,
+    "decode": DECODE,
+    "slow transfer": SLOW_TRANSFER,
+    "uneven": UNEVEN,
+}
+
+
+class Run:
+    """A loop over a simulated feed that does what the tuning proposes, until the search ends."""
+
+    def __init__(self, load, limits, *, start=START, noise=0.0, most=100):
+        self.load, self.at, self.noise = load, 0.0, noise
+        self.tuning, self.now, self.tried, self.looks = Tuning(limits, start), start, [], itertools.count()
+        for _ in range(most):
+            if self.tuning.settled:
+                return
+            self.look()
+        raise AssertionError(f"no end: {list(self.tuning.history)}")
+
+    def look(self):
+        window, how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
+        self.at = window.batches[-1].taken
+        proposed = self.tuning.propose(window, how)
+        if proposed is not None:
+            assert proposed != self.now
+            self.now = proposed
+            self.tried.append(proposed)
+        return proposed
+
+
+def assert_sound(run, limits):
+    """What holds for any load: the limits, few changes, none twice but going back, and quiet in the end."""
+    assert all(limits.allow(each) for each in run.tried)
+    for each in run.tried:  # where workers read, threads do not
+        given = ALL - limits.tunable - ({"threads"} if each.workers else set())
+        assert all(getattr(each, name) == getattr(START, name) for name in given)
+    assert len(run.tried) <= MOST_CHANGES + 1
+    assert all(run.tried.count(each) == 1 for each in run.tried[:-1] if each != run.now)
+    assert [run.look() for _ in range(20)] == [None] * 20
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("name", LOADS)
+def test_it_is_as_good_as_an_exhaustive_search(name, noise):
+    load, limits = LOADS[name], bounds(LOADS[name])
+    run = Run(load, limits, noise=noise)
+    assert_sound(run, limits)
+    assert load.step_s(run.now) <= 1.1 * exhaustive(load, limits), list(run.tuning.history)
+
+
+def test_what_the_loads_need():
+    assert Run(MEMORY, bounds(MEMORY)).tried == []
+    assert Run(SLOW_DISK, bounds(SLOW_DISK)).now.threads >= 8
+    assert Run(HOLDS_LOCK, bounds(HOLDS_LOCK)).now.workers >= 3
+    assert Run(DECODE, bounds(DECODE)).now[:2] in {(6, 0), (8, 0)}
+    assert Run(SLOW_TRANSFER, bounds(SLOW_TRANSFER)).now.threads >= 4
+    uneven = Run(UNEVEN, bounds(UNEVEN, tunable=frozenset({"buffer", "prefetch"}))).now
+    assert uneven.buffer + uneven.prefetch >= 6
+
+
+@QUICKLY
+@given(
+    load=st.builds(
+        Load,
+        make_s=st.floats(0.0005, 0.2),
+        place_s=st.floats(0.0, 0.03),
+        loop_s=st.floats(0.004, 0.02),
+        busy=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+        every=st.sampled_from([1, 1, 4, 12]),
+        cores=st.sampled_from([1, 2, 8]),
+        at_a_time=st.sampled_from([2, 1000]),
+    ),
+    tunable=st.sets(st.sampled_from(sorted(ALL)), min_size=1).map(frozenset),
+    batches=st.integers(12, 200),
+    noise=st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_any_load_keeps_the_limits_and_comes_to_an_end(load, tunable, batches, noise):
+    limits = bounds(load, tunable, host_batches=batches, device_batches=batches, shared_batches=batches)
+    run = Run(load, limits, noise=noise)
+    assert_sound(run, limits)
+    assert all(load.allows(each) for each in run.tried if each.threads > START.threads) or noise
+    assert load.step_s(run.now) <= load.step_s(START) * (1.05 if noise < 0.3 else 1.15)
+    again = Run(load, limits, noise=noise)
+    assert (again.tried, list(again.tuning.history)[:5]) == (run.tried, list(run.tuning.history)[:5])
+
+
+@pytest.mark.slow
+@QUICKLY
+@given(
+    make=st.floats(0.1, 8), place=st.floats(0.0, 2.0),
+    kind=st.sampled_from([{"busy": 1.0}, {"busy": 0.05}, {"every": 4}, {"busy": 1.0, "holds_lock": True}]),
+)  # fmt: skip
+def test_any_load_ends_near_the_optimum(make, place, kind):
+    load = Load(make * 0.01, place * 0.01, 0.01, **kind)
+    limits = bounds(load)
+    run = Run(load, limits, noise=0.02)
+    assert load.step_s(run.now) <= 1.1 * exhaustive(load, limits), list(run.tuning.history)
+
+
+def test_a_window_that_is_too_short_or_not_drained_is_no_reason():
+    window, how = SLOW_DISK.measured(START)
+    tuning = Tuning(bounds(SLOW_DISK), START)
+    few = window.batches[:31]
+    assert tuning.propose(dataclasses.replace(window, batches=few, last=31), how) is None
+    assert tuning.propose(dataclasses.replace(window, drained=False), how) is None
+    assert not tuning.history
+    assert tuning.propose(window, how) is not None
+
+
+def test_a_proposal_that_was_not_taken_up_is_repeated():
+    window, how = SLOW_DISK.measured(START)
+    tuning = Tuning(bounds(SLOW_DISK), START)
+    proposed = tuning.propose(window, how)
+    assert tuning.propose(window, how) == proposed
+    assert len(tuning.history) == 1
+
+
+def test_a_loop_that_becomes_much_slower_is_looked_at_again_after_a_while():
+    run = Run(MEMORY, bounds(MEMORY))
+    run.load = SLOW_DISK
+    assert run.look() is None  # too soon after the search
+    run.at += 60
+    assert run.look() is not None
+    assert any(sentence.startswith("searches again") for sentence in run.tuning.history)
+    while not run.tuning.settled:
+        run.look()
+    assert SLOW_DISK.step_s(run.now) <= 1.1 * exhaustive(SLOW_DISK, bounds(SLOW_DISK))
+
+
+def test_a_loop_that_becomes_slower_by_itself_is_no_reason():
+    run = Run(MEMORY, bounds(MEMORY))
+    run.at += 1000
+    run.load = dataclasses.replace(MEMORY, loop_s=0.1)
+    assert [run.look() for _ in range(5)] == [None] * 5
+
+
+def test_threads_that_begin_to_compute_become_no_more_than_the_cores():
+    cached = dataclasses.replace(SLOW_DISK, busy=1.0, cores=2)
+    run = Run(dataclasses.replace(SLOW_DISK, cores=2), bounds(cached))
+    assert run.now.threads > 2
+    run.load = dataclasses.replace(cached, cores=8)  # of the machine; the limit is 2
+    assert run.look().threads == 2
+    for _ in range(20):
+        run.look()
+    assert run.tuning.settled
+    assert run.now.threads == 2
+
+
+def test_workers_that_fail_are_not_tried_again():
+    run = Run(HOLDS_LOCK, bounds(HOLDS_LOCK))
+    assert run.now.workers
+    run.tuning.give_up_workers("WorkerError: no /dev/shm", START)
+    run.now = START
+    while not run.tuning.settled:
+        run.look()
+    assert run.now.workers == 0
+    assert "goes back to threads, because workers failed with WorkerError: no /dev/shm" in run.tuning.history
+
+
+def test_sentences():
+    run = Run(SLOW_DISK, bounds(SLOW_DISK))
+    first, second, *_, last = run.tuning.history
+    assert first == (
+        "tries threads 2 → 8, because the loop waits 75 % of the time and a simulation promises 10.2 ms a step"
+    )
+    assert second == "keeps threads 2 → 8: 10.2 ms a step, wait 2 %, before 40.5 ms a step, wait 75 %"
+    assert last.startswith("stays with threads 12, workers 0, buffer 2, prefetch 2: ")
+
+
+def test_faster_means_by_more_than_the_noise():
+    before = Measured(0.010, 0.0002, 0.5)
+    assert Measured(0.009, 0.0002, 0.5).is_faster_than(before)
+    assert not Measured(0.0096, 0.0002, 0.5).is_faster_than(before)
+    assert not Measured(0.0099, 0.0, 0.5).is_faster_than(Measured(0.010, 0.0, 0.5))
+
+
+def test_limits_count_what_settings_use():
+    limits = bounds(MEMORY)
+    assert limits.host_use(Settings(4, 0, 2, 2)) == 6
+    assert dataclasses.replace(limits, arrays_on_host=True).host_use(Settings(4, 0, 2, 2)) == 10
+    assert limits.device_use(Settings(4, 0, 2, 2)) == 5
+    assert limits.shared_use(Settings(0, 2, 4, 2)) == 14
