@@ -330,13 +330,12 @@ class Feed(Shown, ProcessBound):
 
         The loop in this context gets batches as they are, then the same rows read again (from the page cache),
         then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
-        each.
-        Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
+        each. Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
         nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
         processes, all of them call it.
 
         Args:
-          steps: batches of all phases, at least 32.
+          steps: batches of all phases; at least 40 with the default buffers, of which six a phase do not count.
 
         Returns:
           The context's value is a `Diagnosis`, complete when the context is left.
