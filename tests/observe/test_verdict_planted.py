@@ -138,7 +138,7 @@ def test_python_that_holds_the_lock_needs_workers(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((10_000, 4), np.float32))
     report = fed(tmp_path / "x.npy", threads=2)
     assert report.bound == "host"
-    assert report.wait_share > 0.2  # two threads are no faster than one, and hold up the loop besides
+    assert report.wait_share > 0.05  # not more: threads that hold the lock hold up the loop besides
     if len(os.sched_getaffinity(0)) > 1:
         assert report.change.setting == "Reading.workers"
         after = fed(tmp_path / "x.npy", workers=2)
