@@ -141,7 +141,12 @@ class Observing:
             report = self.report()
             if report is not None and report.bound != "compute":
                 self._warned = True
-                _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
+                _log.warning(
+                    "%s; advice: %s. feed.report() tells more. If the loop does not wait for each step, "
+                    "the devices may compute meanwhile: feed.diagnose() measures that",
+                    report.verdict,
+                    report.advice,
+                )
 
     def _publish(self) -> None:
         """Tell the other processes, every few seconds, how long the stages of this one take."""
