@@ -61,7 +61,7 @@ _MODULE_OF = {
     "Reading": "options",
     "RowError": "errors",
     "RowSource": "rows.row_source",
-    "Rows": "loader.form",
+    "Rows": "rows.row_source",
     "StallError": "errors",
     "Statistics": "statistics",
     "WorkerError": "errors",
@@ -85,12 +85,12 @@ if TYPE_CHECKING:
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError
     from feedline.feed import Feed as Feed
-    from feedline.loader.form import Rows as Rows
     from feedline.options import Blocks as Blocks
     from feedline.options import Limits as Limits
     from feedline.options import Order as Order
     from feedline.options import Reading as Reading
     from feedline.placement.plan import local_rows as local_rows
+    from feedline.rows.row_source import Rows as Rows
     from feedline.rows.row_source import RowSource as RowSource
     from feedline.sources.lanes import Lanes as Lanes
     from feedline.sources.open_source import open_source as open_source

@@ -210,7 +210,7 @@ OF_FEEDLINE = {
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
-    "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
+    "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
