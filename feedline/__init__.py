@@ -16,7 +16,7 @@ then one folder a stage, in the order in which data flows::
     rows/       what a row is, and the contract of its source
     sources/    what rows are read from
       formats/    one module for each file format
-      encoded/    records of bytes of any length
+      encoded/    records of bytes, such as image files
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
     placement/  process-local batch → global jax.Array on the mesh
