@@ -193,6 +193,8 @@ def _more_threads(window: Window, how: Circumstances, bounds: Bounds) -> list[in
 
 def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
     """Neighbours of which a simulation expects too little: reads that wait together, threads that contend."""
+    if how.reader == "stream":  # one thread reads it; and its own workers would start again at each change
+        return
     now, more = how.settings, _more_threads(window, how, bounds)
     names = [name for name in ("buffer", "prefetch") if name in bounds.tunable]
 

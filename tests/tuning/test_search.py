@@ -132,6 +132,21 @@ def test_a_window_that_is_too_short_or_not_drained_is_no_reason():
     assert tuning.propose(window, how) is not None
 
 
+def stream_that_waits(**load):
+    """A look at a stream, which one thread reads."""
+    window, how = Load(place_s=0.0, **load).measured(START._replace(threads=1))
+    return window, dataclasses.replace(how, reader="stream", threads=0)
+
+
+def test_a_stream_is_opened_again_only_if_the_simulation_promises_a_gain():
+    """Its own workers take seconds to start."""
+    for load, expected in [({"make_s": 0.030, "loop_s": 0.010}, None), ({"make_s": 0.008, "loop_s": 0.010}, 8)]:
+        window, how = stream_that_waits(**load, every=10 if expected else 1)
+        limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
+        proposed = Tuning(limits, how.settings).propose(window, how)
+        assert (proposed and proposed.prefetch) == expected
+
+
 def test_a_proposal_that_was_not_taken_up_is_repeated():
     window, how = SLOW_DISK.measured(START)
     tuning = Tuning(bounds(SLOW_DISK), START)
