@@ -117,7 +117,7 @@ class Reading:
     """How rows are read on the host.
 
     `threads`, `workers` and `buffer` may be "auto": the feed finds them while it runs, within `limits`, and never
-    changes a batch by it. docs/feed.md, "Settings that find themselves", says how.
+    changes a batch by it. docs/feed.md, "Automatic settings", says how.
 
     Attributes:
       threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:

@@ -31,7 +31,6 @@ class Bounds:
 
     Attributes:
       tunable: names of fields of `Settings`.
-      start: the settings that a feed begins with.
       host_batches: process-local batches that may lie in host memory.
       device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
       shared_batches: process-local batches for which /dev/shm has room.
@@ -40,7 +39,6 @@ class Bounds:
     """
 
     tunable: frozenset[str]
-    start: Settings
     host_batches: int
     device_batches: int | None
     shared_batches: int
