@@ -346,6 +346,11 @@ def test_memory_follows_the_settings(restless):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
+        (
+            {"reading": Reading(threads=4, buffer=2, limits=Limits(host_bytes=1 << 30)), "prefetch": 4},
+            ValueError,
+            r"^Reading\.limits holds for settings that are \"auto\", and none is; leave it out, or use ",
+        ),
         ({"prefetch": "Auto"}, TypeError, r"^prefetch must be an integer, or \"auto\", got 'Auto'$"),
         (
             {"reading": Reading(buffer="auto", limits=Limits(host_bytes=100))},
