@@ -126,7 +126,9 @@ class Tuning:
             self._measured = found
             self._left = candidates(window, how, self._bounds)
         elif self._measured is not None and not found.is_faster_than(self._measured):
-            self._tell(f"{_difference(self._best, how.settings)} is no gain: {found}, before {self._measured}")
+            self._tell(
+                f"{_difference(self._best, how.settings)} is no clear gain: {found}, before {self._measured}"
+            )
         else:
             self._tell(f"keeps {_difference(self._best, how.settings)}: {found}, before {self._measured}")
             self._best, self._measured = how.settings, found
