@@ -136,8 +136,10 @@ class Tuning:
         return self._next(window)
 
     def give_up_workers(self, reason: str, now: Settings) -> None:
-        """Workers failed, and are not tried again. The feed goes on with the settings `now`."""
+        """Workers failed, and are not tried again. The feed goes on with the settings `now`, and a new search."""
         self._bounds = self._bounds.without_workers()
+        self._tried.clear()
+        self._changes = 0
         self._left = [each for each in self._left if not each.settings.workers]
         self._tell(f"goes back to threads, because workers failed with {reason}")
         if self._best.workers:

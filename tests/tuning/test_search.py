@@ -232,6 +232,17 @@ def test_workers_that_fail_are_not_tried_again():
     assert "goes back to threads, because workers failed with WorkerError: no /dev/shm" in run.tuning.history
 
 
+def test_a_search_after_workers_failed_is_a_whole_one():
+    """They may have read for hours, and the search that chose them may have used up its changes."""
+    run = Run(HOLDS_LOCK, bounds(HOLDS_LOCK))
+    run.tuning._changes = MOST_CHANGES
+    run.tuning.give_up_workers("WorkerError: killed", START)
+    run.now, run.load = START, SLOW_DISK
+    while not run.tuning.settled:
+        run.look()
+    assert SLOW_DISK.step_s(run.now) <= 1.1 * exhaustive(SLOW_DISK, run.tuning._bounds)
+
+
 def test_sentences():
     run = Run(SLOW_DISK, bounds(SLOW_DISK))
     first, second, *_, last = run.tuning.history
