@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,9 +19,11 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
-from feedline.sources.encoded import folder
+from feedline.sources.encoded import folder, tar, tfrecord
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.encoded.records import EncodedSource, is_encoded_source
+from feedline.sources.encoded.shard_index import Form
+from feedline.sources.encoded.shard_source import ShardSource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
@@ -44,6 +47,8 @@ _FILES = _Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = _Format(lambda paths, _: folder.open_folder(paths[0]), frozenset())
 _ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
 _RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
+_TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
+_TAR = Form("tar", tar.scan, bytes)
 _GROUPED = frozenset({"columns", "cache_bytes"})
 _FORMATS = {
     ".npy": _ARRAYS,
@@ -52,6 +57,10 @@ _FORMATS = {
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
     ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
     **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
+    **dict.fromkeys(
+        tfrecord.SUFFIXES, _Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
+    ),
+    ".tar": _Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
     ".zarr": _Format(
         lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),
@@ -72,9 +81,11 @@ def open_source(
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name. The files of
-    a folder, or of a glob with another suffix, such as "photos/*.jpg", are a row of bytes each, which
-    `feedline.decoded` makes arrays of; in class folders ("photos/cat/1.jpg") with labels.
+    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
+
+    Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
+    names such as train-00000-of-00128) and of tar archives (`.tar`), and whole files: those of a folder, of its
+    class folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files.
@@ -125,6 +136,12 @@ def open_source(
 def _format_of(paths: list[str], is_glob: bool) -> _Format:
     suffixes = sorted({_suffix(path) for path in paths})
     known = [suffix for suffix in suffixes if suffix in _FORMATS]
+    packed = next((path for path in paths if _is_packed(path)), None)
+    if packed is not None:
+        raise ValueError(
+            f"rows are read in any order, so a file of many must not be compressed as a whole, got {packed}; "
+            "decompress it: gunzip, unzstd, bunzip2 or unxz"
+        )
     if len(suffixes) > 1 and known:
         raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
     if known:
@@ -148,8 +165,23 @@ def _matches(name: str) -> list[str]:
     return matches
 
 
+def _is_packed(path: str) -> bool:
+    """Whether it is a file of many rows that was compressed as a whole."""
+    name = Path(path)
+    return name.suffix == ".tgz" or (
+        name.suffix in (".gz", ".zst", ".bz2", ".xz") and _suffix(name.stem) in _FORMATS
+    )
+
+
 def _suffix(path: str) -> str:
-    return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
+    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
+    if zarr.is_zarr(Path(path)):
+        return ".zarr"
+    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
+    if numbered is None:
+        return Path(path).suffix
+    suffix = Path(numbered[1]).suffix
+    return suffix if suffix in _FORMATS else ".tfrecord"
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
