@@ -20,10 +20,13 @@ from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
 from feedline.sources.encoded import folder, tar, tfrecord
+from feedline.sources.encoded.array_records import ArrayRecordBytes
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.encoded.records import EncodedSource, is_encoded_source
 from feedline.sources.encoded.shard_index import Form
 from feedline.sources.encoded.shard_source import ShardSource
+from feedline.sources.encoded.table_files import arrow_file, parquet_file
+from feedline.sources.encoded.tables import TableSource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
@@ -37,16 +40,30 @@ class _Format(NamedTuple):
     takes: frozenset[str]
 
 
-def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource:
+def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if parquet_file(Path(paths[0]), options) is not None:
+        return TableSource(parquet_file, paths, options)
+    return GroupSource(parquet.grouped, paths, options)
+
+
+def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if arrow_file(Path(paths[0]), options) is not None:
+        return TableSource(arrow_file, paths, options)
     if all(arrow.is_mapped(Path(path), options) for path in paths):
         return ArraySource(paths, options)
     return GroupSource(arrow.grouped, paths, options)
 
 
+def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
+    if options.dtype is None and options.decode is None and options.columns is None:
+        return ArrayRecordBytes(paths)
+    return ArrayRecordSource(paths, options)
+
+
 _FILES = _Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = _Format(lambda paths, _: folder.open_folder(paths[0]), frozenset())
 _ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
-_RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
+_RECORDS = _Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
 _TAR = Form("tar", tar.scan, bytes)
 _GROUPED = frozenset({"columns", "cache_bytes"})
@@ -55,7 +72,7 @@ _FORMATS = {
     ".npz": _ARRAYS,
     ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
+    ".parquet": _Format(_open_parquet, _GROUPED),
     **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
     **dict.fromkeys(
         tfrecord.SUFFIXES, _Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
@@ -84,8 +101,9 @@ def open_source(
     `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
-    names such as train-00000-of-00128) and of tar archives (`.tar`), and whole files: those of a folder, of its
-    class folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
+    names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
+    (`.tar`); tables with columns of bytes or text; and whole files: those of a folder, of its class folders
+    ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files.
@@ -235,6 +253,7 @@ def _why_not_arrays(source: EncodedSource) -> str:
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
+        f"{source.instead if isinstance(source, EncodedRows) else ''}"
     )
 
 

@@ -13,9 +13,14 @@ from feedline.sources.encoded.records import Record
 
 
 class EncodedRows(Indexed):
-    """An `EncodedSource` that supports `source[i]`, one record, and has a readable `repr`."""
+    """An `EncodedSource` that supports `source[i]`, one record, and has a readable `repr`.
+
+    Attributes:
+      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+    """
 
     fields: Sequence[str] | None
+    instead = ""
 
     @property
     def identity(self) -> dict[str, Any]:
