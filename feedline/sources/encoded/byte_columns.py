@@ -45,7 +45,7 @@ class ByteColumn(NamedTuple):
         starts, stops = self.ends[rows], self.ends[rows + 1]
         if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.data))).all():
             raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
-        view = memoryview(self.data)
+        view = self.data.data
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 

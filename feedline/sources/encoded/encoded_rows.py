@@ -38,7 +38,7 @@ class EncodedRows(Indexed):
     def close(self) -> None:
         """Close files. A later `records` opens them again."""
 
-    def _row(self, row: int) -> Record:
+    def _single(self, row: int) -> Record:
         return self.records(np.array([row], np.int64))[0]
 
     def _described(self) -> list[tuple[str, str]]:

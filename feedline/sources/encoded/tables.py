@@ -148,9 +148,7 @@ class TableSource(EncodedRows):
         self._versions[file].check(self._paths[file])
         wanted = int(self._rows.ends[group] - self._rows.firsts[group])
         if columns.row_count != wanted:
-            raise ValueError(
-                f"its metadata promises {wanted} rows, and it has {columns.row_count}; write it again"
-            )
+            raise ValueError(f"its metadata promises {wanted} rows, and it has {columns.row_count}")
         return columns
 
     def _opened(self, file: int) -> TableFile:

@@ -29,7 +29,7 @@ def test_its_table_is_that_of_the_code():
     documented = {}
     for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
         suffixes, _, options, _, _ = (cell.strip() for cell in row.split("|"))
-        named = set(re.findall(r"`(\w+)`", options)) or {"window", "stride", "columns"}  # "the same"
+        named = {"window", "stride", "columns"} if options == "the same" else set(re.findall(r"`(\w+)`", options))
         documented |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
     assert documented == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
 
@@ -37,5 +37,5 @@ def test_its_table_is_that_of_the_code():
 def test_its_extras_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = set(re.findall(r"feedline\[([\w-]+)\]", PAGE))
-    assert named == {"array-record", "arrow", "parquet", "zarr"}
+    assert named == {"array-record", "arrow", "parquet", "tfrecord", "zarr"}
     assert named <= set(extras)
