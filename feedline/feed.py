@@ -426,6 +426,7 @@ class Feed(Shown, ProcessBound):
         if self._is_forked():
             return  # all that could be closed is the parent's
         self._closed = True
+        self._observing.close()
         stuck = self._stop(timeout_s)
         if stuck:
             _log.warning(

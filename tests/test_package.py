@@ -69,8 +69,8 @@ def test_another_name_is_an_attribute_error(package):
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
         "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Reading", "RowError",
-        "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "load_lanes", "local_rows",
-        "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
+        "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "decoded", "images",
+        "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -210,7 +210,7 @@ OF_FEEDLINE = {
     "sources.formats": ["sources.formats", "rows", "errors", "options"],
     "sources": ["sources", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
-    "loader": ["loader", "sources.arrays", "sources.records", "rows", "order", "runtime.jax_settings",
+    "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
@@ -225,6 +225,8 @@ OF_FEEDLINE = {
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
+    "images": ["sources.decoded", "sources.open_source", "sources.encoded", "sources.formats.extras",
+               "rows.row_source", "options"],
     # beside them
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
     "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
@@ -263,6 +265,7 @@ FROM_OUTSIDE = {
     "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],
+    "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
     "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],

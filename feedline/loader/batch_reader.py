@@ -17,12 +17,11 @@ from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
-from feedline.sources.records import RecordSource
 
 
 class Part(NamedTuple):
@@ -201,14 +200,18 @@ class BatchReader:
     def _read(self, part: Part) -> None:
         """Read rows of known index."""
         read, here, rows = part.buffers.read, part.here, part.indices
-        asked = self._elements(part) if isinstance(self.source, RecordSource) else rows
         try:
             if self.form.by_leaf and is_columnar(self.source):
                 for i, columns in part.cuts:
                     self.source.read_leaf(i, rows, columns, read[i][here])
                 return
             out = self.form.spec.tree([leaf[here] for leaf in read])
-            returned: Any = self.source.read(asked, out)  # type: ignore[func-returns-value]
+            returned: Any
+            if is_positioned(self.source):
+                positions = self.form.rows_at(self._positions(part), rows)
+                returned = self.source.read_positioned(positions, out)  # type: ignore[func-returns-value]
+            else:
+                returned = self.source.read(rows, out)  # type: ignore[func-returns-value]
             if returned is not None:
                 raise TypeError(f"read writes its rows into out, and must not return a {type(returned).__name__}")
         except FeedError:
@@ -219,16 +222,6 @@ class BatchReader:
                 f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
                 stage="read",
             ) from error
-
-    def _elements(self, part: Part) -> Indices:
-        """The elements of a Grain dataset to read: others in each epoch, for its own random maps."""
-        epochs, n = self._positions(part).epoch, self.schedule.rows
-        if (int(epochs.max()) + 1) * n > 1 << 63:
-            raise ValueError(
-                f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
-                f"{epochs.max()} is too late; seek to an earlier epoch"
-            )
-        return epochs * n + part.indices
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""
