@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import grain
 import jax
@@ -19,69 +18,12 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
-from feedline.sources.encoded import folder, tar, tfrecord
-from feedline.sources.encoded.array_records import ArrayRecordBytes
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.encoded.records import EncodedSource, is_encoded_source
-from feedline.sources.encoded.shard_index import Form
-from feedline.sources.encoded.shard_source import ShardSource
-from feedline.sources.encoded.table_files import arrow_file, parquet_file
-from feedline.sources.encoded.tables import TableSource
-from feedline.sources.formats import array_record, arrow, parquet, zarr
-from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.file_formats import FORMATS, format_of
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
-from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
-
-
-class _Format(NamedTuple):
-    open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
-    takes: frozenset[str]
-
-
-def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    if parquet_file(Path(paths[0]), options) is not None:
-        return TableSource(parquet_file, paths, options)
-    return GroupSource(parquet.grouped, paths, options)
-
-
-def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    if arrow_file(Path(paths[0]), options) is not None:
-        return TableSource(arrow_file, paths, options)
-    if all(arrow.is_mapped(Path(path), options) for path in paths):
-        return ArraySource(paths, options)
-    return GroupSource(arrow.grouped, paths, options)
-
-
-def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
-    if options.dtype is None and options.decode is None and options.columns is None:
-        return ArrayRecordBytes(paths)
-    return ArrayRecordSource(paths, options)
-
-
-_FILES = _Format(lambda paths, _: folder.open_files(paths), frozenset())
-_FOLDER = _Format(lambda paths, _: folder.open_folder(paths[0]), frozenset())
-_ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
-_RECORDS = _Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
-_TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
-_TAR = Form("tar", tar.scan, bytes)
-_GROUPED = frozenset({"columns", "cache_bytes"})
-_FORMATS = {
-    ".npy": _ARRAYS,
-    ".npz": _ARRAYS,
-    ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
-    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": _Format(_open_parquet, _GROUPED),
-    **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
-    **dict.fromkeys(
-        tfrecord.SUFFIXES, _Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
-    ),
-    ".tar": _Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
-    ".zarr": _Format(
-        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
-    ),
-}
 
 
 def open_source(
@@ -144,34 +86,11 @@ def open_source(
     """
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
     paths = _matches(os.fsdecode(path_or_glob))
-    form = _format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
+    form = format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
     for option in sorted(options.given() - form.takes):
-        takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
+        takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     return form.open(paths, options)
-
-
-def _format_of(paths: list[str], is_glob: bool) -> _Format:
-    suffixes = sorted({_suffix(path) for path in paths})
-    known = [suffix for suffix in suffixes if suffix in _FORMATS]
-    packed = next((path for path in paths if _is_packed(path)), None)
-    if packed is not None:
-        raise ValueError(
-            f"rows are read in any order, so a file of many must not be compressed as a whole, got {packed}; "
-            "decompress it: gunzip, unzstd, bunzip2 or unxz"
-        )
-    if len(suffixes) > 1 and known:
-        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
-    if known:
-        return _FORMATS[known[0]]
-    if is_glob:
-        return _FILES
-    if Path(paths[0]).is_dir():
-        return _FOLDER
-    raise ValueError(
-        f"files of rows end in {', '.join(_FORMATS)}, got {paths[0]}; rename or convert it, give a folder or a "
-        "glob of files that are a row each, or write a RowSource"
-    )
 
 
 def _matches(name: str) -> list[str]:
@@ -181,25 +100,6 @@ def _matches(name: str) -> list[str]:
     if not matches:
         raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
     return matches
-
-
-def _is_packed(path: str) -> bool:
-    """Whether it is a file of many rows that was compressed as a whole."""
-    name = Path(path)
-    return name.suffix == ".tgz" or (
-        name.suffix in (".gz", ".zst", ".bz2", ".xz") and _suffix(name.stem) in _FORMATS
-    )
-
-
-def _suffix(path: str) -> str:
-    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
-    if zarr.is_zarr(Path(path)):
-        return ".zarr"
-    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
-    if numbered is None:
-        return Path(path).suffix
-    suffix = Path(numbered[1]).suffix
-    return suffix if suffix in _FORMATS else ".tfrecord"
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:

@@ -87,13 +87,19 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(photos, tmp_path)
         ({"train/cat/1.jpg": b""}, "", "has the folder cat; open .*/train if its folders are the classes"),
         ({"cat/1.jpg": b""}, "*", "a glob must match files, and .*/cat is a folder"),
         ({"cat/1.jpg": b"", "x.npy": b""}, "*", "one format, got , .npy"),
+        ({"1.parquet": b"", "z.json": b""}, "", r"1.parquet holds many rows; open .*/\*.parquet"),
+        ({"_SUCCESS": b"", "train-00000-of-00001": b""}, "", "holds many rows"),
         ({"1.jpg": b""}, "1.jpg", "files of rows end in"),
-        ({"1.jpg": b""}, "2", "files of rows end in"),
     ],
 )
 def test_what_cannot_be_opened(tmp_path, content, path, message):
     with pytest.raises(ValueError, match=message):
         feedline.open_source(os.path.join(written(tmp_path, content), path))
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*photos; check the path"):
+        feedline.open_source(tmp_path / "photos")
 
 
 def test_a_link_to_nothing_and_an_option_of_another_format(photos):

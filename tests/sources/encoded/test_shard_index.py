@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tfrecords import encoded
 
 import feedline
+from feedline.sources import file_formats
 from feedline.sources.encoded import tfrecord
 
 RECORDS = [b"one", b"two", b"three"]
@@ -38,8 +39,8 @@ def scans(monkeypatch):
         made.append(name)
         return real(file, size_bytes, name)
 
-    form = feedline.sources.open_source._TFRECORD
-    monkeypatch.setattr(feedline.sources.open_source, "_TFRECORD", form._replace(scan=scan))
+    form = file_formats._TFRECORD
+    monkeypatch.setattr(file_formats, "_TFRECORD", form._replace(scan=scan))
     return made
 
 
@@ -151,13 +152,13 @@ def test_an_index_that_changes_in_use_is_an_error(path):
 
 def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
     """As several processes that start at once do: all have found no index, and all write one."""
-    form, barrier, found = feedline.sources.open_source._TFRECORD, threading.Barrier(4), []
+    form, barrier, found = file_formats._TFRECORD, threading.Barrier(4), []
 
     def scan(file, size_bytes, name):
         barrier.wait(10)
         return tfrecord.scan(file, size_bytes, name)
 
-    monkeypatch.setattr(feedline.sources.open_source, "_TFRECORD", form._replace(scan=scan))
+    monkeypatch.setattr(file_formats, "_TFRECORD", form._replace(scan=scan))
     threads = [threading.Thread(target=lambda: found.append(read(path))) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -117,6 +117,7 @@ WHOLE = encoded([b"one", b"two", b"three"])
         (WHOLE + bytes(100), "the checksum beside it, and that of record 3"),
         (struct.pack("<QI", 2**64 - 1, masked(b"\xff" * 8)), "promises bytes up to 18446744073709551631, of 12"),
     ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_what_is_no_whole_file(tmp_path, data, message):
     (tmp_path / "x.tfrecord").write_bytes(data)

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from feedline.sources import open_source as sources
+from feedline.sources.file_formats import FORMATS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "formats.md").read_text()
@@ -31,7 +31,7 @@ def test_its_table_is_that_of_the_code():
         suffixes, _, options, _, _ = (cell.strip() for cell in row.split("|"))
         named = {"window", "stride", "columns"} if options == "the same" else set(re.findall(r"`(\w+)`", options))
         documented |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
-    assert documented == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
+    assert documented == {suffix: set(form.takes) for suffix, form in FORMATS.items()}
 
 
 def test_its_extras_are_those_of_the_package():
