@@ -257,8 +257,8 @@ FROM_OUTSIDE = {
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "sources.formats": ["numpy", "jax"],
-    "sources": ["numpy", "jax", "grain"],
-    "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "loader": ["numpy", "jax", "grain", "absl"],
     "streams": ["numpy", "jax"],
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],

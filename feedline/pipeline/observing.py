@@ -66,10 +66,6 @@ class Observing:
             if self.tuner is not None:
                 self.tuner.look(self.accounting, self._circumstances)
 
-    def close(self) -> None:
-        """No further batch is taken. Idempotent, from any thread."""
-        self._steps.close()
-
     def failed(self) -> None:
         """An exception came from what only observes. Log the first one."""
         if not self._failed:
