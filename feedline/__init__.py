@@ -59,6 +59,7 @@ _MODULE_OF = {
     "Limits": "options",
     "Order": "options",
     "ProcessError": "errors",
+    "Ragged": "sources.ragged",
     "Reading": "options",
     "RowError": "errors",
     "RowSource": "rows.row_source",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from feedline.sources.decoded import decoded as decoded
     from feedline.sources.lanes import Lanes as Lanes
     from feedline.sources.open_source import open_source as open_source
+    from feedline.sources.ragged import Ragged as Ragged
     from feedline.statistics import Statistics as Statistics
     from feedline.streams.lane_files import load_lanes as load_lanes
     from feedline.streams.lane_files import save_lanes as save_lanes

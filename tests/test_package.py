@@ -68,8 +68,8 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Reading", "RowError",
-        "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "decoded", "images",
+        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Ragged", "Reading",
+        "RowError", "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "decoded", "images",
         "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar, is_positioned
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
@@ -80,6 +80,12 @@ class BatchReader:
             index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
+
+    def padded_length(self, start: Cursor) -> int | None:
+        """The length of the ragged leaves of the batch at `start`, the same in each process; None: it has none."""
+        if not self.form.ragged or not is_ragged(self.source):
+            return None
+        return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> PartResult:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.

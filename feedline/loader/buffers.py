@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from feedline.loader.form import LocalForm
@@ -55,12 +56,28 @@ class BatchBuffers:
         self._own = [not (direct and form == placed[i]) for i, form in enumerate(read)]
         self._direct = not any(self._own) and len(read) == len(placed)
         self._placed = len(placed)
-        self.staging = Staging(placed + [form for form, own in zip(read, self._own, strict=True) if own], idle)
+        own = [i for i, own in enumerate(self._own) if own]
+        self._ragged = [at for at, i in enumerate([*range(len(placed)), *own]) if i in form.ragged]
+        self.staging = Staging(placed + [read[i] for i in own], idle)
 
-    def lease(self) -> Buffers:
-        """Uninitialised memory for a batch, or for all batches of a delivery."""
+    def lease(self, length: int | None = None) -> Buffers:
+        """Uninitialised memory for a batch, or for all batches of a delivery.
+
+        Args:
+          length: of axis 1 of the ragged leaves, at most that in `form`. Their slabs fit any length, so that one
+            slab serves all.
+        """
         leased = self.staging.lease()
+        if length is not None:
+            for i in self._ragged:
+                leased[i] = _shortened(leased[i], length)
         leaves, temporary = leased[: self._placed], iter(leased[self._placed :])
         if self._direct:
             return Buffers(leaves, leaves, True)
         return Buffers([next(temporary) if own else leaves[i] for i, own in enumerate(self._own)], leaves, False)
+
+
+def _shortened(array: Array, length: int) -> Array:
+    """A contiguous array at the beginning of the memory of `array`, of the same shape but for axis 1."""
+    shape = (len(array), length, *array.shape[2:])
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape)

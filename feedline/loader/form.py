@@ -50,6 +50,7 @@ class LocalForm:
       mask_at: the index of the leaf of `out` before which `valid` is inserted.
       bad_rows: as in `Reading`. Unless it is "raise", all columns of a row are checked, also those that only other
         processes place, so that all processes agree on which rows are bad.
+      ragged: the numbers of the leaves whose axis 1 is as long as each batch needs, up to its size in `spec`.
     """
 
     spec: RowSpec
@@ -62,6 +63,7 @@ class LocalForm:
     mask: Indices | None
     mask_at: int
     bad_rows: BadRows = "raise"
+    ragged: tuple[int, ...] = ()
 
     def read_shapes(self) -> list[tuple[int, ...]]:
         """The shape of each leaf of the process-local batch as it is read."""

@@ -54,7 +54,7 @@ class LocalBatches:
         watch = Stopwatch()
         with annotation("stage"), self._lock:
             if number not in self._partial:
-                self._partial[number] = self._buffers.lease(), {}
+                self._partial[number] = self._buffers.lease(self._reader.padded_length(start)), {}
             buffers, results = self._partial[number]
         lease_s, lease_cpu_s = watch.lap()
         result: PartResult | Exception

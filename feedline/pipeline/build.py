@@ -36,7 +36,7 @@ from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared
 from feedline.placement.place import Placement, mask_spec, sharded_spec, with_steps
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.watch import alarmed
-from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.row_source import RowSource, is_columnar, is_ragged
 from feedline.rows.spec import RowSpec
 from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import FirstItem, Lanes
@@ -123,6 +123,7 @@ def _build(request: Request, key: str | None) -> Stages:
         order.seed,
         functools.partial(read_first, source),
         reads_leaves=is_columnar(source),
+        ragged=source.ragged_leaves if is_ragged(source) else (),
     )
     reader = BatchReader(source, order, schedule, form)
     settings, bounds = _settings(request, form, placement)
@@ -259,7 +260,13 @@ def _buffers(request: Request, form: LocalForm, ahead: int, prefetch: int) -> Ba
 
 
 def _form(
-    request: Request, spec: RowSpec, seed: int, read_first: Callable[[Any], None], *, reads_leaves: bool
+    request: Request,
+    spec: RowSpec,
+    seed: int,
+    read_first: Callable[[Any], None],
+    *,
+    reads_leaves: bool,
+    ragged: tuple[int, ...] = (),
 ) -> tuple[LocalForm, Placement]:
     """What this process supplies of each batch, and where batches go.
 
@@ -267,7 +274,10 @@ def _form(
       seed: of the keys that a transform gets.
       read_first: writes one row into a tree of arrays.
       reads_leaves: whether the source can read one leaf's rows and columns alone.
+      ragged: the numbers of the leaves whose axis 1 differs between batches.
     """
+    if ragged:
+        _check_ragged(request)
     out = spec
     if request.transform is not None:
         row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
@@ -275,7 +285,7 @@ def _form(
         out = transformed_spec(request.transform, spec, row)
     rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
     batch = sharded_spec(rows, request.batch_size, request.sharding)
-    plans = Placement.of(batch).plans
+    plans = Placement.of(batch, ragged).plans
     mask, mask_at = None, 0
     bad_rows = request.reading.bad_rows
     if request.remainder == "pad" or bad_rows == "mask":
@@ -287,8 +297,24 @@ def _form(
     is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
     by_leaf = is_cut and reads_leaves and request.transform is None and bad_rows == "raise"
-    form = LocalForm(spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows)
-    return form, Placement.of(with_steps(batch, request.steps_per_call))
+    form = LocalForm(
+        spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows, ragged
+    )
+    placed = tuple(i + (mask is not None and i >= mask_at) for i in ragged)
+    return form, Placement.of(with_steps(batch, request.steps_per_call), placed)
+
+
+def _check_ragged(request: Request) -> None:
+    if request.transform is not None:
+        raise ValueError(
+            "a transform must return one shape, and ragged leaves differ in length between batches; do this work "
+            "in the jitted step, or before the rows are stored, and leave transform=None"
+        )
+    if request.steps_per_call > 1:
+        raise ValueError(
+            f"steps_per_call={request.steps_per_call} stacks batches of one shape, and ragged leaves differ in "
+            "length between batches; leave steps_per_call=1"
+        )
 
 
 def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:

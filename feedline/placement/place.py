@@ -32,24 +32,31 @@ class Placement:
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
       plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
       settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
+      ragged: the numbers of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
     """
 
     spec: Any
     plans: tuple[LeafPlan, ...]
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    ragged: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, spec: Any) -> Placement:
+    def of(cls, spec: Any, ragged: tuple[int, ...] = ()) -> Placement:
         """The placement of a batch whose leaves have these shapes, dtypes and shardings.
 
         Raises:
-          ValueError: a sharding cannot divide its leaf, or this process owns no device of it.
+          ValueError: a sharding cannot divide its leaf or splits axis 1 of a ragged one, or this process owns no
+            device of it.
         """
+        leaves = jax.tree_util.tree_leaves_with_path(spec)
+        for number in ragged:
+            path, leaf = leaves[number]
+            _check_not_split(leaf, _name(path))
         plans = [
             plan_leaf(leaf.sharding, leaf.shape, leaf.sharding.addressable_devices, _name(path))
-            for path, leaf in jax.tree_util.tree_leaves_with_path(spec)
+            for path, leaf in leaves
         ]
-        return cls(spec, tuple(plans))
+        return cls(spec, tuple(plans), ragged=ragged)
 
     def place(self, leaves: Sequence[np.ndarray[Any, Any]]) -> Any:
         """The global arrays of process-local `leaves`. Returns before the transfers are done.
@@ -57,6 +64,8 @@ class Placement:
         It allows its own transfers: they are intended, and must not fail under a transfer guard of the user.
         With several processes JAX counts them as implicit transfers.
         """
+        if self.ragged:
+            return self._of_length(leaves[self.ragged[0]].shape[1]).place(leaves)
         with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
             arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
         return self._treedef.unflatten(arrays)
@@ -70,6 +79,22 @@ class Placement:
             for plan, leaf in zip(self.plans, leaves, strict=True)
         )
 
+    def _of_length(self, length: int) -> Placement:
+        """The placement of the batches whose ragged leaves have this length."""
+        if length not in self._by_length:
+            leaves, treedef = jax.tree_util.tree_flatten(self.spec)
+            plans = list(self.plans)
+            for i in self.ragged:
+                shape = (leaves[i].shape[0], length, *leaves[i].shape[2:])
+                leaves[i] = jax.ShapeDtypeStruct(shape, leaves[i].dtype, sharding=leaves[i].sharding)
+                plans[i] = dataclasses.replace(plans[i], global_shape=shape)
+            self._by_length[length] = Placement(jax.tree.unflatten(treedef, leaves), tuple(plans), self.settings)
+        return self._by_length[length]
+
+    @functools.cached_property
+    def _by_length(self) -> dict[int, Placement]:
+        return {}
+
     # Flattened once: for a small batch on several devices, placing costs mostly Python time.
     @functools.cached_property
     def _treedef(self) -> Any:
@@ -81,6 +106,16 @@ class Placement:
             functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
             for leaf in jax.tree_util.tree_leaves(self.spec)
         ]
+
+
+def _check_not_split(leaf: jax.ShapeDtypeStruct, name: str) -> None:
+    """Refuse a sharding that splits axis 1 of a ragged leaf."""
+    shards = shards_of(leaf.sharding, len(leaf.shape))[1]
+    if shards > 1:
+        raise ValueError(
+            f"{name}: a sharding must not split axis 1 of a ragged leaf, whose size differs between batches, and "
+            f'{leaf.sharding} splits it into {shards}; shard the batch axis alone, as PartitionSpec("data") does'
+        )
 
 
 def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:

@@ -103,6 +103,27 @@ class PositionedSource(RowSource, Protocol):
         """As `read`, of the rows `rows.index`. A feed calls it in place of `read`."""
 
 
+class RaggedSource(RowSource, Protocol):
+    """A `RowSource` with leaves whose first axis is as long as each batch needs.
+
+    `spec` has the maximum, and the leaves of `out` in `read` have any length that holds the rows.
+    """
+
+    ragged_leaves: tuple[int, ...]
+    """The numbers of these leaves, in the order in which JAX flattens `spec`."""
+
+    def padded_length(self, rows: npt.NDArray[np.int64]) -> int:
+        """The length of the ragged leaves in a batch of these rows.
+
+        Each process calls it with the row indices of the whole global batch, so it must depend on nothing else.
+        """
+
+
+def is_ragged(source: RowSource) -> TypeGuard[RaggedSource]:
+    """Whether a source is a `RaggedSource`."""
+    return hasattr(source, "padded_length")
+
+
 def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:
     """Whether a source is a `PositionedSource`."""
     return hasattr(source, "read_positioned")
