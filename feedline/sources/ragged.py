@@ -35,7 +35,7 @@ class Ragged(IndexedSource):
       TypeError: a value has the wrong type.
 
     Example:
-      >>> documents = feedline.Ragged({"tokens": (np.arange(6), np.array([0, 1, 1, 6]))}, pad_to=(2, 5), pad=-1)
+      >>> documents = Ragged({"tokens": (np.arange(6), np.array([0, 1, 1, 6]))}, pad_to=(2, 5), pad=-1)
       >>> {name: value.tolist() for name, value in documents[0].items()}
       {'tokens': [0, -1, -1, -1, -1], 'tokens_length': 1}
       >>> documents.padded_length(np.array([1, 0])), documents.padded_length(np.array([1, 2]))

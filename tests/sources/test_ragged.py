@@ -1,0 +1,342 @@
+"""Ragged leaves: rows of different lengths, padded to the bucket of their batch, against loops in Python."""
+
+import itertools
+import os
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline import Feed, FeedError, Order, Ragged, Reading, RowError
+from feedline.loader.buffers import _shortened
+from feedline.order.epoch import rows_at
+
+N, B, PAD_TO, PAD = 43, 8, (3, 6, 20), 7
+_SHARES = {0: 0.2, 1: 0.2, 2: 0.2, 3: 0.2, 4: 0.1, 6: 0.05, 7: 0.03, 20: 0.02}
+LENGTHS = np.random.default_rng(1).choice(list(_SHARES), N, p=list(_SHARES.values()))
+
+
+def ragged(lengths, shape=(), dtype=np.int32):
+    """Values and offsets of rows with these lengths. No two values are equal, and none is padding."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    count = int(offsets[-1])
+    return np.arange(8, 8 + count * int(np.prod(shape)), dtype=dtype).reshape(count, *shape), offsets
+
+
+def padded(values, offsets, rows, length, pad=PAD):
+    """The oracle: one row after the other."""
+    out = np.full((len(rows), length, *values.shape[1:]), pad, values.dtype)
+    for i, row in enumerate(rows):
+        for k in range(offsets[row + 1] - offsets[row]):
+            out[i, k] = values[offsets[row] + k]
+    return out
+
+
+def bucket(lengths, pad_to):
+    return next(length for length in pad_to if length >= max(lengths))
+
+
+def columns(folder=None):
+    """Two ragged leaves of other lengths and a plain column, in memory or as files."""
+    tokens, boxes = ragged(LENGTHS), ragged(LENGTHS[::-1] // 2, (2,), np.float32)
+    if folder is None:
+        return {"tokens": tokens, "boxes": boxes, "y": np.arange(N, dtype=np.int32)}
+    arrays = {
+        "t": tokens[0],
+        "t_at": tokens[1],
+        "b": boxes[0],
+        "b_at": boxes[1],
+        "y": np.arange(N, dtype=np.int32),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    path = {name: folder / f"{name}.npy" for name in arrays}
+    return {"tokens": (path["t"], path["t_at"]), "boxes": (path["b"], str(path["b_at"])), "y": path["y"]}
+
+
+def documents(folder=None):
+    return Ragged(columns(folder), PAD_TO, PAD)
+
+
+def check(batch, rows):
+    """Check one batch, of which each row is known."""
+    given, rows = columns(), list(rows)
+    lengths = {name: np.diff(given[name][1])[rows] for name in ("tokens", "boxes")}
+    length = bucket(np.concatenate(list(lengths.values())), PAD_TO)
+    np.testing.assert_array_equal(batch["y"], rows)
+    for name in ("tokens", "boxes"):
+        np.testing.assert_array_equal(batch[name], padded(*given[name], rows, length))
+        np.testing.assert_array_equal(batch[f"{name}_length"], lengths[name])
+        assert batch[f"{name}_length"].dtype == np.int32
+    return length
+
+
+# --- reading ---
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.lists(st.integers(1, 14), min_size=1, max_size=4, unique=True),
+    st.sampled_from([(), (2,)]),
+    st.sampled_from([np.uint8, np.int64, np.float32]),
+    st.sampled_from([np.int64, np.uint32, np.uint64]),
+    st.data(),
+)
+def test_rows_are_read_as_by_a_loop(lengths, pad_to, shape, dtype, of_offsets, data):
+    pad_to = sorted({*pad_to, max(lengths)} if max(pad_to) < max(lengths) else pad_to)
+    values, offsets = ragged(lengths, shape, dtype)
+    source = Ragged({"tokens": (values, offsets.astype(of_offsets))}, pad_to, PAD)
+    rows = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=9)), np.int64)
+    expected = bucket([lengths[row] for row in rows] or [0], pad_to)
+    assert source.padded_length(rows) == expected
+    longer = {expected, *pad_to[pad_to.index(expected) :], expected + 1}
+    for length, strided in itertools.product(longer, (False, True)):
+        wide = np.ones((len(rows), length, *shape, 2), dtype)
+        tokens = wide[..., 0] if strided else wide[..., 0].copy()
+        out = {"tokens": tokens, "tokens_length": np.ones(len(rows), np.int32)}
+        source.read(rows, out)
+        np.testing.assert_array_equal(out["tokens"], padded(values, offsets, rows, length))
+        np.testing.assert_array_equal(out["tokens_length"], np.array(lengths)[rows])
+        assert (wide[..., 1] == 1).all()
+
+
+def test_a_row_that_exceeds_its_bucket_is_named():
+    rows = np.array([0, 1])
+    with pytest.raises(
+        RowError, match=r"fit the bucket of its batch, and row 1 of 'tokens' has length 3, the bucket 2"
+    ):
+        Ragged({"tokens": ragged([1, 3])}, (4,)).read(
+            rows, {"tokens": np.empty((2, 2), np.int32), "tokens_length": np.empty(2, np.int32)}
+        )
+
+
+def test_a_single_row_and_the_description():
+    source = Ragged({"tokens": ragged([1, 2])}, (4,), -1)
+    assert source[1]["tokens"].tolist() == [9, 10, -1, -1]
+    assert repr(source) == "<Ragged: rows 2, tokens int32[4], tokens_length int32[], pad_to 4>"
+
+
+def test_files_travel_as_paths(tmp_path):
+    assert not documents().picklable
+    source = documents(tmp_path)
+    assert source.picklable
+    sent = pickle.dumps(source)
+    assert pickle.loads(sent).identity == source.identity == documents().identity
+    np.save(tmp_path / "t_at.npy", np.arange(N + 1) * 2)
+    os.utime(tmp_path / "t_at.npy", ns=(1, 1))
+    with pytest.raises(FeedError, match=r"t_at\.npy"):
+        pickle.loads(sent)
+    with pytest.raises(FeedError, match=r"t_at\.npy"):
+        source.padded_length(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Ragged(columns(), (*PAD_TO, 30), PAD),
+        Ragged(columns(), PAD_TO, 0),
+        Ragged({**columns(), "y": np.arange(N)[::-1].astype(np.int32)}, PAD_TO, PAD),
+        Ragged({**columns(), "tokens": ragged(LENGTHS[::-1])}, PAD_TO, PAD),
+        Ragged({**columns(), "tokens": (ragged(LENGTHS)[0] + 1, ragged(LENGTHS)[1])}, PAD_TO, PAD),
+    ],
+    ids=["buckets", "pad", "plain", "lengths", "values"],
+)
+def test_the_identity_tells_sources_apart(other):
+    assert other.identity != documents().identity
+
+
+# --- feeds ---
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "wrap"])
+def test_batches_over_two_epochs(remainder, sharding, delivered):
+    order = Order(seed=3)
+    got = delivered(Feed(documents(), B, sharding, order=order, epochs=2, remainder=remainder))
+    epochs = [rows_at(order, N, epoch, np.arange(N)) for epoch in range(2)]
+    whole = N // B * B
+    run = np.concatenate(epochs if remainder != "drop" else [epoch[:whole] for epoch in epochs])
+    run = run[: len(run) // B * B] if remainder == "wrap" else run
+    seen = []
+    for batch in got:
+        check(batch, batch["y"].tolist())  # padding included: it repeats rows
+        seen += batch["y"][batch.get("valid", np.ones(B, bool))].tolist()
+    assert seen == run.tolist()
+
+
+def test_a_step_is_compiled_once_for_each_bucket(sharding):
+    traced = []
+
+    @jax.jit
+    def step(batch):
+        traced.append(batch["tokens"].shape)
+        return batch["tokens"].sum()
+
+    seen = set()
+    with Feed(documents(), B, sharding, epochs=6) as feed:
+        assert feed.spec["tokens"].shape == (B, PAD_TO[-1])
+        for batch in feed:
+            step(batch)
+            seen.add(batch["tokens"].shape)
+            assert batch["tokens"].sharding == feed.spec["tokens"].sharding
+        slabs, batches = feed.statistics().slabs, feed.statistics().batches
+    assert sorted(traced) == sorted(seen) == [(B, length) for length in PAD_TO]
+    assert slabs <= 5 * 10 < 5 * batches  # slabs of one size serve all buckets
+
+
+def test_meshes_and_threads_make_no_difference(sharding, delivered, tmp_path):
+    devices = np.array(jax.devices()).reshape(4, 2)
+    mesh = Mesh(devices, ("data", "model"))
+    rows = NamedSharding(mesh, P("data"))
+    cut = dict.fromkeys(("tokens", "tokens_length", "boxes_length", "y"), rows)
+    cut["boxes"] = NamedSharding(mesh, P("data", None, "model"))
+    expected = delivered(Feed(documents(), B, sharding, epochs=1))
+    for place, threads, buffer in [(rows, 1, 1), (cut, 3, 1), (cut, 1, 2), (jax.devices()[0], 3, 1)]:
+        got = delivered(
+            Feed(documents(tmp_path), B, place, epochs=1, reading=Reading(threads=threads, buffer=buffer))
+        )
+        assert len(got) == len(expected)
+        jax.tree.map(np.testing.assert_array_equal, got, expected)
+    got = delivered(Feed(documents(), B, rows, epochs=1, prefetch=0))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(0, 30), min_size=5, max_size=25).filter(any),
+    st.integers(1, 5),
+    st.sampled_from([(30,), (1, 30), (5, 10, 30), (4, 8, 12, 16, 40)]),
+    st.sampled_from(["drop", "pad", "wrap"]),
+)
+def test_a_feed_resumes_anywhere(lengths, batch_size, pad_to, remainder):
+    values, offsets = ragged(lengths)
+    source = Ragged({"tokens": (values, offsets), "y": np.arange(len(lengths), dtype=np.int32)}, pad_to)
+    arguments = {"sharding": jax.devices()[0], "epochs": 2, "remainder": remainder, "prefetch": 0}
+    with Feed(source, batch_size, **arguments) as feed:
+        states, batches = [], []
+        for batch in feed:
+            batches.append(jax.tree.map(np.asarray, batch))
+            states.append(feed.get_state())
+            rows = batches[-1]["y"]
+            length = bucket(np.array(lengths)[rows], pad_to)
+            np.testing.assert_array_equal(batches[-1]["tokens"], padded(values, offsets, rows, length, 0))
+        for state, rest in zip(states[:-1], batches[1:], strict=True):
+            feed.set_state(state)
+            jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, next(feed)), rest)
+
+
+@pytest.mark.slow
+def test_workers_deliver_the_same(sharding, delivered, tmp_path):
+    expected = delivered(Feed(documents(), B, sharding, epochs=1))
+    got = delivered(Feed(documents(tmp_path), B, sharding, epochs=1, reading=Reading(workers=2)))
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+@pytest.mark.parametrize("policy", ["substitute", "mask"])
+def test_substitutes_fit_the_bucket(policy, sharding, delivered):
+    values, offsets = ragged(LENGTHS, dtype=np.int64)
+    bad = np.flatnonzero(LENGTHS)[::5]
+    values[offsets[bad]] = 2**40  # does not fit int32
+    source = Ragged({"tokens": (values, offsets), "y": np.arange(N, dtype=np.int32)}, PAD_TO, PAD)
+    order, passes = Order(seed=2), []
+    for threads in (1, 3):
+        reading = Reading(threads=threads, buffer=1, bad_rows=policy, bad_rows_budget=N)
+        passes.append(delivered(Feed(source, B, sharding, order=order, epochs=1, reading=reading)))
+    jax.tree.map(np.testing.assert_array_equal, *passes)
+    replaced = 0
+    for batch, rows in zip(passes[0], rows_at(order, N, 0, np.arange(N // B * B)).reshape(-1, B), strict=True):
+        length = bucket(LENGTHS[rows], PAD_TO)  # of the rows of the order, whatever replaces them
+        np.testing.assert_array_equal(batch["tokens"], padded(values, offsets, batch["y"], length))
+        assert not np.isin(batch["y"], bad).any()
+        np.testing.assert_array_equal(batch["y"] != rows, np.isin(rows, bad))
+        if policy == "mask":
+            np.testing.assert_array_equal(batch["valid"], ~np.isin(rows, bad))
+        replaced += np.isin(rows, bad).sum()
+    assert replaced > B // 2
+
+
+# --- memory ---
+
+
+def test_a_shortened_array_is_the_beginning_of_its_memory():
+    whole = np.arange(24).reshape(2, 6, 2)
+    short = _shortened(whole, 3)
+    assert short.shape == (2, 3, 2)
+    assert short.flags.c_contiguous
+    assert short.ravel().tolist() == list(range(12))
+    assert np.shares_memory(short, whole)
+
+
+# --- bad input ---
+
+
+GOOD = ragged([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("given", "pad_to", "pad", "message"),
+    [
+        ({"x": GOOD}, (1, 2), 0, r"hold every row, and row 2 of 'x' has length 3.*bucket of 3"),
+        ({"x": GOOD}, (), 0, r"one or more ascending integers, got \(\)"),
+        ({"x": GOOD}, (4, 3), 0, r"ascending integers, got \(4, 3\); use \(3, 4\)"),
+        ({"x": GOOD}, (4, 4), 0, r"ascending integers, got \(4, 4\); use \(4,\)"),
+        ({"x": GOOD}, (0, 4), 0, r"each of pad_to"),
+        ({"x": GOOD}, (4.5,), 0, r"each of pad_to"),
+        ({"x": GOOD}, 4, 0, r"a sequence of integers, got 4"),
+        ({"x": GOOD}, (4,), 0.5, r"a value of int32, the dtype of 'x', got 0.5"),
+        ({"x": GOOD}, (4,), 2**40, r"a value of int32"),
+        ({"x": GOOD}, (4,), "0", r"pad must be a number, got '0'"),
+        ({"x": GOOD, "x_length": np.arange(3)}, (4,), 0, r"the leaf 'x_length', and columns have that key, too"),
+        ({"x": GOOD, "y": np.arange(4)}, (4,), 0, r"same number of rows, got x: 3, the plain columns: 4"),
+        ({"x": GOOD, "y": ragged([1, 2])}, (4,), 0, r"same number of rows, got x: 3, y: 2"),
+        ({"x": (*GOOD, GOOD[1])}, (4,), 0, r"a tuple \(values, offsets\), got 3 elements for 'x'"),
+        ({"x": np.arange(3)}, (4,), 0, r"got none; pass plain columns to Feed"),
+        ({}, (4,), 0, r"must be a tuple \(values, offsets\), got none"),
+        ([GOOD], (4,), 0, r"a dict with string keys"),
+        ({3: GOOD}, (4,), 0, r"a dict with string keys"),
+        ({"x": (GOOD[0], np.array([0, 3, 1, 6]))}, (6,), 0, r"those of 'x' do at row 1, from 3 to 1"),
+        ({"x": (GOOD[0], np.array([0, 3, 7]))}, (6,), 0, r"end with the number of values, 6, got 7 for 'x'"),
+        ({"x": (GOOD[0], np.array([0, 3, 5]))}, (6,), 0, r"end with the number of values, 6, got 5"),
+        ({"x": (GOOD[0], np.array([1, 3, 6]))}, (6,), 0, r"begin with 0, got 1 for 'x'"),
+        ({"x": (GOOD[0], np.array([0.0, 6.0]))}, (6,), 0, r"integers in one axis, got float64\[2\] for 'x'"),
+        ({"x": (GOOD[0], np.zeros((2, 2), int))}, (6,), 0, r"integers in one axis, got int64\[2, 2\]"),
+        ({"x": (GOOD[0], np.array([0]))}, (6,), 0, r"at least 2, got 1 for 'x'"),
+        ({"x": (GOOD[0], np.array([], int))}, (6,), 0, r"at least one row"),
+        ({"x": (GOOD[0][:0], np.array([0, 0]))}, (6,), 0, r"at least one row"),
+        ({"x": (["a"], np.array([0, 1]))}, (6,), 0, r"a list may mean rows or columns"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(given, pad_to, pad, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Ragged(given, pad_to, pad)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"transform": lambda batch, rows: batch},
+            "ragged leaves differ in length between batches.*transform=None",
+        ),
+        ({"steps_per_call": 2}, "steps_per_call=2 stacks batches of one shape.*leave steps_per_call=1"),
+        ({"reading": Reading(workers=1)}, "travel to worker processes as paths"),
+    ],
+)
+def test_a_feed_refuses_what_needs_one_shape(more, message, sharding):
+    with pytest.raises(ValueError, match=message):
+        Feed(documents(), B, **({"sharding": sharding} | more))
+
+
+def test_the_ragged_axis_is_not_split():
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    rows = NamedSharding(mesh, P("data"))
+    split = {"tokens": NamedSharding(mesh, P("data", "model")), "tokens_length": rows}
+    with pytest.raises(
+        ValueError, match=r"batch\['tokens'\]: a sharding must not split axis 1 of a ragged leaf.* into 2"
+    ):
+        Feed(Ragged({"tokens": ragged([1, 2, 3, 4])}, (4,)), 4, split)
