@@ -74,7 +74,7 @@ def _compared(feed: Feed, source: RowSource | Any, observed: Observed, first: St
         asked = indices[real]
         if isinstance(source, RecordSource):
             asked = epoch[real] * len(source) + asked
-        out = _empty(source.spec, len(real))
+        out = _empty(source.spec, len(real), observed, number)
         source.read(asked, out)
         for path, values in jax.tree_util.tree_leaves_with_path(out):
             _compare(observed, number, f"batch{jax.tree_util.keystr(path)}", values, indices)
@@ -82,14 +82,21 @@ def _compared(feed: Feed, source: RowSource | Any, observed: Observed, first: St
     return compared
 
 
-def _empty(spec: Any, rows: int) -> Any:
-    return jax.tree.map(lambda leaf: np.empty((rows, *leaf.shape), leaf.dtype), spec)
+def _empty(spec: Any, rows: int, observed: Observed, number: int) -> Any:
+    """Arrays for so many rows, in the shapes of batch `number`."""
+
+    def leaf(path: Any, of_source: Any) -> npt.NDArray[Any]:
+        shards = observed.batches[number][observed.names.index(f"batch{jax.tree_util.keystr(path)}")]
+        return np.empty((rows, *shards[0].shape), of_source.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, spec)
 
 
 def _compare(observed: Observed, number: int, name: str, values: Any, indices: npt.NDArray[np.int64]) -> None:
     leaf = observed.names.index(name)
-    shape, dtype = observed.row_specs[leaf]
-    delivered = combined_digests(observed.batches[number][leaf], len(indices), shape)[indices >= 0]
+    _, dtype = observed.row_specs[leaf]
+    shape = values.shape[1:]
+    delivered = combined_digests(observed.batches[number][leaf], len(indices))[indices >= 0]
     wrong = delivered != row_digests(values.astype(dtype), leaf, shape, tuple((0, size) for size in shape))
     if wrong.any():
         row = int(np.flatnonzero(indices >= 0)[wrong.argmax()])

@@ -25,11 +25,15 @@ class Difference(Exception):
 
 
 class ShardDigests(NamedTuple):
-    """The digests of one device's shard of one leaf: rows from `first` on, over `columns`."""
+    """The digests of one device's shard of one leaf: rows from `first` on, over `columns`.
+
+    `shape` is that of a whole row in this batch, which differs between batches if the leaf is ragged.
+    """
 
     first: int
     columns: Ranges
     digests: Digests
+    shape: tuple[int, ...] = ()
 
 
 class Settings(NamedTuple):
@@ -100,10 +104,9 @@ def shard_digests(array: Any, leaf: int) -> list[ShardDigests]:
         (first, _), *columns = (
             part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)
         )
-        values = np.asarray(shard.data)
-        found.append(
-            ShardDigests(first, tuple(columns), row_digests(values, leaf, array.shape[1:], tuple(columns)))
-        )
+        shape, values = array.shape[1:], np.asarray(shard.data)
+        digests = row_digests(values, leaf, shape, tuple(columns))
+        found.append(ShardDigests(first, tuple(columns), digests, shape))
     return found
 
 
@@ -123,14 +126,14 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
     for batch, leaf in np.ndindex(len(one.batches), len(one.names)):
         shards = [shard for observed in processes for shard in observed.batches[batch][leaf]]
         try:
-            digests[batch, :, leaf] = combined_digests(shards, rows, one.row_specs[leaf][0])
+            digests[batch, :, leaf] = combined_digests(shards, rows)
         except Difference as found:
             where = {"batch": one.first_batch + batch, "leaf": one.names[leaf]}
             raise Difference(str(found), **{**found.where, **where}) from None
     return digests
 
 
-def combined_digests(shards: Sequence[ShardDigests], rows: int, shape: tuple[int, ...]) -> Digests:
+def combined_digests(shards: Sequence[ShardDigests], rows: int) -> Digests:
     """The digest of each whole row of a leaf.
 
     Raises:
@@ -147,7 +150,7 @@ def combined_digests(shards: Sequence[ShardDigests], rows: int, shape: tuple[int
         digests[here], known[here] = shard.digests, True
     sizes = {columns: math.prod(stop - start for start, stop in columns) for columns in parts}
     covered = sum(known * sizes[columns] for columns, (_, known) in parts.items())
-    missing = covered != math.prod(shape)
+    missing = covered != math.prod(shards[0].shape)
     if missing.any():
         raise Difference("a part of it is on no device", row=int(missing.argmax()))
     total: Digests = np.sum([digests for digests, _ in parts.values()], axis=0, dtype=np.uint64)

@@ -26,6 +26,7 @@ from feedline.audit.layouts import AXES, Layout
 from feedline.audit.observed import Crashed, Observed, Refused, Settings, State, shard_digests
 from feedline.audit.target import load_make_feed
 from feedline.feed import Feed
+from feedline.rows.row_source import is_ragged
 from feedline.streams.lane_files import load_lanes, save_lanes
 
 _CLOSE_S = 5.0
@@ -72,6 +73,8 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
     )
     if settings.rows is None and layout.times > 1:
         return Refused("the rows of a stream have no position to compare them by")
+    if layout.times > 1 and is_ragged(arguments["source"]):
+        return Refused("in a larger batch, ragged leaves may be padded to another length")
     saved: dict[str, Any] = {"taken": 0}
     if layout.resumes:
         saved = _loaded(folder / layout.resumes)

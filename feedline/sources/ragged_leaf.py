@@ -96,7 +96,8 @@ class RaggedLeaf:
                 whole = np.empty((len(late), *out.shape[1:]), out.dtype)
                 self._read_values(starts[late], whole)
                 out[late] = whole
-        beyond = np.arange(width) >= lengths[:, None]
+        compared = np.min_scalar_type(width)  # one or two bytes, where int64 takes as long as the rest of the read
+        beyond = np.arange(width, dtype=compared) >= lengths.astype(compared)[:, None]
         np.copyto(out, self._pad, where=beyond.reshape(*beyond.shape, *[1] * len(self.shape)))
         return lengths
 
