@@ -20,7 +20,7 @@ class Statistics:
       rows: rows in these batches, over all processes, without padding.
       dropped_rows: rows that the remainder left out, over all processes.
       bad_rows: rows of this process that were bad and were replaced. They are counted in `rows`, too.
-      placed_bytes: bytes that this process placed of these batches.
+      placed_bytes: bytes that this process placed of these batches; ragged leaves count with the largest length.
       read_s: reading rows from the source.
       transform_s: in the transform.
       stage_s: getting host memory; casts, cuts and copies into it.

@@ -19,5 +19,8 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "10",
         "['cat', 'dog'] {'file': b'a picture of a dog', 'label': 1}",
         "3 animals/cat/1.txt",
+        "<Ragged: rows 120, tokens uint8[32], tokens_length int32[], pad_to 8, 16, 32>",
+        "138720 [(2, 8), (2, 16), (2, 32)]",
+        "277440",
         "(8, 16)",
     ]
