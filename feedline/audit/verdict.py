@@ -129,7 +129,7 @@ def _compared(verdict: Verdict, observed: Observed, digests: Digests, reference:
     if not known.any():
         return dataclasses.replace(verdict, refused="it met no row that one device met; --batches compares more")
     found = digests.reshape(len(epoch), -1)[known]
-    difference = _state_difference(observed, reference.observed)
+    difference = _batch_difference(observed, reference.observed)
     wrong = np.argwhere(found != expected)
     if len(wrong):
         row, leaf = wrong[0]
@@ -151,13 +151,22 @@ def _compared(verdict: Verdict, observed: Observed, digests: Digests, reference:
     )
 
 
-def _state_difference(observed: Observed, one_device: Observed) -> Difference | None:
-    """The first batch after which the feed's state is not the state on one device."""
+def _batch_difference(observed: Observed, one_device: Observed) -> Difference | None:
+    """The first batch with another shape than on one device, or after which the feed has another state."""
     if observed.settings != one_device.settings:
         return None
-    for batch, state in enumerate(observed.states, observed.first_batch):
+    for batch, (state, leaves) in enumerate(
+        zip(observed.states, observed.batches, strict=True), observed.first_batch
+    ):
         if state != one_device.states[batch]:
             return Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
+        for name, shards, expected in zip(observed.names, leaves, one_device.batches[batch], strict=True):
+            if (shape := shards[0].shape) != expected[0].shape:
+                return Difference(
+                    f"its rows have shape {list(shape)}, on one device {list(expected[0].shape)}",
+                    batch=batch,
+                    leaf=name,
+                )
     return None
 
 

@@ -84,6 +84,14 @@ def test_feeds_with_other_options_leaves_or_states_differ(changed, text):
     assert text in str(verdict(dataclasses.replace(run(), **changed)).difference)
 
 
+def test_rows_padded_to_another_length_differ():
+    padded = run()
+    padded.batches[2][1] = [ShardDigests(*padded.batches[2][1][0][:3], shape=(1,))]
+    found = verdict(padded).difference
+    assert found.where == {"batch": 2, "leaf": "batch['y']"}
+    assert str(found) == "its rows have shape [1], on one device []"
+
+
 def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
     assert verdict(Refused("no")).refused == "no"
     late = run(batches=1, first=0)
