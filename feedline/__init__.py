@@ -55,6 +55,7 @@ _MODULE_OF = {
     "FeedError": "errors",
     "Lanes": "sources.lanes",
     "Limits": "options",
+    "Mixture": "sources.mixture",
     "Order": "options",
     "ProcessError": "errors",
     "Reading": "options",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from feedline.placement.plan import local_rows as local_rows
     from feedline.rows.row_source import RowSource as RowSource
     from feedline.sources.lanes import Lanes as Lanes
+    from feedline.sources.mixture import Mixture as Mixture
     from feedline.sources.open_source import open_source as open_source
     from feedline.statistics import Statistics as Statistics
     from feedline.streams.lane_files import load_lanes as load_lanes

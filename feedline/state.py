@@ -15,6 +15,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from feedline.order import past
 from feedline.order.schedule import Cursor
 
 VERSION = 1
@@ -64,18 +65,19 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
             "restore with the release that saved it"
         )
     numbers = [_natural(state, name) for name in ("step", "epoch", "position")]
-    saved = state.get("fingerprint")
-    if not isinstance(saved, Mapping):
+    if not isinstance(state.get("fingerprint"), Mapping):
         raise ValueError("the state has no fingerprint; pass the dict that feed.get_state() returned, whole")
+    step, cursor = numbers[0], Cursor(numbers[1], numbers[2])
+    saved, own = past.common(state["fingerprint"], fingerprint, step, cursor)
     for field in FIELDS:
-        if field not in allow and saved.get(field) != fingerprint[field]:
+        if field not in allow and saved.get(field) != own[field]:
             raise ValueError(
                 f"the state was saved over other data: its {field!r} is {_short(saved.get(field))}, this "
-                f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
+                f"feed's is {_short(own[field])}. Give the feed the same source and order, or, if "
                 f'the difference is meant, set_state(state, allow=("{field}",))'
             )
-    check_position(numbers[2], fingerprint["rows"], "the state's position")
-    return numbers[0], Cursor(numbers[1], numbers[2])
+    check_position(cursor.position, fingerprint["rows"], "the state's position")
+    return step, cursor
 
 
 def check_position(position: int, rows: int | None, name: str = "position") -> None:

@@ -15,6 +15,7 @@ from feedline.loader.host_batch import HostBatch
 from feedline.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar
@@ -22,7 +23,7 @@ from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
-from feedline.sources.records import RecordSource
+from feedline.sources.mixture import reads_elements
 
 
 class Part(NamedTuple):
@@ -69,7 +70,7 @@ class BatchReader:
     """
 
     source: RowSource
-    order: Order
+    order: Order | MixtureOrder
     schedule: Schedule
     form: LocalForm
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
@@ -78,7 +79,10 @@ class BatchReader:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
-            index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
+            if isinstance(self.order, MixtureOrder):
+                index[some] = self.order.rows_at(epoch, positions)
+            else:
+                index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
 
@@ -120,7 +124,7 @@ class BatchReader:
 
     def _locate_and_read(self, part: Part) -> Part:
         """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
-        if not isinstance(self.source, ArraySource):
+        if not isinstance(self.source, ArraySource) or not isinstance(self.order, Order):
             part = part._replace(indices=self.locate(part.start, part.offsets))
             self._read(part)
             return part
@@ -181,7 +185,11 @@ class BatchReader:
         row, positions = int(part.indices[0]), self._positions(part)
         epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
-        candidates = substitutes_at(self.order.seed, self.schedule.rows, epoch, position)
+        # of a mixture those of the same source, so that the shares stay as they are
+        first, count = (
+            self.order.source_of(row) if isinstance(self.order, MixtureOrder) else (0, self.schedule.rows)
+        )
+        candidates = substitutes_at(self.order.seed, count, epoch, position) + first
         for candidate in candidates.tolist():
             try:
                 self._write(part._replace(indices=np.array([candidate])))
@@ -201,7 +209,7 @@ class BatchReader:
     def _read(self, part: Part) -> None:
         """Read rows of known index."""
         read, here, rows = part.buffers.read, part.here, part.indices
-        asked = self._elements(part) if isinstance(self.source, RecordSource) else rows
+        asked = self._elements(part) if reads_elements(self.source) else rows
         try:
             if self.form.by_leaf and is_columnar(self.source):
                 for i, columns in part.cuts:
@@ -221,8 +229,13 @@ class BatchReader:
             ) from error
 
     def _elements(self, part: Part) -> Indices:
-        """The elements of a Grain dataset to read: others in each epoch, for its own random maps."""
-        epochs, n = self._positions(part).epoch, self.schedule.rows
+        """The elements of Grain datasets to read: others in each epoch, for their own random maps."""
+        positions, n = self._positions(part), len(self.source)
+        epochs = positions.epoch
+        if isinstance(self.order, MixtureOrder):
+            epochs = np.empty_like(part.indices)
+            for epoch, some in positions.stretches():
+                epochs[some] = self.order.epochs_at(epoch, positions.position[some])
         if (int(epochs.max()) + 1) * n > 1 << 63:
             raise ValueError(
                 f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "

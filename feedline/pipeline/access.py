@@ -16,6 +16,7 @@ from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Settings
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import ENDLESS, Cursor
 from feedline.prefetch.prefetcher import HostIterator
 from feedline.streams.batches import StreamBatches
@@ -41,7 +42,7 @@ class Access(Protocol):
         """Whether the processes agree on the ends of lanes while they read."""
 
     @property
-    def order(self) -> Order | None:
+    def order(self) -> Order | MixtureOrder | None:
         """The order of the rows. None: a stream has its own."""
 
     def open(
@@ -87,7 +88,7 @@ class RandomAccess:
     agrees_on_ends: ClassVar[bool] = False
 
     @property
-    def order(self) -> Order:
+    def order(self) -> Order | MixtureOrder:
         """Of the rows."""
         return self.reader.order
 

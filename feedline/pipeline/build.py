@@ -25,6 +25,7 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading, Settings
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.bounds import bounds_of
@@ -40,6 +41,7 @@ from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import RowSpec
 from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import FirstItem, Lanes
+from feedline.sources.mixture import Mixture
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
 from feedline.streams.partial_batches import StreamDefinition
@@ -115,6 +117,8 @@ def _build(request: Request, key: str | None) -> Stages:
     if rows < 1:
         raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
     order = _order_of(request, source)
+    if isinstance(order, MixtureOrder):
+        rows = order.rows
     schedule = Schedule(rows, request.batch_size, request.remainder, request.epochs)
     spec = RowSpec.of(source.spec)
     form, placement = _form(
@@ -137,8 +141,8 @@ def _build(request: Request, key: str | None) -> Stages:
         "rows": rows,
         "spec": spec.as_json(),
         "data": _digest(source, request.reading),
-        "order": dataclasses.asdict(order),
-        "format": "records" if isinstance(source, RecordSource) else "columns",
+        "order": order.as_json() if isinstance(order, MixtureOrder) else dataclasses.asdict(order),
+        "format": _format(source),
     }
     owned = None if source is request.source else source
     access = RandomAccess(
@@ -157,9 +161,15 @@ def _build(request: Request, key: str | None) -> Stages:
     )
 
 
+def _format(source: RowSource) -> str:
+    if isinstance(source, Mixture):
+        return "mixture"
+    return "records" if isinstance(source, RecordSource) else "columns"
+
+
 def _digest(source: RowSource, reading: Reading) -> str:
     try:
-        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource):
+        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource | Mixture):
             return states.digest(source.identity_allowing_bad_rows())
         return states.digest(source.identity)
     except TypeError as error:
@@ -301,7 +311,19 @@ def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:
     return {**batch, VALID: mask_spec(batch, batch_size)}
 
 
-def _order_of(request: Request, source: RowSource) -> Order:
+def _order_of(request: Request, source: RowSource) -> Order | MixtureOrder:
+    if isinstance(source, Mixture):
+        if request.order is not None:
+            raise ValueError(
+                f"a mixture has an order of its own, got order={request.order!r}; leave order=None, and give "
+                "Mixture seed=..., or orders={name: Order(...)} for its sources"
+            )
+        if request.epochs is not None and source.order.end == "endless":
+            raise ValueError(
+                f"an endless mixture has no epochs to count, got epochs={request.epochs}; leave epochs=None, or "
+                'give Mixture end="first_exhausted" or "all_exhausted"'
+            )
+        return source.order
     if isinstance(source, RecordSource) and isinstance(request.source, grain.MapDataset):
         if request.order is not None and len(source) == sys.maxsize:
             raise ValueError(

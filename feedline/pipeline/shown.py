@@ -9,6 +9,7 @@ import jax
 
 from feedline.notebook import table
 from feedline.options import Order, Reading
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import Remainder
 from feedline.pipeline.request import Request
 from feedline.pipeline.stages import Stages
@@ -31,7 +32,7 @@ class Shown:
         return self._request.batch_size
 
     @property
-    def order(self) -> Order | None:
+    def order(self) -> Order | MixtureOrder | None:
         """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
         return self._stages.access.order
 
