@@ -193,7 +193,7 @@ OF_FEEDLINE = {
     "options": [],
     "notebook": [],
     "statistics": ["notebook"],
-    "state": ["order.schedule"],
+    "state": ["order.past", "order.schedule"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": [],
     "runtime": ["runtime"],
@@ -238,8 +238,9 @@ OF_FEEDLINE = {
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
               "rows.row_source", "order.schedule", "cluster", "errors"],
     # described without building a feed; audit: how to call the user's function, and which feed it makes
-    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
-                   "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
+    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "sources.mixture",
+                   "rows", "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors",
+                   "options"],
     "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
     "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
     "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",

@@ -23,30 +23,36 @@ def common(
       [True, False]
     """
     both = dict(saved), dict(own)
-    if all("batch_sizes" in _order(each) for each in both):
+    if all(_stages(each, "batch_sizes") for each in both):
         for each in both:
             each["order"] = {**each["order"], "batch_sizes": _begun(each["order"]["batch_sizes"], step)}
     else:  # a constant batch size may be another one after each restore, so it says nothing of the past
         for each in both:
-            if _order(each):
+            if isinstance(each.get("order"), Mapping):
                 each["order"] = {key: value for key, value in each["order"].items() if key != "batch_sizes"}
-    if cursor.epoch == 0 and all("stages" in _order(each) for each in both):
+    if cursor.epoch == 0 and all(_stages(each, "stages") for each in both):
         for each in both:
-            stages = _begun(each["order"]["stages"], cursor.position)
-            names = {name for _, counts in stages for name in counts}
-            orders = {
-                name: order for name, order in dict(each["order"].get("orders", {})).items() if name in names
-            }
-            each["order"] = {**each["order"], "stages": stages, "orders": orders, "end": None}
-            each["rows"] = None  # of an epoch: where it ends follows from the stages
+            order = each["order"]
+            stages = _begun(order["stages"], cursor.position)
+            orders = {name: order["orders"].get(name) for _, counts in stages for name in counts}
+            each["order"] = {**order, "stages": stages, "orders": orders, "end": None}
+            each["rows"] = None  # of an epoch: it ends where the stages, which may change, let it end
     return both
 
 
-def _order(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+def _stages(fingerprint: Mapping[str, Any], key: str) -> bool:
+    """Whether the order of a fingerprint has well-formed stages under a key: a list of (place, value)."""
     order = fingerprint.get("order")
-    return order if isinstance(order, Mapping) else {}
+    stages = order.get(key) if isinstance(order, Mapping) else None
+    return (
+        isinstance(stages, list | tuple)
+        and all(isinstance(stage, list | tuple) and len(stage) == 2 for stage in stages)
+        and all(isinstance(start, int) for start, _ in stages)
+        and (key == "batch_sizes" or all(isinstance(counts, Mapping) for _, counts in stages))
+        and (key == "batch_sizes" or isinstance(order.get("orders"), Mapping))  # type: ignore[union-attr]
+    )
 
 
 def _begun(stages: Any, place: int) -> list[Any]:
-    """The stages that begin before a place. What is no list of (place, value) is returned as it is."""
+    """The stages that begin before a place."""
     return [stage for stage in stages if stage[0] < place]
