@@ -168,6 +168,8 @@ class Mixture(IndexedSource):
         if len(self._units) == 1:
             yield self._units[0], slice(None)
             return
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
         for unit in self._units:
             here = np.flatnonzero((rows >= unit.first) & (rows < unit.stop))
             if len(here):
