@@ -75,10 +75,11 @@ def check_specs(sources: Mapping[str, RowSource]) -> None:
                 )
     for name, source in sources.items():
         spec = source.spec
+        kind = "one array" if isinstance(spec, jax.ShapeDtypeStruct) else f"a {type(spec).__name__}"
         if type(spec) is not dict or not all(isinstance(key, str) for key in spec):
             raise ValueError(
                 f"a mixture adds a leaf {SOURCE!r}, so rows must be a plain dict with strings as keys, and those "
-                f'of {name!r} are a {type(spec).__name__}; name the arrays, as in {{"x": array}}'
+                f'of {name!r} are {kind}; name the arrays, as in {{"x": array}}'
             )
         if SOURCE in spec:
             change = (

@@ -98,7 +98,7 @@ def mixtures(draw):
 
 
 def expected_of(order, run, epoch):
-    """Of an epoch of the run: the row index, the source's epoch, and the rows of each source before each position."""
+    """Of an epoch: row indices, epochs of their sources, and the rows of each source before each position."""
     rows = [each[1:] for each in run if each[0] == epoch]
     taken = [np.zeros(len(order.names), int)]
     for source, _, _ in rows:
