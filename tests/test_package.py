@@ -236,7 +236,7 @@ OF_FEEDLINE = {
               "loader.staging", "placement.place", "cluster.cores",
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
-              "rows.row_source", "order.schedule", "cluster", "errors"],
+              "sources.mixture", "rows.row_source", "order.schedule", "cluster", "errors"],
     # described without building a feed; audit: how to call the user's function, and which feed it makes
     "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "sources.mixture",
                    "rows", "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors",
