@@ -20,20 +20,20 @@ def places(counts):
     return found
 
 
-def run(lengths, orders, stages, end, most):
+def run(lengths, orders, phases, end, most):
     """The first `most` rows of a run: (epoch of the mixture, source, epoch of the source, row of the source).
 
     Args:
-      stages: (first position, counts).
+      phases: (first position, counts).
     """
     taken, found, epoch = [0] * len(lengths), [], 0
-    blocks = [places(counts) for _, counts in stages]
+    blocks = [places(counts) for _, counts in phases]
     while len(found) < most:
         position, at_begin = 0, list(taken)
         while len(found) < most:
-            stage = max(i for i, (start, _) in enumerate(stages) if start <= position)
-            block = blocks[stage]
-            source = block[(position - stages[stage][0]) % len(block)]
+            phase = max(i for i, (start, _) in enumerate(phases) if start <= position)
+            block = blocks[phase]
+            source = block[(position - phases[phase][0]) % len(block)]
             own_epoch, own_position = divmod(taken[source], lengths[source])
             row = rows_at(orders[source], lengths[source], own_epoch, np.array([own_position]))[0]
             found.append((epoch, source, own_epoch, int(row)))

@@ -23,7 +23,7 @@ from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
-from feedline.sources.mixture import reads_elements
+from feedline.sources.mixture import Mixture, reads_elements
 
 
 class Part(NamedTuple):
@@ -124,7 +124,8 @@ class BatchReader:
 
     def _locate_and_read(self, part: Part) -> Part:
         """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
-        if not isinstance(self.source, ArraySource) or not isinstance(self.order, Order):
+        source = self.source.arrays if isinstance(self.source, Mixture) else self.source
+        if not isinstance(source, ArraySource):
             part = part._replace(indices=self.locate(part.start, part.offsets))
             self._read(part)
             return part
@@ -132,7 +133,7 @@ class BatchReader:
         for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
             there = _within(part.here, some)
             cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
-            found.append(self.source.read_in_order(self.order, epoch, positions, cuts))
+            found.append(source.read_in_order(self.order, epoch, positions, cuts))
         index = found[0] if len(found) == 1 else np.concatenate(found)
         index.flags.writeable = False
         return part._replace(indices=index)

@@ -16,52 +16,14 @@ If all shares differ, only those like 4 : 2 : 1 allow it (Fraenkel's conjecture;
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 LARGEST_BLOCK = 1 << 16
 """Rows in a block, at the most: shares are exact, or wrong by less than one in so many rows."""
-_LEAST_PLACES = 1 << 14
-"""Small blocks are held many times over, so that most stretches of positions lie in one table."""
-Indices = NDArray[np.int64]
-
-
-class Places(NamedTuple):
-    """The places of one or more adjacent blocks.
-
-    Attributes:
-      source: int32[size], the source at each place.
-      rank: int64[size], how many rows of that source stand before the place.
-      step: int64[size], how many stand at all places.
-      of_source: the places of each source, ascending.
-    """
-
-    source: NDArray[np.int32]
-    rank: Indices
-    step: Indices
-    of_source: tuple[Indices, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of places."""
-        return len(self.source)
-
-
-@functools.lru_cache(maxsize=64)
-def places_of(counts: tuple[int, ...]) -> Places:
-    block = np.array(arranged(counts), np.int32)
-    source = np.tile(block, max(1, _LEAST_PLACES // len(block)))
-    of_source = tuple(np.flatnonzero(source == i) for i in range(len(counts)))
-    rank = np.empty(len(source), np.int64)
-    for places in of_source:
-        rank[places] = np.arange(len(places))
-    return Places(source, rank, np.array([len(places) for places in of_source])[source], of_source)
 
 
 def arranged(counts: Sequence[int]) -> list[int]:

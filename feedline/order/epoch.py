@@ -46,9 +46,6 @@ def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]
     if order.shuffle and n > LARGEST:
         raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
     if isinstance(positions, range):
-        compiled = library()
-        if compiled is not None and n and order.shuffle:
-            return rows_at_by_c(compiled, order, n, epoch, positions)
         positions = np.arange(positions.start, positions.stop, positions.step)
     checked = _checked(positions, n)
     if n == 0 or not order.shuffle:

@@ -1,11 +1,7 @@
 """Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
 
-The positions are cut into blocks. A block holds counts[i] rows of source i, at the same places in every block (see
-`apportionment`). So a division and a table say which source stands at position p, and how many of its rows stand
-before it, however large p is.
-
-Row number c of source i, counted over the whole run, stands at position c mod length of epoch c div length in that
-source's own order.
+`phases` says which source stands at a position, and how many of its rows stand before. Row number c of a source,
+counted over the whole run, stands at position c mod length of epoch c div length in that source's own order.
 """
 
 from __future__ import annotations
@@ -13,30 +9,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import sys
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.native.library import library
 from feedline.options import Order
-from feedline.order.apportionment import Places, places_of
+from feedline.order.compiled import EpochOrder, MixedSource, mixed_order, rows_of_struct
 from feedline.order.epoch import rows_at
 from feedline.order.permutation import words
+from feedline.order.phases import ENDLESS, Phase, Span, spans_of
 
 End = Literal["endless", "first_exhausted", "all_exhausted"]
-ENDLESS = sys.maxsize
-"""The rows of an epoch without an end, as in Grain's `repeat`."""
+_MOST_EPOCHS, _STRUCTS = 64, 16
+"""Of sources in one C call; and structs of C calls that are kept."""
 Indices = NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """From position `start` on, each block holds `counts[i]` rows of source i."""
-
-    start: int
-    counts: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +36,7 @@ class MixtureOrder:
       names: of the sources.
       lengths: the rows of each source.
       orders: the order of each source.
-      stages: the weights, by ascending start; the first one starts at 0.
+      phases: the weights, by ascending start; the first one starts at 0.
       end: when an epoch ends.
       seed: of the keys of a transform, and of the rows that replace bad ones.
 
@@ -55,7 +44,7 @@ class MixtureOrder:
       ValueError: `end` is "all_exhausted", and a source is never exhausted.
 
     Example:
-      >>> order = MixtureOrder(("a", "b"), (4, 3), (Order(shuffle=False),) * 2, (Stage(0, (2, 1)),))
+      >>> order = MixtureOrder(("a", "b"), (4, 3), (Order(shuffle=False),) * 2, (Phase(0, (2, 1)),))
       >>> order.rows_at(0, range(9)).tolist()
       [0, 4, 1, 2, 5, 3, 0, 6, 1]
     """
@@ -63,7 +52,7 @@ class MixtureOrder:
     names: tuple[str, ...]
     lengths: tuple[int, ...]
     orders: tuple[Order, ...]
-    stages: tuple[Stage, ...]
+    phases: tuple[Phase, ...]
     end: End = "endless"
     seed: int = 0
 
@@ -76,18 +65,20 @@ class MixtureOrder:
         """The positions of an epoch. Without an end that is `ENDLESS`."""
         if self.end == "endless":
             return ENDLESS
-        ends = [self._after_row(source, length - 1) for source, length in enumerate(self.lengths)]
+        ends = {}
+        for source, (name, length) in enumerate(zip(self.names, self.lengths, strict=True)):
+            found = [span.after_row(source, length - 1) for span in self._spans]
+            ends[name] = next((end for end in found if end is not None), None)
+        reached = [end for end in ends.values() if end is not None]
         if self.end == "first_exhausted":
-            return min(end for end in ends if end is not None)
-        for name, length, end in zip(self.names, self.lengths, ends, strict=True):
+            return min(reached)
+        for name, end in ends.items():
             if end is None:
-                taken = self._spans[-1].before[self.names.index(name)]
                 raise ValueError(
-                    f'end="all_exhausted" needs every source to be exhausted, and {name!r} gives {taken} of its '
-                    f"{length} rows before its weight stays 0; give it a weight in the last stage, or use "
-                    'end="first_exhausted"'
+                    f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight '
+                    '0 before it has; give it a weight in the last phase, or end="first_exhausted"'
                 )
-        return max(end for end in ends if end is not None)
+        return max(reached)
 
     @functools.cached_property
     def firsts(self) -> tuple[int, ...]:
@@ -99,7 +90,7 @@ class MixtureOrder:
 
         Args:
           epoch: each source goes on where the epoch before left it.
-          positions: int64[k] in [0, rows), ascending; or a range of step 1, which takes a third of the time.
+          positions: int64[k] in [0, rows), ascending; or a range of step 1.
 
         Returns:
           int64[k], a new array.
@@ -107,17 +98,68 @@ class MixtureOrder:
         Raises:
           IndexError: a position is not in [0, rows).
         """
-        rows = np.empty(len(positions), np.int64)
+        compiled = library()
+        if compiled is not None and (struct := self.struct(epoch, positions)) is not None:
+            return rows_of_struct(compiled, struct, positions)
         if isinstance(positions, range):
-            for source, here, stretch in self._stretches(epoch, positions):
-                rows[here] = self._rows_of(source, stretch)
-            return rows
+            positions = np.arange(positions.start, positions.stop)
+        rows = np.empty(len(positions), np.int64)
         sources, counters = self._counters(epoch, positions)
         for source in range(len(self.names)):
             here = np.flatnonzero(sources == source)
             if len(here):
                 rows[here] = self._rows_of(source, counters[here])
         return rows
+
+    def struct(self, epoch: int, positions: Indices | range) -> EpochOrder | None:
+        """What the C library needs for these positions; None where NumPy must compute them.
+
+        NumPy computes stretches over the border of two phases, and those with very many epochs of a source.
+        """
+        if not len(positions):
+            return None
+        first, last = int(positions[0]), int(positions[-1])
+        self._check(first, last)
+        (number,) = [i for i, span in enumerate(self._spans) if span.first <= first][-1:]
+        span = self._spans[number]
+        if last >= span.stop:
+            return None
+        tables = (first - span.first) // span.places.size, (last - span.first) // span.places.size + 1
+        before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
+        epochs = []
+        for begin, places, length in zip(before, span.places.of_source, self.lengths, strict=True):
+            low, high = (begin + table * len(places) for table in tables)
+            epochs.append(range(low // length, -(-high // length)))
+        if sum(map(len, epochs)) > _MOST_EPOCHS:
+            return None
+        key = epoch, number, *epochs
+        struct = self._structs.get(key)
+        if struct is None:
+            if len(self._structs) >= _STRUCTS:
+                self._structs.clear()
+            struct = self._structs[key] = self._struct_of(span, before, epochs)
+        return struct
+
+    def _struct_of(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
+        sources = [
+            MixedSource.of(
+                order,
+                epochs[i],
+                length=self.lengths[i],
+                before=before[i],
+                step=len(span.places.of_source[i]),
+                first_row=self.firsts[i],
+            )
+            for i, order in enumerate(self.orders)
+        ]
+        return mixed_order(self.rows, span.first, span.places.source, span.places.rank, sources)
+
+    @functools.cached_property
+    def _structs(self) -> dict[Any, EpochOrder]:
+        return {}
+
+    def __reduce__(self) -> Any:  # without what was computed, which has pointers
+        return MixtureOrder, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def epochs_at(self, epoch: int, positions: Indices) -> Indices:
         """The epoch of its own source that stands at each position, ascending, of an epoch of the mixture."""
@@ -146,20 +188,15 @@ class MixtureOrder:
             "seed": self.seed,
             "end": self.end,
             "orders": {n: dataclasses.asdict(order) for n, order in zip(self.names, self.orders, strict=True)},
-            "stages": [
-                [stage.start, {name: count for name, count in zip(self.names, stage.counts, strict=True) if count}]
-                for stage in self.stages
+            "phases": [
+                [phase.start, {name: count for name, count in zip(self.names, phase.counts, strict=True) if count}]
+                for phase in self.phases
             ],
         }
 
     @functools.cached_property
-    def _spans(self) -> tuple[_Span, ...]:
-        spans: list[_Span] = []
-        before = (0,) * len(self.lengths)
-        for stage, stop in zip(self.stages, [*(stage.start for stage in self.stages[1:]), ENDLESS], strict=True):
-            spans.append(_Span(stage.start, stop, before, places_of(stage.counts)))
-            before = spans[-1].taken(stop)
-        return tuple(spans)
+    def _spans(self) -> tuple[Span, ...]:
+        return spans_of(self.phases)
 
     def _before(self, epoch: int) -> tuple[int, ...]:
         """How many rows of each source come before an epoch."""
@@ -173,91 +210,32 @@ class MixtureOrder:
             )
         return tuple(epoch * count for count in of_epoch)
 
-    def _stretches(self, epoch: int, positions: range) -> Iterator[tuple[int, Indices, range]]:
-        """(source, which of the positions are its rows, their counters) for each source, stretch by stretch."""
-        self._check(positions.start, positions.stop - 1)
-        before = self._before(epoch)
-        for span in self._spans:
-            first, stop = max(positions.start, span.first), min(positions.stop, span.stop)
-            while first < stop:
-                number, inside = divmod(first - span.first, span.places.size)
-                end = min(stop, first + span.places.size - inside)
-                for source, places in enumerate(span.places.of_source):
-                    low, high = np.searchsorted(places, [inside, inside + end - first]).tolist()
-                    if low < high:
-                        counter = before[source] + span.before[source] + number * len(places) + low
-                        here = places[low:high] + (first - positions.start - inside)
-                        yield source, here, range(counter, counter + high - low)
-                first = end
-
     def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
         """The source at each of these positions, and how many rows of it come before that one in the whole run."""
         sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
         if not len(positions):
             return sources, counters
         self._check(int(positions[0]), int(positions[-1]))
-        before = self._before(epoch)
+        before = np.array(self._before(epoch))
         for span in self._spans:
             here = slice(*np.searchsorted(positions, [span.first, span.stop]).tolist())
-            inside = positions[here] - span.first
-            number = inside // span.places.size
-            inside -= number * span.places.size
-            sources[here] = span.places.source[inside]
-            number *= span.places.step[inside]
-            number += span.places.rank[inside]
-            number += np.add(before, span.before)[sources[here]]
-            counters[here] = number
+            sources[here], counters[here] = span.counters(positions[here])
+            counters[here] += before[sources[here]]
         return sources, counters
 
     def _check(self, first: int, last: int) -> None:
         if first < 0 or last >= self.rows:
             raise IndexError(f"positions must be in [0, {self.rows}), got {first} to {last}")
 
-    def _rows_of(self, source: int, counters: Indices | range) -> Indices:
+    def _rows_of(self, source: int, counters: Indices) -> Indices:
         """The row index of each of these rows of a source. The counters ascend."""
         order, length = self.orders[source], self.lengths[source]
-        first, last = int(counters[0]) // length, int(counters[-1]) // length
-        if first == last:  # the usual case: all of one epoch
-            start = first * length
-            own = (
-                range(counters.start - start, counters.stop - start)
-                if isinstance(counters, range)
-                else counters - start
-            )
-            rows = rows_at(order, length, first, own)
-        else:
-            epochs, rows = np.divmod(counters, length)
-            cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]
-            for start, stop in itertools.pairwise(cuts if order.shuffle and length > 1 else ()):
-                rows[start:stop] = rows_at(order, length, int(epochs[start]), rows[start:stop])
+        epochs, rows = np.divmod(counters, length)
+        cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]
+        for start, stop in itertools.pairwise(cuts if order.shuffle and length > 1 else ()):
+            rows[start:stop] = rows_at(order, length, int(epochs[start]), rows[start:stop])
         rows += self.firsts[source]
         return rows
-
-    def _after_row(self, source: int, row: int) -> int | None:
-        """The position after row number `row` of a source; None: the source does not give so many."""
-        for span in self._spans:
-            places = span.places.of_source[source]
-            if len(places) and row < span.taken(span.stop)[source]:
-                number, rank = divmod(row - span.before[source], len(places))
-                return span.first + number * span.places.size + int(places[rank]) + 1
-        return None
-
-
-class _Span(NamedTuple):
-    """A stage: positions `first` to `stop`, and how many rows of each source stand before it."""
-
-    first: int
-    stop: int
-    before: tuple[int, ...]
-    places: Places
-
-    def taken(self, position: int) -> tuple[int, ...]:
-        """How many rows of each source stand before a position of this span, or before its end."""
-        number, rest = divmod(position - self.first, self.places.size)
-        return tuple(
-            before + number * len(places) + int(np.searchsorted(places, rest))
-            for before, places in zip(self.before, self.places.of_source, strict=True)
-        )
 
 
 def seed_of_source(seed: int, source: int) -> int:

@@ -1,6 +1,6 @@
 """What two fingerprints say of the rows before a place of a run: what comes later may be changed in between.
 
-Of a mixture, the stages of weights that have not begun may change; of a feed whose batch size changes, the batch
+Of a mixture, the phases of weights that have not begun may change; of a feed whose batch size changes, the batch
 sizes of later steps.
 """
 
@@ -23,36 +23,36 @@ def common(
       [True, False]
     """
     both = dict(saved), dict(own)
-    if all(_stages(each, "batch_sizes") for each in both):
+    if all(_phases(each, "batch_sizes") for each in both):
         for each in both:
             each["order"] = {**each["order"], "batch_sizes": _begun(each["order"]["batch_sizes"], step)}
     else:  # a constant batch size may be another one after each restore, so it says nothing of the past
         for each in both:
             if isinstance(each.get("order"), Mapping):
                 each["order"] = {key: value for key, value in each["order"].items() if key != "batch_sizes"}
-    if cursor.epoch == 0 and all(_stages(each, "stages") for each in both):
+    if cursor.epoch == 0 and all(_phases(each, "phases") for each in both):
         for each in both:
             order = each["order"]
-            stages = _begun(order["stages"], cursor.position)
-            orders = {name: order["orders"].get(name) for _, counts in stages for name in counts}
-            each["order"] = {**order, "stages": stages, "orders": orders, "end": None}
-            each["rows"] = None  # of an epoch: it ends where the stages, which may change, let it end
+            phases = _begun(order["phases"], cursor.position)
+            orders = {name: order["orders"].get(name) for _, counts in phases for name in counts}
+            each["order"] = {**order, "phases": phases, "orders": orders, "end": None}
+            each["rows"] = None  # of an epoch: it ends where the phases, which may change, let it end
     return both
 
 
-def _stages(fingerprint: Mapping[str, Any], key: str) -> bool:
-    """Whether the order of a fingerprint has well-formed stages under a key: a list of (place, value)."""
+def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
+    """Whether the order of a fingerprint has well-formed phases under a key: a list of (place, value)."""
     order = fingerprint.get("order")
-    stages = order.get(key) if isinstance(order, Mapping) else None
+    phases = order.get(key) if isinstance(order, Mapping) else None
     return (
-        isinstance(stages, list | tuple)
-        and all(isinstance(stage, list | tuple) and len(stage) == 2 for stage in stages)
-        and all(isinstance(start, int) for start, _ in stages)
-        and (key == "batch_sizes" or all(isinstance(counts, Mapping) for _, counts in stages))
+        isinstance(phases, list | tuple)
+        and all(isinstance(phase, list | tuple) and len(phase) == 2 for phase in phases)
+        and all(isinstance(start, int) for start, _ in phases)
+        and (key == "batch_sizes" or all(isinstance(counts, Mapping) for _, counts in phases))
         and (key == "batch_sizes" or isinstance(order.get("orders"), Mapping))  # type: ignore[union-attr]
     )
 
 
-def _begun(stages: Any, place: int) -> list[Any]:
-    """The stages that begin before a place."""
-    return [stage for stage in stages if stage[0] < place]
+def _begun(phases: Any, place: int) -> list[Any]:
+    """The phases that begin before a place."""
+    return [phase for phase in phases if phase[0] < place]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,20 +18,11 @@ from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.sources.arrays import ArraySource
-from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, stages_of
+from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
 from feedline.sources.records import RecordSource
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
-
-
-class _Unit(NamedTuple):
-    """A source, or adjacent ones that are read in one call: rows `first` to `stop` of the mixture."""
-
-    first: int
-    stop: int
-    names: str
-    source: RowSource
 
 
 class Mixture(IndexedSource):
@@ -49,8 +39,8 @@ class Mixture(IndexedSource):
     Args:
       sources: by name, each anything with random access that a feed takes: arrays, paths, a `RowSource`, a
         `grain.MapDataset`. All have the same leaves: a dict without the key "source".
-      weights: by name, with any sum. Or stages, [(0, weights), (1_000_000, weights)]: the position of the epoch
-        from which on these weights hold. With stages a weight may be 0, as long as it is above 0 in one of them. A
+      weights: by name, with any sum. Or phases, [(0, weights), (1_000_000, weights)]: the position of the epoch
+        from which on these weights hold. With phases a weight may be 0, as long as it is above 0 in one of them. A
         share is 0 or at least one row in 65,536.
       orders: by name, of the sources that shall not have the default. Default: shuffled, each with a seed of its
         own that comes from `seed`; but a Grain dataset keeps its order.
@@ -90,7 +80,7 @@ class Mixture(IndexedSource):
             names=tuple(self._sources),
             lengths=tuple(map(len, self._sources.values())),
             orders=orders_of(sources, self._sources, orders, seed),
-            stages=stages_of(weights, self._sources),
+            phases=phases_of(weights, self._sources),
             end=end,
             seed=seed,
         )
@@ -99,7 +89,9 @@ class Mixture(IndexedSource):
         """The number of the leaf "source"."""
         self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self._ends = np.array(self.order.firsts[1:])
-        self._units = list(_units(self.order, self._sources))
+        found = [source for source in self._sources.values() if isinstance(source, ArraySource)]
+        self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
+        """All rows as one source, if all sources are arrays: read by one C call, order and gather included."""
         self.has_datasets = any(isinstance(source, RecordSource) for source in self._sources.values())
         if all(is_columnar(source) for source in self._sources.values()):
             self.read_leaf = self._read_leaf  # a member that only columnar sources have
@@ -131,27 +123,33 @@ class Mixture(IndexedSource):
 
         With Grain datasets they may be epoch · len + row, where the epoch is that of the row's own source.
         """
+        if self.arrays is not None:
+            self.arrays.read(rows, out)
+            return
         epochs = None
         if self.has_datasets:
             epochs, rows = np.divmod(rows, len(self))
         out[SOURCE][...] = self._numbers(rows)
         own_out = {key: leaf for key, leaf in out.items() if key != SOURCE}
-        for unit, here in self._parts(rows):
-            own = rows[here] - unit.first
-            if epochs is not None and isinstance(unit.source, RecordSource):
-                own += epochs[here] * len(unit.source)
-            with _filled(unit, own_out, here) as target:
-                unit.source.read(own, target)
+        for first, name, source, here in self._parts(rows):
+            own = rows[here] - first
+            if epochs is not None and isinstance(source, RecordSource):
+                own += epochs[here] * len(source)
+            with _filled(first, name, own_out, here) as target:
+                source.read(own, target)
 
     def _read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] of one leaf to out[i]."""
+        if self.arrays is not None:
+            self.arrays.read_leaf(leaf, rows, columns, out)
+            return
         if leaf == self._at:
             out[...] = self._numbers(rows)
             return
-        for unit, here in self._parts(rows):
-            assert is_columnar(unit.source)
-            with _filled(unit, out, here) as target:
-                unit.source.read_leaf(leaf - (leaf > self._at), rows[here] - unit.first, columns, target)
+        for first, name, source, here in self._parts(rows):
+            assert is_columnar(source)
+            with _filled(first, name, out, here) as target:
+                source.read_leaf(leaf - (leaf > self._at), rows[here] - first, columns, target)
 
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
@@ -163,22 +161,20 @@ class Mixture(IndexedSource):
         """The number of the source of each row."""
         return self._ends.searchsorted(rows, side="right")
 
-    def _parts(self, rows: Indices) -> Iterator[tuple[_Unit, Any]]:
-        """Each unit that has some of these rows, and where these are."""
-        if len(self._units) == 1:
-            yield self._units[0], slice(None)
-            return
+    def _parts(self, rows: Indices) -> Iterator[tuple[int, str, RowSource, Indices]]:
+        """(first row, name, source, where its rows are) of each source that has some of these rows."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
-        for unit in self._units:
-            here = np.flatnonzero((rows >= unit.first) & (rows < unit.stop))
+        numbers = self._numbers(rows)
+        for i, (name, source) in enumerate(self._sources.items()):
+            here = np.flatnonzero(numbers == i)
             if len(here):
-                yield unit, here
+                yield self.order.firsts[i], name, source, here
 
     def _facts(self) -> list[tuple[str, str]]:
         of_sources = []
         for i, (name, length) in enumerate(zip(self.order.names, self.order.lengths, strict=True)):
-            shares = ", then ".join(f"{stage.counts[i]:,} of {sum(stage.counts):,}" for stage in self.order.stages)
+            shares = ", then ".join(f"{phase.counts[i]:,} of {sum(phase.counts):,}" for phase in self.order.phases)
             of_sources.append((name, f"{shares}, {length:,} rows"))
         return [*super()._facts(), *of_sources]
 
@@ -198,33 +194,20 @@ def reads_elements(source: RowSource) -> bool:
     return isinstance(source, RecordSource) or (isinstance(source, Mixture) and source.has_datasets)
 
 
-def _units(order: MixtureOrder, sources: Mapping[str, RowSource]) -> Iterator[_Unit]:
-    """The sources in their order; adjacent ones of arrays are one unit, which one call reads."""
-    named = zip(sources.items(), itertools.pairwise(order.firsts), strict=True)
-    for are_arrays, group in itertools.groupby(named, lambda each: isinstance(each[0][1], ArraySource)):
-        adjacent = list(group)
-        if are_arrays and len(adjacent) > 1:
-            joined = ArraySource.joined([source for (_, source), _ in adjacent if isinstance(source, ArraySource)])
-            names = ", ".join(repr(name) for (name, _), _ in adjacent)
-            yield _Unit(adjacent[0][1][0], adjacent[-1][1][1], names, joined)
-        else:
-            yield from (_Unit(first, stop, repr(name), source) for (name, source), (first, stop) in adjacent)
-
-
 @contextlib.contextmanager
-def _filled(unit: _Unit, out: Any, here: Any) -> Iterator[Any]:
-    """A tree of arrays for the rows of a unit, which are at index here[i] of the leaves of `out` afterwards.
+def _filled(first: int, name: str, out: Any, here: Indices) -> Iterator[Any]:
+    """A tree of arrays for some rows of a source, which are at index here[i] of the leaves of `out` afterwards.
 
     A source writes its rows to one array, and in the batch they alternate with those of others. So they are copied
-    once more, unless the unit has all rows.
+    once more, unless all rows are of this source.
     """
-    whole = isinstance(here, slice) or len(here) == len(jax.tree.leaves(out)[0])
+    whole = len(here) == len(jax.tree.leaves(out)[0])
     target = out if whole else jax.tree.map(lambda leaf: np.empty((len(here), *leaf.shape[1:]), leaf.dtype), out)
     try:
         yield target
     except RowError as error:
-        row = None if error.row is None else error.row + unit.first
-        message = f"{error.message} (in {unit.names} of the mixture)"
+        row = None if error.row is None else error.row + first
+        message = f"{error.message} (in {name!r} of the mixture)"
         raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
     if not whole:
         for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):

@@ -13,13 +13,14 @@ import jax
 
 from feedline.options import Order, checked_integer
 from feedline.order.apportionment import counts_of
-from feedline.order.mixture import Stage, seed_of_source
+from feedline.order.mixture import seed_of_source
+from feedline.order.phases import Phase
 from feedline.rows.row_source import RowSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.open_source import as_source
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
-"""By name; or stages of them, each with the position from which on it holds."""
+"""By name; or phases of them, each with the position from which on it holds."""
 SOURCE = "source"
 """The key of the leaf that says which source a row is from."""
 
@@ -104,42 +105,42 @@ def orders_of(
     )
 
 
-def stages_of(weights: Weights, sources: Mapping[str, RowSource]) -> tuple[Stage, ...]:
-    """The stages that `weights` describes.
+def phases_of(weights: Weights, sources: Mapping[str, RowSource]) -> tuple[Phase, ...]:
+    """The phases that `weights` describes.
 
     Raises:
       ValueError, TypeError: names are missing or unknown, a weight or a position is wrong, or a source is never
         read.
     """
-    stages = [(0, weights)] if isinstance(weights, Mapping) else _checked_stages(weights)
-    for start, each in stages:
-        where = f"weights from position {start} on" if len(stages) > 1 else "weights"
+    phases = [(0, weights)] if isinstance(weights, Mapping) else _checked_phases(weights)
+    for start, each in phases:
+        where = f"weights from position {start} on" if len(phases) > 1 else "weights"
         _check_names(where, each, sources, all_of_them=True)
         for name, weight in each.items():
             _check_weight(f"{where}: that of {name!r}", weight)
         if not any(each.values()):
             raise ValueError(f"{where}: one of them must be above 0, and all are 0; give a source a weight")
     for name in sources:
-        if not any(each[name] for _, each in stages):
+        if not any(each[name] for _, each in phases):
             raise ValueError(f"weights: that of {name!r} is 0, so it would never be read; leave the source out")
-    return tuple(Stage(start, counts_of({name: each[name] for name in sources})) for start, each in stages)
+    return tuple(Phase(start, counts_of({name: each[name] for name in sources})) for start, each in phases)
 
 
-def _checked_stages(weights: Any) -> list[tuple[int, Mapping[str, float]]]:
+def _checked_phases(weights: Any) -> list[tuple[int, Mapping[str, float]]]:
     pairs = list(weights) if isinstance(weights, list | tuple) else []
     if not pairs or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise TypeError(
-            'weights must be a dict as in {"web": 0.7, "code": 0.3}, or stages of them as in '
+            'weights must be a dict as in {"web": 0.7, "code": 0.3}, or phases of them as in '
             f"[(0, {{...}}), (1_000_000, {{...}})], got {repr(weights)[:100]}"
         )
-    starts = [checked_integer("weights: the position of a stage", start, at_least=0) for start, _ in pairs]
+    starts = [checked_integer("weights: the position of a phase", start, at_least=0) for start, _ in pairs]
     if starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
         raise ValueError(
-            f"weights: stages must begin at ascending positions, the first at 0, got {starts}; sort them"
+            f"weights: phases must begin at ascending positions, the first at 0, got {starts}; sort them"
         )
     for _, each in pairs:
         if not isinstance(each, Mapping):
-            raise TypeError(f'weights: a stage must be a position and a dict as in {{"web": 0.7}}, got {each!r}')
+            raise TypeError(f'weights: a phase must be a position and a dict as in {{"web": 0.7}}, got {each!r}')
     return [(start, cast(Mapping[str, float], each)) for start, (_, each) in zip(starts, pairs, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A mixture with stages, in batches whose size changes: the same on any processes, and after a resume."""
+"""A mixture with phases, in batches whose size changes: the same on any processes, and after a resume."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 CUTS = {"a": slice(20), "b": slice(20, 37), "c": slice(37, 42)}
 WEIGHTS = [(0, {"a": 7, "b": 2, "c": 1}), (50, {"a": 1, "b": 1, "c": 1})]
-STAGES = [(0, (7, 2, 1)), (50, (1, 1, 1))]
+PHASES = [(0, (7, 2, 1)), (50, (1, 1, 1))]
 SIZES = [(0, 16), (3, 32), (5, 8)]
 LAYOUTS = ["permuted", "sequence", "columns"]
 
@@ -34,7 +34,7 @@ def mixture():
 def whole(count):
     """The first rows of the run, as columns."""
     order = mixture().order
-    run = oracle.run(order.lengths, order.orders, STAGES, "endless", count)
+    run = oracle.run(order.lengths, order.orders, PHASES, "endless", count)
     rows = [order.firsts[source] + row for _, source, _, row in run]
     return {
         **{key: leaf[rows] for key, leaf in ROWS.items()},
@@ -49,7 +49,7 @@ def sharding(layout, here):
 
 @case(LAYOUTS)
 def seven_batches(here, layout):
-    """Batches of three sizes over two stages, and the state after each."""
+    """Batches of three sizes over two phases, and the state after each."""
     with feedline.Feed(mixture(), SIZES, sharding(layout, here)) as feed:
         states, delivered = [feed.get_state()], []
         for _, batch in zip(range(7), feed, strict=False):

@@ -1,7 +1,10 @@
 """The order of a mixture against loops over single rows, its bounds, and pinned rows that never change."""
 
+import contextlib
 import itertools
+import pickle
 from fractions import Fraction
+from unittest import mock
 
 import mixture_oracle as oracle
 import numpy as np
@@ -11,8 +14,8 @@ from hypothesis import strategies as st
 
 from feedline.options import Blocks, Order
 from feedline.order.apportionment import LARGEST_BLOCK, arranged, counts_of
-from feedline.order.epoch import rows_at
-from feedline.order.mixture import ENDLESS, MixtureOrder, Stage, seed_of_source
+from feedline.order.mixture import MixtureOrder, seed_of_source
+from feedline.order.phases import ENDLESS, Phase
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 
@@ -83,18 +86,18 @@ def test_a_share_below_one_row_of_the_largest_block_is_refused():
 
 @st.composite
 def mixtures(draw):
-    """A mixture of up to four small sources, with up to three stages of weights."""
+    """A mixture of up to four small sources, with up to three phases of weights."""
     size = draw(st.integers(1, 4))
     lengths = tuple(draw(st.lists(st.integers(1, 12), min_size=size, max_size=size)))
     starts = [0, *sorted(draw(st.sets(st.integers(1, 60), max_size=2)))]
     counts = st.lists(st.integers(0, 5), min_size=size, max_size=size)
-    stages = [(start, tuple(draw(counts.filter(any)))) for start in starts[:-1]]
-    stages.append((starts[-1], tuple(draw(st.lists(st.integers(1, 5), min_size=size, max_size=size)))))
+    phases = [(start, tuple(draw(counts.filter(any)))) for start in starts[:-1]]
+    phases.append((starts[-1], tuple(draw(st.lists(st.integers(1, 5), min_size=size, max_size=size)))))
     shuffles = st.sampled_from([True, False, Blocks(2, 2)])
     orders = tuple(Order(seed, draw(shuffles)) for seed in range(size))
     end = draw(st.sampled_from(["endless", "first_exhausted", "all_exhausted"]))
-    order = MixtureOrder(tuple("abcd"[:size]), lengths, orders, tuple(Stage(*stage) for stage in stages), end)
-    return order, oracle.run(lengths, orders, stages, end, most=150)
+    order = MixtureOrder(tuple("abcd"[:size]), lengths, orders, tuple(Phase(*phase) for phase in phases), end)
+    return order, oracle.run(lengths, orders, phases, end, most=150)
 
 
 def expected_of(order, run, epoch):
@@ -119,9 +122,15 @@ def test_every_epoch_is_that_of_the_loops(mixture, data):
     else:
         assert order.rows >= len(rows)
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
-    np.testing.assert_array_equal(order.rows_at(epoch, range(start, stop)), rows[start:stop])
     some = np.array(sorted(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=40))), np.int64)
-    np.testing.assert_array_equal(order.rows_at(epoch, some), rows[some])
+    for by_numpy in (False, True):
+        with (
+            mock.patch("feedline.order.mixture.library", return_value=None)
+            if by_numpy
+            else contextlib.nullcontext()
+        ):
+            np.testing.assert_array_equal(order.rows_at(epoch, range(start, stop)), rows[start:stop])
+            np.testing.assert_array_equal(order.rows_at(epoch, some), rows[some])
     np.testing.assert_array_equal(order.epochs_at(epoch, some), own_epochs[some])
     assert order.taken(start) == tuple(taken[start])
 
@@ -140,7 +149,7 @@ def test_each_row_of_a_source_stands_once_in_each_of_its_epochs(mixture):
 
 def test_far_away_the_shares_are_the_same():
     lengths, orders = (10**9, 10**12, 5), tuple(map(Order, range(3)))
-    order = MixtureOrder(tuple("abc"), lengths, orders, (Stage(0, (7, 2, 1)),))
+    order = MixtureOrder(tuple("abc"), lengths, orders, (Phase(0, (7, 2, 1)),))
     assert order.rows == ENDLESS
     for start in (10**15, 2**62, ENDLESS - 10_000):
         start -= start % 10
@@ -155,7 +164,7 @@ def test_pinned_rows():
         16794734956373370131, 9318869662365894696, 13715930546597229364, 10873181180868569773,
     ]  # fmt: skip
     orders = tuple(Order(seed_of_source(7, source)) for source in range(3))
-    order = MixtureOrder(tuple("abc"), (100, 50, 6), orders, (Stage(0, (5, 3, 2)), Stage(20, (1, 1, 1))))
+    order = MixtureOrder(tuple("abc"), (100, 50, 6), orders, (Phase(0, (5, 3, 2)), Phase(20, (1, 1, 1))))
     assert order.rows_at(0, range(30)).tolist() == [
         54, 137, 50, 151, 83, 109, 14, 154, 135, 31, 37, 136, 90, 150, 98, 143, 76, 153, 115, 25,
         75, 126, 152, 89, 141, 155, 64, 142, 151, 3,
@@ -163,7 +172,7 @@ def test_pinned_rows():
 
 
 def test_positions_outside_of_an_epoch_are_refused():
-    order = MixtureOrder(("a",), (6,), (Order(),), (Stage(0, (1,)),), "all_exhausted")
+    order = MixtureOrder(("a",), (6,), (Order(),), (Phase(0, (1,)),), "all_exhausted")
     for positions in (range(5, 7), range(-1, 2), np.array([5, 6]), np.array([-1, 2])):
         with pytest.raises(IndexError, match=r"positions must be in \[0, 6\), got"):
             order.rows_at(0, positions)
@@ -173,11 +182,19 @@ def test_positions_outside_of_an_epoch_are_refused():
         order.rows_at(1 << 62, range(1))
 
 
-def test_a_range_of_positions_has_the_rows_of_the_array():
-    for order in (Order(3), Order(3, False), Order(3, Blocks(8, 4))):
-        np.testing.assert_array_equal(
-            rows_at(order, 9999, 2, range(50, 90)), rows_at(order, 9999, 2, np.arange(50, 90))
-        )
-        for wrong in (range(9990, 10_000), range(-1, 3)):
-            with pytest.raises(IndexError, match=r"positions must be in \[0, 9999\), got"):
-                rows_at(order, 9999, 2, wrong)
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 40_000])
+@pytest.mark.parametrize("counts", [(7, 2, 1), (21_001, 13_003, 3), (0, 1, 1)])
+def test_c_and_numpy_compute_the_same_rows(count, counts):
+    """In stretches longer than a chunk of C and than a table of places, in which sources begin again."""
+    orders = (Order(1), Order(2, Blocks(100, 7)), Order(3, False))
+    order = MixtureOrder(
+        tuple("abc"), (100_000, 9_000, 4_000), orders, (Phase(0, counts), Phase(10**6, (1, 1, 1)))
+    )
+    for start in (0, 16_379, 999_999 - count, 10**6 - 5, 10**6 + 1):
+        for positions in (range(start, start + count), np.arange(start, start + 3 * count, 3)):
+            found = order.rows_at(0, positions)
+            with mock.patch("feedline.order.mixture.library", return_value=None):
+                np.testing.assert_array_equal(found, order.rows_at(0, positions))
+    again = pickle.loads(pickle.dumps(order))
+    assert again == order
+    np.testing.assert_array_equal(again.rows_at(0, positions), found)

@@ -8,12 +8,12 @@ from feedline import state as states
 from feedline.order.schedule import Cursor
 
 
-def fingerprint(stages, rows=2**63 - 1, end="endless", **more):
-    names = sorted({name for _, counts in stages for name in counts})
+def fingerprint(phases, rows=2**63 - 1, end="endless", **more):
+    names = sorted({name for _, counts in phases for name in counts})
     order = {"seed": 0, "end": end, "orders": {name: {"seed": 1, "shuffle": True} for name in names}}
     return {
         "rows": rows, "spec": {}, "data": "d", "format": "mixture",
-        "order": {**order, "stages": [list(stage) for stage in stages], **more},
+        "order": {**order, "phases": [list(phase) for phase in phases], **more},
     }  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def check(own, position, epoch=0, step=0, saved=SAVED, allow=()):
 
 
 @pytest.mark.parametrize(
-    ("stages", "last"),
+    ("phases", "last"),
     [
         ([(0, A), (1000, B)], 5000),
         ([(0, A), (1000, A)], 1000),
@@ -38,12 +38,12 @@ def check(own, position, epoch=0, step=0, saved=SAVED, allow=()):
         ([(0, B)], 0),
     ],
 )
-def test_weights_may_change_from_the_position_of_a_state_on(stages, last):
-    own = fingerprint(stages, rows=5000, end="first_exhausted")
+def test_weights_may_change_from_the_position_of_a_state_on(phases, last):
+    own = fingerprint(phases, rows=5000, end="first_exhausted")
     assert check(own, last) == (0, Cursor(0, last))
     if last < 5000:
         with pytest.raises(
-            ValueError, match=r"over other data: its 'order' is \{.*'stages': .* this feed's is \{"
+            ValueError, match=r"over other data: its 'order' is \{.*'phases': .* this feed's is \{"
         ):
             check(own, last + 1)
         assert check(own, last + 1, allow=("order",))[1].position == last + 1
@@ -80,16 +80,16 @@ def test_batch_sizes_may_change_from_the_step_of_a_state_on(step):
                 check(own, 50, step=step, saved=saved)
     for one, two in ((saved, SAVED), (SAVED, saved)):  # a constant size says nothing of the past
         assert check(
-            {**one, "order": {**one["order"], "stages": two["order"]["stages"]}}, 50, step=step, saved=two
+            {**one, "order": {**one["order"], "phases": two["order"]["phases"]}}, 50, step=step, saved=two
         )
 
 
-@pytest.mark.parametrize("key", ["stages", "batch_sizes"])
+@pytest.mark.parametrize("key", ["phases", "batch_sizes"])
 @pytest.mark.parametrize("wrong", [None, 5, [], [5], [[0]], [["a", {}]], [[0, 5, 6]], {"a": 1}, [[0, None]]])
-def test_stages_that_are_none_are_refused_as_other_data(key, wrong):
+def test_phases_that_are_none_are_refused_as_other_data(key, wrong):
     saved = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]], key: wrong}}
     own = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]]}}
-    if key == "stages" or wrong in ([], [[0, None]]):
+    if key == "phases" or wrong in ([], [[0, None]]):
         with pytest.raises(ValueError, match="its 'order' is"):
             check(own, 50, step=5, saved=saved)
     else:
