@@ -3,6 +3,7 @@
 A map of the package. First what a user calls and sees::
 
     feed        the loop's iterator of global batches: its state and life cycle
+    images      JPEG, PNG and other images as rows
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
     options     Order, Reading, Limits and Blocks, validated on construction
     errors      FeedError and its subclasses
@@ -16,6 +17,7 @@ then one folder a stage, in the order in which data flows::
     rows/       what a row is, and the contract of its source
     sources/    what rows are read from
       formats/    one module for each file format
+      encoded/    records of bytes, such as image files
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
     placement/  process-local batch → global jax.Array on the mesh
@@ -61,22 +63,24 @@ _MODULE_OF = {
     "Reading": "options",
     "RowError": "errors",
     "RowSource": "rows.row_source",
-    "Rows": "loader.form",
+    "Rows": "rows.row_source",
     "StallError": "errors",
     "Statistics": "statistics",
     "WorkerError": "errors",
+    "decoded": "sources.decoded",
     "load_lanes": "streams.lane_files",
     "local_rows": "placement.plan",
     "open_source": "sources.open_source",
     "prefetch_to_mesh": "drop_in",
     "save_lanes": "streams.lane_files",
 }
-_SUBMODULES = ("cluster", "trainer")
+_SUBMODULES = ("cluster", "images", "trainer")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]
 
 if TYPE_CHECKING:
     from feedline import cluster as cluster
+    from feedline import images as images
     from feedline import trainer as trainer
     from feedline.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline.errors import FeedError as FeedError
@@ -85,13 +89,14 @@ if TYPE_CHECKING:
     from feedline.errors import StallError as StallError
     from feedline.errors import WorkerError as WorkerError
     from feedline.feed import Feed as Feed
-    from feedline.loader.form import Rows as Rows
     from feedline.options import Blocks as Blocks
     from feedline.options import Limits as Limits
     from feedline.options import Order as Order
     from feedline.options import Reading as Reading
     from feedline.placement.plan import local_rows as local_rows
+    from feedline.rows.row_source import Rows as Rows
     from feedline.rows.row_source import RowSource as RowSource
+    from feedline.sources.decoded import decoded as decoded
     from feedline.sources.lanes import Lanes as Lanes
     from feedline.sources.mixture import Mixture as Mixture
     from feedline.sources.open_source import open_source as open_source

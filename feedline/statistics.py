@@ -36,7 +36,7 @@ class Statistics:
         not known yet.
       au: accelerator utilisation, 0 to 1, over the latest batches (at most 256) after those that were read ahead
         before the loop began: the loop's own time, without what it spent on batches whose transfer was still under
-        way, ÷ all time. If the loop never waits for its steps, this is a lower bound. None: not known yet.
+        way, ÷ all time. Time in `next` while the devices still computed is the loop's own. None: not known yet.
       readiness: the share of the same time in which a placed batch was ready. None: not known yet.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.

@@ -13,10 +13,10 @@ from feedline.audit.digest import row_digests
 from feedline.audit.observed import Coverage, Difference, Observed, State, combined_digests
 from feedline.audit.positions import row_positions
 from feedline.feed import Feed
-from feedline.rows.row_source import RowSource
+from feedline.order.epoch import keys_at
+from feedline.rows.row_source import Rows, RowSource, is_positioned
 from feedline.sources.mixture import Mixture
 from feedline.sources.open_source import as_source
-from feedline.sources.records import RecordSource
 
 _MOST_ROWS = 1 << 23
 """The largest number of row indices that are counted: they take 8 bytes each."""
@@ -97,25 +97,23 @@ def _compared(feed: Feed, source: RowSource | Any, observed: Observed, first: St
     ):
         indices = feed.rows_of({**first, **before})
         real = np.flatnonzero(indices >= 0)
-        asked = indices[real]
-        if isinstance(source, RecordSource):
-            asked = epoch[real] * len(source) + asked
-        elif isinstance(source, Mixture) and source.has_datasets:
-            asked = _elements(source, epoch[real], position[real], asked)
         out = _empty(source.spec, len(real))
-        source.read(asked, out)
+        if is_positioned(source):
+            source.read_positioned(_rows(feed, epoch[real], position[real], indices[real]), out)
+        else:
+            source.read(indices[real], out)
         for path, values in jax.tree_util.tree_leaves_with_path(out):
             _compare(observed, number, f"batch{jax.tree_util.keystr(path)}", values, indices)
         compared += len(real)
     return compared
 
 
-def _elements(
-    source: Mixture, epochs: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The elements that a mixture with Grain datasets reads for these rows."""
-    own = [source.order.epochs_at(int(e), np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
-    return np.array(own, np.int64) * len(source) + rows
+def _rows(feed: Feed, epochs: Any, positions: Any, indices: Any) -> Rows:
+    """What a source is told of these rows."""
+    order = feed.order
+    assert order is not None
+    keys = [keys_at(order.seed, int(e), np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
+    return Rows(epochs, positions, indices, np.array(keys, np.uint64))
 
 
 def _empty(spec: Any, rows: int) -> Any:

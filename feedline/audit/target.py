@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline.feed import Feed
-from feedline.sources.open_source import open_source
+from feedline.sources.open_source import open_arrays
 
 MakeFeed = Callable[[Mesh], Feed]
 _EPOCH_BATCHES = 8
@@ -58,7 +58,7 @@ def load_name(target: str) -> Any:
 
 def _size_of_batch(path: str, devices: int) -> int:
     """A multiple of `devices`: about an eighth of the rows, and at most about a million numbers in a batch."""
-    source = open_source(path)
+    source = open_arrays(path)
     rows, leaves = len(source), jax.tree.leaves(source.spec)
     source.close()
     if rows < 2 * devices:

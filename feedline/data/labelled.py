@@ -12,7 +12,7 @@ from feedline.data.holdout import TEST_EVERY, Holdout
 from feedline.options import checked_integer
 from feedline.rows.row_source import RowSource
 from feedline.sources.arrays import ArraySource
-from feedline.sources.open_source import open_source
+from feedline.sources.open_source import open_arrays
 
 DIGITS = Path(__file__).parent / "digits"
 _LEAVES = ("image", "label")
@@ -106,7 +106,7 @@ def _opened(path: Path) -> RowSource:
             f"got {path}; numpy.savez('{path.stem}.npz', image=..., label=...) writes one"
         )
     files = {name: path / f"{name}.npy" for name in _LEAVES}
-    rows = ArraySource([files]) if path.is_dir() else open_source(path)
+    rows = ArraySource([files]) if path.is_dir() else open_arrays(path)
     if sorted(rows.spec) != sorted(_LEAVES):
         raise ValueError(
             f"the arrays must be named image and label, {path} has {', '.join(sorted(rows.spec))}; "

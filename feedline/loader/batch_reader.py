@@ -18,12 +18,12 @@ from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
-from feedline.sources.mixture import Mixture, reads_elements
+from feedline.sources.mixture import Mixture
 
 
 class Part(NamedTuple):
@@ -210,14 +210,18 @@ class BatchReader:
     def _read(self, part: Part) -> None:
         """Read rows of known index."""
         read, here, rows = part.buffers.read, part.here, part.indices
-        asked = self._elements(part) if reads_elements(self.source) else rows
         try:
             if self.form.by_leaf and is_columnar(self.source):
                 for i, columns in part.cuts:
                     self.source.read_leaf(i, rows, columns, read[i][here])
                 return
             out = self.form.spec.tree([leaf[here] for leaf in read])
-            returned: Any = self.source.read(asked, out)  # type: ignore[func-returns-value]
+            returned: Any
+            if is_positioned(self.source):
+                positions = self.form.rows_at(self._positions(part), rows)
+                returned = self.source.read_positioned(positions, out)  # type: ignore[func-returns-value]
+            else:
+                returned = self.source.read(rows, out)  # type: ignore[func-returns-value]
             if returned is not None:
                 raise TypeError(f"read writes its rows into out, and must not return a {type(returned).__name__}")
         except FeedError:
@@ -228,21 +232,6 @@ class BatchReader:
                 f"{type(self.source).__name__} failed to read {which} with {type(error).__name__}: {error}",
                 stage="read",
             ) from error
-
-    def _elements(self, part: Part) -> Indices:
-        """The elements of Grain datasets to read: others in each epoch, for their own random maps."""
-        positions, n = self._positions(part), len(self.source)
-        epochs = positions.epoch
-        if isinstance(self.order, MixtureOrder):
-            epochs = np.empty_like(part.indices)
-            for epoch, some in positions.stretches():
-                epochs[some] = self.order.epochs_at(epoch, positions.position[some])
-        if (int(epochs.max()) + 1) * n > 1 << 63:
-            raise ValueError(
-                f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
-                f"{epochs.max()} is too late; seek to an earlier epoch"
-            )
-        return epochs * n + part.indices
 
     def batch(self, start: Cursor, before: Cursor, buffers: Buffers, results: Sequence[PartResult]) -> HostBatch:
         """The batch at `start`, of which all parts are filled. The one before it ended at the cursor `before`."""

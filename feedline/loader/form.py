@@ -16,6 +16,7 @@ from feedline.order.epoch import keys_at
 from feedline.order.schedule import BatchPositions
 from feedline.placement.plan import Columns, LeafPlan
 from feedline.rows.bad_rows import BadRow
+from feedline.rows.row_source import Rows
 from feedline.rows.spec import Array, RowSpec, check_fits
 from feedline.rows.values import as_array
 from feedline.runtime.annotations import annotation
@@ -23,24 +24,6 @@ from feedline.runtime.annotations import annotation
 Indices = npt.NDArray[np.int64]
 Cuts = list[tuple[int, Columns]]
 """The number of each of some leaves, and the columns that are read of it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """The second argument of a transform: four arrays with a value for each row of its batch. Read-only.
-
-    Attributes:
-      epoch: int64[k], the epoch of each row.
-      position: int64[k], its position in the epoch's order.
-      index: int64[k], the row index in the source.
-      key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
-        from it is the same on any topology.
-    """
-
-    epoch: Indices
-    position: Indices
-    index: Indices
-    key: npt.NDArray[np.uint64]
 
 
 Transform = Callable[[Any, Rows], Any]
@@ -133,6 +116,13 @@ class LocalForm:
             valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
         return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
 
+    def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
+        """Rows at these positions, with their keys. `index`: their row indices."""
+        keys = np.empty(len(index), np.uint64)
+        for epoch, here in positions.stretches():
+            keys[here] = keys_at(self.seed, epoch, positions.position[here])
+        return Rows(positions.epoch, positions.position, index, keys)
+
     def transformed(
         self, transform: Transform, read: list[Array], positions: BatchPositions, index: Indices
     ) -> list[Array]:
@@ -143,12 +133,8 @@ class LocalForm:
           positions: the positions of these rows.
           index: the row indices of these rows.
         """
-        keys = np.empty(len(index), np.uint64)
-        for epoch, here in positions.stretches():
-            keys[here] = keys_at(self.seed, epoch, positions.position[here])
         try:
-            rows = Rows(positions.epoch, positions.position, index, keys)
-            batch = _called(transform, self.spec.tree(read), rows)
+            batch = _called(transform, self.spec.tree(read), self.rows_at(positions, index))
         except Exception as error:
             error.add_note(
                 f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from feedline.observe.devices import Look
 from feedline.observe.times import PartTimes, PlaceTimes
 
 _LATEST = 256
@@ -66,6 +67,7 @@ class BatchTimes(NamedTuple):
       queued_s: for how long it then lay on the mesh until it was asked for.
       empty_s: for how long no batch was ready before it.
       wait_s: for how long the training loop waited for it.
+      computed_s: for how long the devices still computed meanwhile; None: nobody looked.
       late_s: for how long its transfer went on after the loop had got it; None: not known.
       loop_s: the training loop's own time before it asked for this batch; None after a break.
       drained: whether all batches that were read ahead while the first step compiled were taken before it.
@@ -86,6 +88,7 @@ class BatchTimes(NamedTuple):
     late_s: float | None
     loop_s: float | None
     drained: bool
+    computed_s: float | None = None
 
     @property
     def put(self) -> float:
@@ -172,6 +175,7 @@ class Accounting:
         )  # so many more batches may have been made while the step after the first compiled
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
+        self._looks: collections.deque[Look] = collections.deque(maxlen=_LATEST)
         self._keep: Callable[[Delivered | float], None] | None = None
         self._placed = itertools.count()  # batches; atomic
         self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_TRIES)
@@ -211,6 +215,10 @@ class Accounting:
             with contextlib.suppress(KeyError):  # another thread was faster
                 self._ready_s.popitem(last=False)
 
+    def looked(self, look: Look) -> None:
+        """What the devices do during a wait of the loop; its `idle` may be set later. Looks come in order."""
+        self._looks.append(look)
+
     def transfer_s(self) -> float | None:
         """Mean seconds from the start of placing until all arrays were ready, lately; None: not known yet."""
         latest = tuple(self._ready_s.copy().values())
@@ -245,8 +253,11 @@ class Accounting:
         return dict(self._ready_s.copy())
 
     def lock_wait_s(self) -> float:
-        """How long a thread that gave up the interpreter's lock waits for it: the mean of a few tries."""
-        return statistics.fmean(self._lock_waits_s or [0.0])
+        """How long a thread that gave up the interpreter's lock waits for it: the median of a few tries.
+
+        On a busy machine some tries wait for a processor instead, for many milliseconds.
+        """
+        return statistics.median(self._lock_waits_s.copy() or [0.0])
 
     def _settle(self, timeout_s: float) -> bool:
         """Add up what was delivered. Gives up after the timeout: another thread is doing the same."""
@@ -298,8 +309,18 @@ class Accounting:
             else max(0.0, placed.began + ready_s - taken),
             loop_s=None if self._before is None else asked - self._before,
             drained=drained,
+            computed_s=self._computed_s(asked, taken),
         )
         self._before = taken
         self._sums = self._sums.plus(batch)
         self._waits.add(batch.wait_s)
         self._latest.append(batch)
+
+    def _computed_s(self, asked: float, taken: float) -> float | None:
+        """For how long the devices computed while the loop waited for a batch, if anybody looked in time."""
+        while self._looks and self._looks[0].asked < asked:
+            self._looks.popleft()
+        if not self._looks or self._looks[0].seen >= taken:
+            return None
+        idle = self._looks.popleft().idle
+        return taken - asked if idle is None else min(idle, taken) - asked

@@ -62,16 +62,15 @@ class Report:
         that place batches, and transfers), "compute" (the training loop itself: input is fast enough), or
         "straggler" (another process's input is slower than that of all others).
       au: accelerator utilisation, 0 to 1: the share of the time in which neither the loop nor its step waited
-        for a batch. With several processes, that of the process that waits most. If the loop never waits for its
-        steps, this is a lower bound.
+        for a batch while the devices were idle. With several processes, that of the process that waits most.
       wait_share: 1 − au.
       headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
         itself. 1.0 or less: this stage alone makes the loop wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
       change: that setting and the prediction as values; None: no setting helps.
       step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
-      loop_s: the loop's own time between two calls of `next`.
-      wait_s: the time in `next`.
+      loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
+      wait_s: the time in `next` while the devices were idle.
       late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
       stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
       cpu_s: processor seconds a batch of all threads that made it.

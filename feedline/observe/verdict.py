@@ -310,8 +310,8 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
     spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
     if how.reader == "stream":
         return (
-            "no setting helps: one thread reads a stream; give the dataset workers by Grain's mp_prefetch, or use "
-            "a source with random access, which several threads can read"
+            "no setting helps: one thread reads a stream; give the dataset workers, or more of them, by Grain's "
+            "mp_prefetch, or use a source with random access, which several threads can read"
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (

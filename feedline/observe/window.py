@@ -37,7 +37,8 @@ class Window:
         """The batches to judge by; None if the loop has not taken two batches one after the other.
 
         The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
-        it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step.
+        it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step. Time in which
+        the loop waited while the devices still computed counts as its own.
         """
         drained = [batch for batch in latest if batch.drained]
         followed = [batch for batch in latest if batch.loop_s is not None]
@@ -47,7 +48,7 @@ class Window:
         last = 0
         while last < len(judged) and judged[-1 - last].loop_s is not None:
             last += 1
-        return cls(_without_pauses(judged), last, bool(drained))
+        return cls(_without_computing(_without_pauses(judged)), last, bool(drained))
 
     @functools.cached_property
     def loop_s(self) -> float:
@@ -107,3 +108,17 @@ def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
     if not pauses or len(pauses) > max(1, len(batches) // _RARE):
         return batches  # a loop that waits for its steps now and then is no loop that pauses
     return [batch._replace(loop_s=usual_s) if i in pauses else batch for i, batch in enumerate(batches)]
+
+
+def _without_computing(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
+    """The batches, with the time in which devices computed moved from the waits to the loop's own time."""
+    looked = [(batch.computed_s, batch.wait_s) for batch in batches if batch.computed_s is not None]
+    computed_s, wait_s = (sum(times) for times in zip(*looked, strict=True)) if looked else (0.0, 0.0)
+    if not computed_s:
+        return batches
+
+    def moved(batch: BatchTimes) -> BatchTimes:
+        own_s = batch.wait_s * computed_s / wait_s if batch.computed_s is None else batch.computed_s
+        return batch._replace(wait_s=batch.wait_s - own_s, loop_s=(batch.loop_s or 0.0) + own_s)
+
+    return [moved(batch) for batch in batches]

@@ -8,12 +8,14 @@ import dataclasses
 import json
 import logging
 import time
+from collections.abc import Sequence
 
 import jax
 
 from feedline.cluster.cores import own_cores
 from feedline.errors import FeedError
 from feedline.observe.accounting import Accounting
+from feedline.observe.devices import StepWatch
 from feedline.observe.report import Report
 from feedline.observe.times import PlaceTimes
 from feedline.observe.verdict import Circumstances, ProcessTimes, Reader, judge
@@ -42,6 +44,7 @@ class Observing:
 
     def __init__(self, stages: Stages, *, tunes: bool = True) -> None:
         self.accounting = Accounting(stages.ahead)
+        self._steps = StepWatch(self.accounting.looked)
         self._stages = stages
         # (time, seconds waited until then) at some moments of the last minute
         self._past: collections.deque[tuple[float, float]] = collections.deque()
@@ -50,8 +53,13 @@ class Observing:
         self._published_at = time.monotonic()
         self.tuner = Tuner(stages.bounds, stages.settings) if tunes and stages.bounds is not None else None
 
-    def placed(self, times: PlaceTimes) -> None:
+    def waits(self) -> None:
+        """The training loop begins to wait. For the training thread."""
+        self._steps.waits()
+
+    def placed(self, times: PlaceTimes, arrays: Sequence[jax.Array]) -> None:
         """A batch was placed. Now and then, looks at the accounts."""
+        self._steps.placed(arrays)
         if self.accounting.placed(times):
             self._warn_if_waiting()
             self._publish()
@@ -141,12 +149,7 @@ class Observing:
             report = self.report()
             if report is not None and report.bound != "compute":
                 self._warned = True
-                _log.warning(
-                    "%s; advice: %s. feed.report() tells more. If the loop does not wait for each step, "
-                    "the devices may compute meanwhile: feed.diagnose() measures that",
-                    report.verdict,
-                    report.advice,
-                )
+                _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
 
     def _publish(self) -> None:
         """Tell the other processes, every few seconds, how long the stages of this one take."""

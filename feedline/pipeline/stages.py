@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -12,8 +12,8 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
+from feedline.observe.devices import TransferWatch
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
-from feedline.observe.transfers import TransferWatch
 from feedline.options import Reading, Settings
 from feedline.order.schedule import Cursor
 from feedline.pipeline.access import Access, RandomAccess
@@ -44,9 +44,10 @@ class Placed(NamedTuple):
 
 
 class Observer(Protocol):
-    """Is told how batches are placed, by the threads that place them."""
+    """Is told how batches are placed, by the threads that place them; and by the consumer when it waits."""
 
-    def placed(self, times: PlaceTimes) -> None: ...
+    def waits(self) -> None: ...
+    def placed(self, times: PlaceTimes, arrays: Sequence[jax.Array]) -> None: ...
     def transferred(self, began: float, ready_s: float) -> None: ...
     def failed(self) -> None: ...
 
@@ -99,7 +100,7 @@ class Stages:
         Args:
           done: the steps before the first of them.
         """
-        watch = Watch(self.reading)
+        watch = Watch(self.reading, observer.waits)
         batches = self.access.open(after, lanes, self.settings, watch)
         return pipeline_of(batches, self.placer(observer), self.settings, watch, done)
 
@@ -176,7 +177,7 @@ class _Place:
                 times = times._replace(ready_s=place_s)
             else:
                 self._watch(arrays, watch.began)
-            self._observer.placed(times)
+            self._observer.placed(times, arrays)
         except Exception:  # noqa: BLE001  a fault in what only observes must not end training
             self._observer.failed()
         return Placed(batch, host._replace(leaves=[]), times)

@@ -57,6 +57,7 @@ class Synchronous(Generic[H, T]):
             self._inside = threading.current_thread()
             if self._closed:
                 raise Closed
+            self._watch.waits()
             with self._alarm:
                 self._watch.advanced("read")
                 host = next(self._source)

@@ -1,4 +1,4 @@
-"""The base class of feedline's sources: access to single rows, and a readable description."""
+"""The base classes of feedline's sources: access to single rows, and a readable description."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from feedline.rows.row_source import RowSource
 _MOST_SHOWN = 8  # leaves of a row; a table may have thousands
 
 
-class IndexedSource(RowSource):
-    """A `RowSource` that supports `source[i]`, and has a readable `repr`.
+class Indexed:
+    """Supports `source[i]`, and has a readable `repr`.
 
-    So it can be the source of a `grain.MapDataset`. To fill a batch, `read` is many times as fast as indexing.
+    So it can be the source of a `grain.MapDataset`. To fill a batch, reading
+    many rows at once is many times as fast.
     """
 
     _paths: Sequence[str] = ()  # the paths of the files, as the user gave them
 
+    def __len__(self) -> int:
+        """The number of rows."""
+        raise NotImplementedError
+
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """One row: a tree of NumPy arrays and scalars in memory of their own.
+        """One row, in memory of its own.
 
         Raises:
           IndexError: there is no such row. A negative index counts from the end.
@@ -40,9 +45,10 @@ class IndexedSource(RowSource):
         count = len(self)
         if not -count <= row < count:
             raise IndexError(f"rows are 0 to {count - 1}, got {row}")
-        out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
-        self.read(np.array([row % count], np.int64), out)
-        return jax.tree.map(lambda array: array[0], out)
+        return self._single(row % count)
+
+    def _single(self, row: int) -> Any:
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
@@ -53,10 +59,7 @@ class IndexedSource(RowSource):
 
     def _facts(self) -> list[tuple[str, str]]:
         """The number of rows, the leaves of a row, and the files."""
-        leaves = [
-            (jax.tree_util.keystr(path, simple=True, separator=".") or "row", f"{leaf.dtype}{list(leaf.shape)}")
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self.spec)
-        ]
+        leaves = self._described()
         facts = [("rows", f"{len(self):,}"), *leaves[:_MOST_SHOWN]]
         if len(leaves) > _MOST_SHOWN:
             facts.append(("…", f"{len(leaves) - _MOST_SHOWN} more leaves"))
@@ -64,3 +67,22 @@ class IndexedSource(RowSource):
             more = f" … {self._paths[-1]}, {len(self._paths)} files" if len(self._paths) > 1 else ""
             facts.append(("from", f"{self._paths[0]}{more}"))
         return facts
+
+    def _described(self) -> list[tuple[str, str]]:
+        """Name and type of each leaf of a row."""
+        raise NotImplementedError
+
+
+class IndexedSource(Indexed, RowSource):
+    """A `RowSource` with single rows, which are trees of NumPy arrays and scalars."""
+
+    def _single(self, row: int) -> Any:
+        out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
+        self.read(np.array([row], np.int64), out)
+        return jax.tree.map(lambda array: array[0], out)
+
+    def _described(self) -> list[tuple[str, str]]:
+        return [
+            (jax.tree_util.keystr(path, simple=True, separator=".") or "row", f"{leaf.dtype}{list(leaf.shape)}")
+            for path, leaf in jax.tree_util.tree_leaves_with_path(self.spec)
+        ]

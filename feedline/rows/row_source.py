@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where rows of a batch stand: four arrays with a value for each row. Read-only.
+
+    A transform gets one as its second argument.
+
+    Attributes:
+      epoch: int64[k], the epoch of each row.
+      position: int64[k], its position in the epoch's order.
+      index: int64[k], the row index in the source.
+      key: uint64[k], random bits: a function of (seed, epoch, position), so that augmentation drawn
+        from it is the same on any topology.
+    """
+
+    epoch: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    key: npt.NDArray[np.uint64]
+
 
 _MEMBERS = ("__len__", "spec", "identity", "read", "close")
 """The members of a `RowSource`."""
@@ -72,6 +94,18 @@ class ColumnarSource(RowSource, Protocol):
           leaf: in the order in which JAX flattens `spec`.
           columns: for each axis of a row, a slice or int64[k].
         """
+
+
+class PositionedSource(RowSource, Protocol):
+    """A `RowSource` whose rows depend on where they stand: other random values in each epoch, for example."""
+
+    def read_positioned(self, rows: Rows, out: Any) -> None:
+        """As `read`, of the rows `rows.index`. A feed calls it in place of `read`."""
+
+
+def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:
+    """Whether a source is a `PositionedSource`."""
+    return hasattr(source, "read_positioned")
 
 
 def is_columnar(source: RowSource) -> TypeGuard[ColumnarSource]:

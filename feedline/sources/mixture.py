@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +16,9 @@ from feedline.options import Order, checked_integer
 from feedline.order.mixture import End, MixtureOrder
 from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import RowSource, is_columnar
+from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned
 from feedline.sources.arrays import ArraySource
 from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
-from feedline.sources.records import RecordSource
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -92,9 +91,10 @@ class Mixture(IndexedSource):
         found = [source for source in self._sources.values() if isinstance(source, ArraySource)]
         self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
         """All rows as one source, if all sources are arrays: read by one C call, order and gather included."""
-        self.has_datasets = any(isinstance(source, RecordSource) for source in self._sources.values())
+        if any(is_positioned(source) for source in self._sources.values()):
+            self.read_positioned = self._read_positioned  # members that only such sources have
         if all(is_columnar(source) for source in self._sources.values()):
-            self.read_leaf = self._read_leaf  # a member that only columnar sources have
+            self.read_leaf = self._read_leaf
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -119,24 +119,30 @@ class Mixture(IndexedSource):
         return self.order.firsts[-1]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write row rows[i] to index i of each leaf of `out`. Row indices count the sources one after the other.
-
-        With Grain datasets they may be epoch · len + row, where the epoch is that of the row's own source.
-        """
+        """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
         if self.arrays is not None:
             self.arrays.read(rows, out)
             return
-        epochs = None
-        if self.has_datasets:
-            epochs, rows = np.divmod(rows, len(self))
+        for part in self._parts(rows):
+            with part.filled(self._own(rows, out)) as target:
+                part.source.read(part.rows, target)
+
+    def _read_positioned(self, rows: Rows, out: Any) -> None:
+        """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
+        epochs, positions = self.order.own_positions(rows.epoch, rows.position)
+        for part in self._parts(rows.index):
+            here = part.here
+            with part.filled(self._own(rows.index, out)) as target:
+                if is_positioned(part.source):
+                    own = Rows(epochs[here], positions[here], part.rows, rows.key[here])
+                    part.source.read_positioned(own, target)
+                else:
+                    part.source.read(part.rows, target)
+
+    def _own(self, rows: Indices, out: Any) -> Any:
+        """The leaves of the sources, after the leaf "source" was written."""
         out[SOURCE][...] = self._numbers(rows)
-        own_out = {key: leaf for key, leaf in out.items() if key != SOURCE}
-        for first, name, source, here in self._parts(rows):
-            own = rows[here] - first
-            if epochs is not None and isinstance(source, RecordSource):
-                own += epochs[here] * len(source)
-            with _filled(first, name, own_out, here) as target:
-                source.read(own, target)
+        return {key: leaf for key, leaf in out.items() if key != SOURCE}
 
     def _read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] of one leaf to out[i]."""
@@ -146,10 +152,10 @@ class Mixture(IndexedSource):
         if leaf == self._at:
             out[...] = self._numbers(rows)
             return
-        for first, name, source, here in self._parts(rows):
-            assert is_columnar(source)
-            with _filled(first, name, out, here) as target:
-                source.read_leaf(leaf - (leaf > self._at), rows[here] - first, columns, target)
+        for part in self._parts(rows):
+            assert is_columnar(part.source)
+            with part.filled(out) as target:
+                part.source.read_leaf(leaf - (leaf > self._at), part.rows, columns, target)
 
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
@@ -161,15 +167,15 @@ class Mixture(IndexedSource):
         """The number of the source of each row."""
         return self._ends.searchsorted(rows, side="right")
 
-    def _parts(self, rows: Indices) -> Iterator[tuple[int, str, RowSource, Indices]]:
-        """(first row, name, source, where its rows are) of each source that has some of these rows."""
+    def _parts(self, rows: Indices) -> Iterator[_Part]:
+        """The rows of each source that has some of these."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
         numbers = self._numbers(rows)
         for i, (name, source) in enumerate(self._sources.items()):
-            here = np.flatnonzero(numbers == i)
+            here, first = np.flatnonzero(numbers == i), self.order.firsts[i]
             if len(here):
-                yield self.order.firsts[i], name, source, here
+                yield _Part(name, source, first, rows[here] - first, here)
 
     def _facts(self) -> list[tuple[str, str]]:
         of_sources = []
@@ -189,26 +195,31 @@ def epoch_rows(source: RowSource) -> int:
     return source.order.rows if isinstance(source, Mixture) else len(source)
 
 
-def reads_elements(source: RowSource) -> bool:
-    """Whether `source.read` is to be given epoch · len + row, because Grain's random maps depend on it."""
-    return isinstance(source, RecordSource) or (isinstance(source, Mixture) and source.has_datasets)
+class _Part(NamedTuple):
+    """Some rows of a source: rows `rows` of its own, at index `here` of what is read; row 0 is `first` of all."""
 
+    name: str
+    source: RowSource
+    first: int
+    rows: Indices
+    here: Indices
 
-@contextlib.contextmanager
-def _filled(first: int, name: str, out: Any, here: Indices) -> Iterator[Any]:
-    """A tree of arrays for some rows of a source, which are at index here[i] of the leaves of `out` afterwards.
+    @contextlib.contextmanager
+    def filled(self, out: Any) -> Iterator[Any]:
+        """A tree of arrays for these rows, which are at index here[i] of the leaves of `out` afterwards.
 
-    A source writes its rows to one array, and in the batch they alternate with those of others. So they are copied
-    once more, unless all rows are of this source.
-    """
-    whole = len(here) == len(jax.tree.leaves(out)[0])
-    target = out if whole else jax.tree.map(lambda leaf: np.empty((len(here), *leaf.shape[1:]), leaf.dtype), out)
-    try:
-        yield target
-    except RowError as error:
-        row = None if error.row is None else error.row + first
-        message = f"{error.message} (in {name!r} of the mixture)"
-        raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
-    if not whole:
-        for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):
-            leaf[here] = values
+        A source writes its rows to one array, and in the batch they alternate with those of others. So they are
+        copied once more, unless all rows are of this source.
+        """
+        count = len(self.here)
+        whole = count == len(jax.tree.leaves(out)[0])
+        target = out if whole else jax.tree.map(lambda leaf: np.empty((count, *leaf.shape[1:]), leaf.dtype), out)
+        try:
+            yield target
+        except RowError as error:
+            row = None if error.row is None else error.row + self.first
+            message = f"{error.message} (in {self.name!r} of the mixture)"
+            raise RowError(message, stage=error.stage, row=row, file=error.file) from error.__cause__ or error
+        if not whole:
+            for leaf, values in zip(jax.tree.leaves(out), jax.tree.leaves(target), strict=True):
+                leaf[self.here] = values

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import grain
 import jax
@@ -18,39 +18,12 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
-from feedline.sources.formats import array_record, arrow, parquet, zarr
-from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.records import EncodedSource, is_encoded_source
+from feedline.sources.file_formats import FORMATS, format_of
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
-from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
-
-
-class _Format(NamedTuple):
-    open: Callable[[list[str], OpenOptions], IndexedSource]
-    takes: frozenset[str]
-
-
-def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource:
-    if all(arrow.is_mapped(Path(path), options) for path in paths):
-        return ArraySource(paths, options)
-    return GroupSource(arrow.grouped, paths, options)
-
-
-_ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
-_RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
-_GROUPED = frozenset({"columns", "cache_bytes"})
-_FORMATS = {
-    ".npy": _ARRAYS,
-    ".npz": _ARRAYS,
-    ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
-    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
-    **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
-    ".zarr": _Format(
-        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
-    ),
-}
 
 
 def open_source(
@@ -63,14 +36,19 @@ def open_source(
     decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
     missing_chunks: Literal["error", "fill"] = "error",
-) -> IndexedSource:
+) -> IndexedSource | EncodedRows:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
     `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
 
+    Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
+    names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
+    (`.tar`); tables with columns of bytes or text; and whole files: those of a folder, of its class folders
+    ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
+
     Args:
-      path_or_glob: a file, or a glob of files of one format, whose rows follow each other.
+      path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files.
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
       window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
@@ -108,17 +86,9 @@ def open_source(
     """
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
     paths = _matches(os.fsdecode(path_or_glob))
-    suffixes = sorted({_suffix(path) for path in paths})
-    if len(suffixes) > 1:
-        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
-    if suffixes[0] not in _FORMATS:
-        raise ValueError(
-            f"files of rows end in {', '.join(_FORMATS)}, got {paths[0]}; rename or convert it, "
-            "or write a RowSource"
-        )
-    form = _FORMATS[suffixes[0]]
+    form = format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
     for option in sorted(options.given() - form.takes):
-        takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
+        takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     return form.open(paths, options)
 
@@ -130,10 +100,6 @@ def _matches(name: str) -> list[str]:
     if not matches:
         raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
     return matches
-
-
-def _suffix(path: str) -> str:
-    return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
@@ -149,7 +115,9 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if isinstance(source, grain.MapDataset):
         return RecordSource(source)
     if isinstance(source, str | bytes | os.PathLike):
-        return open_source(source)
+        return open_arrays(source)
+    if is_encoded_source(source):
+        raise TypeError(_why_not_arrays(source))
     if is_row_source(source):
         return source
     if is_table(source):
@@ -166,6 +134,27 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if jax.tree_util.all_leaves([source]):
         raise TypeError(why_not_a_source(source))
     return ArraySource([source])
+
+
+def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
+    """As `open_source`, for rows that are arrays.
+
+    Raises:
+      TypeError: they are bytes, which must be decoded.
+    """
+    source = open_source(path_or_glob)
+    if isinstance(source, IndexedSource):
+        return source
+    source.close()
+    raise TypeError(_why_not_arrays(source))
+
+
+def _why_not_arrays(source: EncodedSource) -> str:
+    return (
+        f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
+        "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
+        f"{source.instead if isinstance(source, EncodedRows) else ''}"
+    )
 
 
 def _of_records(source: Any) -> RecordSource:

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.errors import RowError
+from feedline.errors import FeedError, RowError
 from feedline.rows.bad_rows import check_concerns_a_row
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_record, write_uniform_records
+from feedline.rows.row_source import Rows
 from feedline.rows.spec import RowSpec
 
 _RECORDS_AT_ONCE = 64
@@ -85,6 +86,17 @@ class RecordSource(IndexedSource):
             records = tuple(self._elements(indices[start : start + self._at_once]))
             if not write_uniform_records(records, self._spec, targets, start):
                 self._write_one_by_one(records, indices, targets, start)
+
+    def read_positioned(self, rows: Rows, out: Any) -> None:
+        """As `read`, of other elements in each epoch, for the dataset's own random maps."""
+        n, last = len(self._dataset), int(rows.epoch.max())
+        if (last + 1) * n > 1 << 63:
+            raise FeedError(
+                f"a Grain dataset is read at the index epoch × {n} + row, which has to be below 2^63; epoch "
+                f"{last} is too late; seek to an earlier epoch",
+                stage="read",
+            )
+        self.read(rows.epoch * n + rows.index, out)
 
     def close(self) -> None:
         """Do nothing: the dataset belongs to the user."""

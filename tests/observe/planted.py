@@ -39,11 +39,11 @@ class Sleeping:
 
 
 def on_a_busy_machine(test):
-    """Try a test of times again, twice at the most: other programs may have held it up."""
+    """Try a test of times again, three times at the most: other programs may have held it up."""
 
     @functools.wraps(test)
     def tried(**arguments):
-        for _ in range(2):
+        for _ in range(3):
             with contextlib.suppress(AssertionError):
                 return test(**arguments)
         return test(**arguments)

@@ -16,8 +16,8 @@ from planted import LOOP_S, ROWS, Sleeping, on_a_busy_machine, trained
 
 import feedline
 from feedline.observe.accounting import Accounting, Waits
+from feedline.observe.devices import TransferWatch
 from feedline.observe.times import PartTimes, PlaceTimes, Stopwatch, together
-from feedline.observe.transfers import TransferWatch
 from feedline.observe.window import Window
 from feedline.pipeline import observing
 from feedline.placement.place import Placement

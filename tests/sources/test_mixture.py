@@ -140,6 +140,30 @@ def test_sources_of_any_kind(sharding, tmp_path):
     assert len(set(randoms)) == 1 + 32  # others in each of its epochs
 
 
+def test_records_that_are_decoded_are_told_where_they_stand_in_their_source(sharding, tmp_path):
+    (tmp_path / "code").mkdir()
+    for i in range(7):
+        (tmp_path / "code" / f"{i}.txt").write_bytes(bytes([i]))
+
+    def decode(record, out, row):
+        out["y"][...] = record[0]
+        out["where"][...] = [row.index, row.epoch, row.position, row.key >> 40]
+
+    spec = {"y": jax.ShapeDtypeStruct((), np.int32), "where": jax.ShapeDtypeStruct((4,), np.int32)}
+    code = feedline.decoded(tmp_path / "code", decode, spec)
+    web = {"y": np.arange(100, 120, dtype=np.int32), "where": np.zeros((20, 4), np.int32)}
+    mixture = Mixture({"web": web, "code": code}, {"web": 3, "code": 1}, seed=4)
+    run = oracle.run((20, 7), mixture.order.orders, [(0, (3, 1))], "endless", 160)
+    keys, position = keys_at(4, 0, np.arange(160)) >> 40, 0
+    with Feed(mixture, 16, sharding) as feed:
+        for _, batch in zip(range(10), feed, strict=False):
+            for y, where in zip(np.asarray(batch["y"]).tolist(), np.asarray(batch["where"]).tolist(), strict=True):
+                _, source, epoch, row = run[position]
+                own = sum(each[1] == source for each in run[:position]) % 7
+                assert (y, where) == ((row, [row, epoch, own, keys[position]]) if source else (100 + row, [0] * 4))
+                position += 1
+
+
 def test_a_transform_gets_the_rows_and_the_leaf(sharding):
     mixture = arrays(seed=9)
     flat = mixture.order.rows_at(0, range(80))

@@ -55,8 +55,8 @@ class FileVersion(NamedTuple):
         try:
             now = FileVersion.of(path)
         except OSError as error:
-            raise _changed(path, f"it cannot be found any more ({error.strerror})") from error
-        self._compare(now, path)
+            raise changed(path, f"it cannot be found any more ({error.strerror})") from error
+        self.compare(now, path)
 
     def check_open(self, path: str | os.PathLike[str]) -> None:
         """As `check`, for a file that is open or mapped: it may be replaced, since its reader keeps the old one.
@@ -69,9 +69,10 @@ class FileVersion(NamedTuple):
         except OSError:
             return
         if (now.st_dev, now.st_ino) == (self.device, self.inode):
-            self._compare(FileVersion._from(now), path)
+            self.compare(FileVersion._from(now), path)
 
-    def _compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
+    def compare(self, now: FileVersion, path: str | os.PathLike[str]) -> None:
+        """Refuse a file whose version is `now` another one. FeedError says what differs."""
         if now == self:
             return
         if now.size_bytes != self.size_bytes:
@@ -80,10 +81,11 @@ class FileVersion(NamedTuple):
             found = "another file lies at its path"
         else:
             found = "it was written to"
-        raise _changed(path, found)
+        raise changed(path, found)
 
 
-def _changed(path: str | os.PathLike[str], found: str) -> FeedError:
+def changed(path: str | os.PathLike[str], found: str) -> FeedError:
+    """The error for a file that changed while it was in use; `found` says how."""
     hint = ""
     if multiprocessing.parent_process() is not None:
         hint = (

@@ -1,0 +1,193 @@
+"""A loop that runs ahead of its devices: while it waits for a batch and they compute, nobody waits for input."""
+
+import _thread
+import gc
+import math
+import queue
+import threading
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from planted import ROWS, Sleeping, on_a_busy_machine
+from test_accounting import delivered
+
+import feedline
+from feedline.observe.accounting import Accounting
+from feedline.observe.devices import Look, StepWatch
+from feedline.observe.window import Window
+
+
+@jax.jit
+def busy(x, turns):
+    """Keeps the device busy for some time, which grows with `turns`."""
+    return jax.lax.fori_loop(0, turns, lambda _, y: jnp.cos(y @ y), x)
+
+
+def turns_for(seconds):
+    x = jnp.full((128, 128), 1e-3)
+    jax.block_until_ready(busy(x, 1))
+    began = time.perf_counter()
+    jax.block_until_ready(busy(x, 100))
+    return max(1, int(100 * seconds / (time.perf_counter() - began)))
+
+
+class Clock:
+    """Adds up for how long the device was busy: it waits for each step, on a thread of its own."""
+
+    def __init__(self):
+        self.busy_s, self._done = 0.0, 0.0
+        self._steps = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def step(self, array):
+        self._steps.put((time.perf_counter(), array))
+
+    def stop(self):
+        self._steps.put(None)
+        self._thread.join()
+
+    def _run(self):
+        while (entry := self._steps.get()) is not None:
+            dispatched, array = entry
+            array.block_until_ready()
+            now = time.perf_counter()
+            self.busy_s += now - max(dispatched, self._done)
+            self._done = now
+
+
+def ahead(read_s, step_s, wait_every, steps=80, **options):
+    """The report and the statistics of a loop that waits for each `wait_every`-th step, and the true AU."""
+    turns, x, clock = turns_for(step_s), jnp.full((128, 128), 1e-3), Clock()
+    reading = feedline.Reading(threads=1)
+    with feedline.Feed(Sleeping(read_s, 0.1, 1), ROWS, jax.devices()[0], reading=reading, **options) as feed:
+        for _ in range(8):
+            next(feed)
+        before, clock.busy_s, began = feed.statistics(), 0.0, time.perf_counter()
+        for step in range(1, steps + 1):
+            x = busy(x + next(feed)["x"][0, 0], turns)
+            clock.step(x)
+            if step % wait_every == 0:
+                x.block_until_ready()
+        x.block_until_ready()
+        clock.stop()
+        seconds = time.perf_counter() - began
+        return feed.report(), (feed.statistics().wait_s - before.wait_s) / seconds, clock.busy_s / seconds
+
+
+@pytest.mark.slow
+@on_a_busy_machine
+def test_input_is_not_blamed_if_the_devices_always_compute():
+    report, in_next, au = ahead(0.006, 0.012, wait_every=10)
+    assert au > 0.9
+    assert in_next > 0.25  # of the time the loop is inside `next`
+    assert report.bound == "compute"
+    assert report.au == pytest.approx(au, abs=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefetch", [0, 2])
+@on_a_busy_machine
+def test_only_the_time_counts_in_which_the_devices_are_idle(prefetch):
+    report, in_next, au = ahead(0.020, 0.010, wait_every=1000, prefetch=prefetch)
+    assert in_next > 0.9
+    assert 0.35 < au < 0.75
+    assert report.bound == "read"
+    assert report.au == pytest.approx(au, abs=0.08)
+
+
+def test_time_in_which_devices_compute_is_no_waiting():
+    accounting = Accounting(ahead=-2)
+    for step in range(1, 5):
+        accounting.looked(Look(step + 0.1, step + 0.2, step + 0.4 if step % 2 else None))
+        delivered(accounting, step, step + 0.5)
+    batches = accounting.latest()
+    assert [batch.computed_s for batch in batches] == pytest.approx([0.4, 0.5, 0.4, 0.5])
+    window = Window.of(batches)
+    assert window.wait_s == pytest.approx(0.05)
+    assert window.period_s == pytest.approx((0.0 + 3 * 0.5) / 4 + 0.5)  # as before: the first loop is not known
+    assert [batch.loop_s for batch in window.batches] == pytest.approx([0.4, 1.0, 0.9, 1.0])
+
+
+def test_waits_that_nobody_looked_at_count_as_the_others():
+    accounting = Accounting(ahead=-2)
+    for step in range(1, 9):
+        if step == 3:
+            accounting.looked(Look(3.0, 3.1, 3.1))  # idle
+        if step == 6:
+            accounting.looked(Look(6.0, 6.1, None))
+        delivered(accounting, step, step + 0.4)
+    assert Window.of(accounting.latest()).wait_s == pytest.approx((0.3 + 0.0 + 6 * 0.4 * (1 - 0.5 / 0.8)) / 8)
+
+
+@pytest.mark.parametrize("look", [Look(0.5, 0.6, 0.7), Look(2.0, 2.6, None), Look(9.0, 9.1, None)])
+def test_a_look_at_another_time_says_nothing_about_a_wait(look):
+    accounting = Accounting(ahead=-2)
+    accounting.looked(look)
+    delivered(accounting, 2.0, 2.5)
+    assert accounting.latest()[0].computed_s is None
+
+
+@pytest.fixture
+def watch():
+    watch = StepWatch(lambda look: watch.looks.put(look))
+    watch.looks = queue.SimpleQueue()
+    return watch
+
+
+def test_a_batch_that_is_being_placed_is_no_computation(watch):
+    batch = busy(jnp.full((128, 128), 1e-3), turns_for(0.2))  # as if it were in transfer
+    watch.placed([batch])
+    watch.waits()
+    look = watch.looks.get(timeout=10)
+    assert look.idle == look.seen
+    jax.block_until_ready(batch)
+
+
+def test_a_step_is_seen_until_it_is_ready(watch):
+    turns = turns_for(0.2)
+    began = time.perf_counter()
+    step = busy(jnp.full((128, 128), 1e-3), turns)
+    watch.waits()
+    look = watch.looks.get(timeout=10)
+    assert look.idle is None
+    jax.block_until_ready(step)
+    seconds = time.perf_counter() - began
+    while look.idle is None:
+        time.sleep(1e-3)
+    assert look.idle - began == pytest.approx(seconds, abs=0.1)
+
+
+def test_arrays_that_are_donated_meanwhile_are_let_go(watch):
+    step = busy(jnp.full((128, 128), 1e-3), turns_for(0.2))
+    watch.waits()
+    watch.looks.get(timeout=10)
+    step.delete()
+    while watch._due == math.inf:
+        time.sleep(1e-3)
+
+
+def test_it_looks_once_at_a_time_and_not_too_often(watch):
+    for _ in range(100):
+        watch.waits()
+    watch.looks.get(timeout=10)
+    time.sleep(0.05)
+    assert watch.looks.empty() or time.perf_counter() > watch._due - 0.03
+    assert watch.looks.qsize() <= 1
+
+
+def test_each_look_ends_its_thread_and_keeps_nothing_alive(watch):
+    threads = _thread._count()
+    watch.waits()
+    watch.looks.get(timeout=10)
+    while _thread._count() > threads:
+        time.sleep(1e-3)
+    arrays = [jnp.zeros(2)]
+    alive = weakref.ref(arrays[0])
+    watch.placed(arrays)
+    arrays.clear()
+    gc.collect()
+    assert alive() is None

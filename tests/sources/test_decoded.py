@@ -1,0 +1,201 @@
+"""Encoded records as rows: what a decoder gets, what it must do, and which rows come where."""
+
+import pickle
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+from feedline import Feed, Order, Reading, RowError, decoded
+from feedline.order.epoch import keys_at
+
+ROWS = 37
+SPEC = {
+    "text": jax.ShapeDtypeStruct((8,), np.uint8),
+    "length": jax.ShapeDtypeStruct((), np.int64),
+    "key": jax.ShapeDtypeStruct((), np.uint32),
+    "place": jax.ShapeDtypeStruct((3,), np.int32),
+}
+
+
+def decode(record, out, row):
+    if record == b"broken":
+        raise OSError("cannot be decoded")
+    out["text"][: len(record)] = np.frombuffer(record, np.uint8)
+    out["text"][len(record) :] = 0
+    out["length"][...] = len(record)
+    out["key"][...] = row.key & 0xFFFFFFFF
+    out["place"][...] = row.index, row.epoch, row.position
+
+
+def content(row):
+    return f"{row:02d}".encode() * (row % 4)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for row in range(ROWS):
+        (tmp_path / f"{row:02d}").write_bytes(content(row))
+    return tmp_path
+
+
+def expected(order, epoch, positions):
+    """Each leaf of the rows at these positions, one by one, from the order alone."""
+    rows = [feedline.order.epoch.rows_at(order, ROWS, epoch, np.array([p]))[0] for p in positions]
+    text = np.stack([np.frombuffer(content(row).ljust(8, b"\0"), np.uint8) for row in rows])
+    keys = keys_at(order.seed, epoch, np.array(positions)).astype(np.uint32)
+    place = np.array([[row, epoch, p] for row, p in zip(rows, positions, strict=True)])
+    return {"text": text, "length": np.array([2 * (row % 4) for row in rows]), "key": keys, "place": place}
+
+
+def assert_same(batch, wanted):
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(batch[name], values, err_msg=name)
+
+
+SHARDINGS = {
+    "rows": P("data"),
+    "replicated": P(),
+    "a leaf each": {"text": P("data", "model"), "length": P(), "key": P("data"), "place": P(("data", "model"))},
+}
+
+
+@pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
+@pytest.mark.parametrize("reading", [Reading(threads=1), Reading(threads=3, buffer=1)], ids=["1", "3"])
+def test_batches_are_those_of_the_order(folder, spec, reading):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    sharding = jax.tree.map(lambda p: NamedSharding(mesh, p), spec, is_leaf=lambda p: isinstance(p, P))
+    order = Order(seed=5)
+    with Feed(decoded(folder, decode, SPEC), 8, sharding, order=order, epochs=2, reading=reading) as feed:
+        batches = list(feed)
+    assert len(batches) == 2 * (ROWS // 8)
+    for k, batch in enumerate(batches):
+        epoch, first = divmod(k, ROWS // 8)
+        assert_same(batch, expected(order, epoch, range(8 * first, 8 * first + 8)))
+
+
+@pytest.mark.slow
+def test_workers_deliver_the_same(folder):
+    source, device = decoded(folder, decode, SPEC), jax.devices()[0]
+    with Feed(source, 8, device, epochs=1, reading=Reading(workers=2)) as feed:
+        assert_same(jax.device_get(next(feed)), expected(Order(), 0, range(8)))
+    assert_same(jax.tree.map(lambda leaf: leaf[None], pickle.loads(pickle.dumps(source))[4]),
+                {"text": [list(b"".ljust(8, b"\0"))], "length": [0]})  # fmt: skip
+
+
+def test_a_resumed_feed_gives_the_same_keys(folder):
+    device, source = jax.devices()[0], decoded(folder, decode, SPEC)
+    with Feed(source, 5, device, epochs=3) as feed:
+        whole = [jax.device_get(batch) for batch in feed]
+    with Feed(source, 5, device, epochs=3) as feed:
+        for _ in range(9):
+            next(feed)
+        state = feed.get_state()
+    with Feed(decoded(folder, decode, SPEC), 5, device, epochs=3) as feed:
+        feed.set_state(state)
+        for batch, before in zip(feed, whole[9:], strict=True):
+            assert_same(batch, before)
+
+
+def test_a_bad_row_is_named_or_replaced(folder):
+    (folder / "03").write_bytes(b"broken")
+    source, device = decoded(folder, decode, SPEC), jax.devices()[0]
+    with (
+        Feed(source, 4, device, order=Order(shuffle=False)) as feed,
+        pytest.raises(RowError, match="decode failed on this record with OSError: cannot be decoded") as error,
+    ):
+        next(feed)
+    assert (error.value.row, error.value.position, error.value.file) == (3, 3, str(folder / "03"))
+    with Feed(source, 4, device, order=Order(shuffle=False), reading=Reading(bad_rows="substitute")) as feed:
+        batch = next(feed)
+        assert feed.statistics().bad_rows == 1
+    assert batch["place"][:3, 0].tolist() == [0, 1, 2]
+    index, epoch, position = batch["place"][3].tolist()
+    assert (index != 3, epoch, position) == (
+        True,
+        0,
+        3,
+    )  # another row, at the same place, with the key of the place
+    assert batch["key"][3] == keys_at(0, 0, np.array([3]))[0] & 0xFFFFFFFF
+
+
+def test_one_row_and_single_rows(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    source = decoded(tmp_path, decode, SPEC)
+    assert (len(source), source[0]["length"], bytes(source[-1]["text"][:3])) == (1, 3, b"abc")
+    assert "rows 1" in repr(source)
+    with Feed(source, 1, jax.devices()[0], epochs=2) as feed:
+        assert [batch["place"].tolist() for batch in feed] == [[[0, 0, 0]], [[0, 1, 0]]]
+    with pytest.raises(ValueError, match=r"batch"):
+        Feed(source, 2, jax.devices()[0], epochs=1)
+
+
+def forgets(record, out, row):
+    out["text"][: len(record)] = np.frombuffer(record, np.uint8)
+
+
+def random(record, out, row):
+    out["text"][...] = np.random.default_rng().integers(256, size=8)
+
+
+def returns(record, out, row):
+    out["text"][...] = 0
+    return out
+
+
+@pytest.mark.parametrize(
+    ("decoder", "error", "message"),
+    [
+        (forgets, ValueError, r"it leaves a part of it unwritten, in batch\['text'\]; fill the rest with zeros"),
+        (random, ValueError, "it wrote other values when it was called again, in"),
+        (returns, RowError, "decode writes its row into out, and must not return a dict"),
+        (lambda record, out, row: next(iter(())), RowError, "with StopIteration"),
+        (lambda record, out, row: out["x"], RowError, "with KeyError: 'x'"),
+        (lambda record, out, row: out["text"].fill(300), RowError, "with OverflowError"),
+    ],
+)  # fmt: skip
+def test_a_wrong_decoder_is_found_before_training(folder, decoder, error, message):
+    with pytest.raises(error, match=message):
+        decoded(folder, decoder, {"text": SPEC["text"]})
+
+
+def test_the_decoder_is_checked_with_a_record_that_is_whole(folder):
+    (folder / "00").write_bytes(b"broken")
+    assert len(decoded(folder, decode, SPEC)) == ROWS
+    for row in (ROWS // 2, ROWS - 1):
+        (folder / f"{row:02d}").write_bytes(b"broken")
+    with pytest.raises(RowError, match="cannot be decoded") as error:
+        decoded(folder, decode, SPEC)
+    assert error.value.file == str(folder / "00")
+
+
+@pytest.mark.parametrize("source", [{"x": np.zeros(3)}, [b"a", b"b"], 7])
+def test_what_has_no_records_is_refused(source):
+    with pytest.raises(TypeError, match="decoded needs encoded records, got"):
+        decoded(source, decode, SPEC)
+
+
+def test_a_spec_without_numbers_is_refused(folder):
+    with pytest.raises(TypeError, match="an accelerator holds numbers and booleans"):
+        decoded(folder, decode, {"text": jax.ShapeDtypeStruct((), np.dtype("U3"))})
+
+
+def test_threads_decode_at_once(folder):
+    meet = threading.Barrier(2, timeout=20)
+
+    def together(record, out, row):
+        out[...] = row.index
+        if ready:
+            meet.wait()
+
+    ready = []
+    source = decoded(folder, together, jax.ShapeDtypeStruct((), np.int32))
+    ready.append(True)
+    order = Order(shuffle=False)
+    with Feed(source, 2, jax.devices()[0], order=order, reading=Reading(threads=2, buffer=1)) as feed:
+        assert next(feed).tolist() == [0, 1]
+        meet.abort()

@@ -1,0 +1,290 @@
+"""Images as rows: what is cropped, what is decoded, and what is refused. Pillow is the oracle."""
+
+import io
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_image
+
+import feedline
+from feedline import Feed, Order, Reading, RowError
+from feedline.images import ImageDecoder
+from feedline.sources.decoded import Row
+
+HEIGHT, WIDTH = 400, 600
+PLACES = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+"""An image that says where each pixel is: red grows from left to right, green from top to bottom."""
+PLACES[..., 0] = np.linspace(0, 255, WIDTH).round()
+PLACES[..., 1] = np.linspace(0, 255, HEIGHT).round()[:, None]
+
+
+def encoded(array, kind="png", **options):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, kind, **options)
+    return file.getvalue()
+
+
+def jpeg(array, **options):
+    return encoded(array, "jpeg", **{"quality": 95, "subsampling": 0, **options})
+
+
+def decoder(size=64, crop="center", flip=False, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), orient=False):
+    return ImageDecoder(size, crop, flip, scale, ratio, orient, None, None)
+
+
+def run(data, key=0, **options):
+    decode = decoder(**options)
+    out = {"image": np.full((decode.size, decode.size, 3), 77, np.uint8)}
+    decode(data, out, Row(0, 0, 0, key))
+    return out["image"]
+
+
+def by_pillow(array, box, size):
+    """The same by Pillow: (top, left, height, width) of the array, resized."""
+    top, left, height, width = box
+    whole = Image.fromarray(array).resize((size, size), Image.BILINEAR, (left, top, left + width, top + height))
+    return np.asarray(whole)
+
+
+def difference(one, other):
+    return np.abs(one.astype(int) - other.astype(int)).mean()
+
+
+@pytest.mark.parametrize("size", [16, 64, 224, 399, 400, 500])
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_the_centre_is_the_largest_square(kind, size):
+    photo = load_sample_image("china.jpg")[:HEIGHT, :WIDTH]
+    data = jpeg(photo) if kind == "jpeg" else encoded(photo, kind, lossless=True)
+    wanted = by_pillow(photo, (0, 100, 400, 400), size)
+    assert difference(run(data, size=size), wanted) < 7  # Pillow smooths more
+    tall = (
+        jpeg(PLACES.transpose(1, 0, 2))
+        if kind == "jpeg"
+        else encoded(PLACES.transpose(1, 0, 2), kind, lossless=True)
+    )
+    assert difference(run(tall, size=size), by_pillow(PLACES.transpose(1, 0, 2), (100, 0, 400, 400), size)) < 2
+
+
+def box_of(image):
+    """Where the crop of `PLACES` was: its edges as shares of the image."""
+    left, right = np.sort(image[:, [0, -1], 0].astype(float).mean(axis=0)) / 255
+    top, bottom = image[[0, -1], :, 1].astype(float).mean(axis=1) / 255
+    return left, right, top, bottom
+
+
+@pytest.mark.parametrize("data", [jpeg(PLACES), encoded(PLACES)], ids=["jpeg", "png"])
+def test_random_crops_have_the_sizes_and_shapes_asked_for(data):
+    boxes = [
+        box_of(run(data, key, crop="random", scale=(0.2, 0.5), ratio=(0.5, 2.0), size=200)) for key in range(200)
+    ]
+    left, right, top, bottom = np.array(boxes).T
+    area = (right - left) * (bottom - top)
+    shape = (right - left) * WIDTH / ((bottom - top) * HEIGHT)
+    assert 0.18 < area.min() < 0.23
+    assert 0.45 < area.max() < 0.53
+    assert 0.47 < shape.min() < 0.6
+    assert 1.7 < shape.max() < 2.1
+    assert left.min() < 0.02
+    assert right.max() > 0.98
+    assert top.min() < 0.02
+    assert bottom.max() > 0.98
+    assert abs(np.log(shape).mean()) < 0.15
+    assert len({tuple(box) for box in boxes}) > 190
+
+
+def test_half_of_the_images_are_mirrored():
+    data = jpeg(PLACES)
+    mirrored = [
+        bool(run(data, key, flip=True)[0, 0, 0] > run(data, key, flip=True)[0, -1, 0]) for key in range(200)
+    ]
+    assert 70 < sum(mirrored) < 130
+    key = mirrored.index(True)
+    np.testing.assert_array_equal(run(data, key, flip=True), run(data, key)[:, ::-1])
+    crops = [run(data, key, flip=flip, crop="random") for flip in (False, True)]
+    np.testing.assert_array_equal(crops[1], crops[0][:, ::-1])  # of the same part
+
+
+def test_a_key_always_gives_the_same_crop():
+    """These numbers must never change: a run that resumes relies on them."""
+    image = run(encoded(PLACES), key=12345, crop="random", flip=True, size=100)
+    assert [round(float(x), 3) for x in box_of(image)] == PINNED
+
+
+PINNED = [0.047, 0.765, 0.059, 0.98]
+
+
+def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
+    asked = []
+    whole = simplejpeg.decode_jpeg
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **o: asked.append(out := whole(*a, **o)) or out)
+    run(jpeg(np.tile(PLACES, (4, 4, 1))), size=100)
+    assert asked[0].shape[0] < 210  # of 1600
+    run(jpeg(PLACES), size=400)
+    assert asked[1].shape == (400, 600, 3)
+
+
+def of_mode(mode, kind, **options):
+    file = io.BytesIO()
+    Image.fromarray(load_sample_image("flower.jpg")).convert(mode).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "tolerance"),
+    [("L", "jpeg", 3), ("CMYK", "jpeg", 6), ("L", "png", 3), ("LA", "png", 3), ("RGBA", "png", 3), ("P", "png", 3),
+     ("1", "png", 30), ("I;16", "png", 140), ("RGBA", "webp", 5), ("RGB", "bmp", 3), ("RGB", "tiff", 3)],
+)  # fmt: skip
+def test_other_colours_become_rgb(mode, kind, tolerance):
+    data = of_mode(mode, kind)
+    image = run(data, size=200)
+    wanted = by_pillow(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")), (0, 106, 427, 427), 200)
+    assert difference(image, wanted) < tolerance
+    if mode in ("L", "LA"):
+        assert (image[..., :1] == image).all()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_exif_orientation_is_an_option(turn):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = jpeg(PLACES, exif=exif)
+    np.testing.assert_array_equal(run(data), run(jpeg(PLACES)))
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    side = (0, 100) if upright.shape[1] > upright.shape[0] else (100, 0)
+    assert difference(run(data, orient=True), by_pillow(upright, (*side, 400, 400), 64)) < 3
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**64 - 1), st.booleans())
+@settings(max_examples=60)
+def test_any_size(height, width, size, key, as_jpeg):
+    array = np.full((height, width, 3), (10, 120, 230), np.uint8)
+    data = jpeg(array) if as_jpeg else encoded(array)
+    image = run(data, key, size=size, crop="random", flip=True)
+    assert np.abs(image.astype(int) - (10, 120, 230)).max() <= 3
+
+
+PHOTO = load_sample_image("flower.jpg")
+WHOLE = {"jpeg": jpeg(PHOTO), "png": encoded(PHOTO), "webp": encoded(PHOTO, "webp")}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_image_is_refused(kind, share):
+    data = WHOLE[kind][: int(len(WHOLE[kind]) * share)]
+    with pytest.raises(Exception, match=r"\w"):
+        run(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "an image must not be empty, and this one has 0 bytes"),
+        (b"Dear reader, this is a text.", "must be a whole JPEG.* begins with b'Dear reader, thi' and has 28"),
+        (b"\xff\xd8\xff", r"\w"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "must be a whole JPEG"),
+    ],
+)  # fmt: skip
+def test_what_is_no_image_is_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        run(data)
+
+
+def test_a_header_that_asks_for_too_much_memory_is_refused():
+    data = bytearray(jpeg(PLACES))
+    at = data.index(b"\xff\xc0\x00\x11\x08") + 5  # height and width, two bytes each
+    data[at : at + 4] = b"\xfd\xe8\xfd\xe8"
+    with pytest.raises(ValueError, match="header says 65000 × 65000; shrink it"):
+        run(bytes(data))
+
+
+@given(st.sampled_from(sorted(WHOLE)), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=5))
+@settings(max_examples=100)
+def test_flipped_bits_are_an_image_or_an_error(kind, flips):
+    data = bytearray(WHOLE[kind])
+    for at, bits in flips:
+        data[at % min(len(data), 2000 if at % 2 else len(data))] ^= bits
+    try:
+        image = run(bytes(data), crop="random", flip=True)
+    except (ValueError, RuntimeError):
+        return
+    assert image.shape == (64, 64, 3)
+
+
+# --- as rows of a feed ---
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for row, (name, kind) in enumerate(itertools.product(["cat", "dog"], ["jpeg", "png", "webp"])):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / f"{row}.{kind}").write_bytes(encoded(np.roll(PLACES, 50 * row, axis=2 - row % 2), kind))
+    return tmp_path
+
+
+def test_a_folder_of_classes(photos):
+    source = feedline.images.decode(photos, size=32)
+    assert source.spec == {
+        "image": jax.ShapeDtypeStruct((32, 32, 3), np.uint8),
+        "label": jax.ShapeDtypeStruct((), np.int32),
+    }
+    with Feed(source, 6, jax.devices()[0], order=Order(shuffle=False)) as feed:
+        batch = next(feed)
+    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    for row in range(6):
+        np.testing.assert_array_equal(batch["image"][row], source[row]["image"])
+
+
+def test_crops_differ_between_epochs_and_not_between_runs(photos):
+    def batches(threads):
+        source = feedline.images.decode(photos, 32, "random", flip=True)
+        with Feed(source, 2, jax.devices()[0], epochs=2, reading=Reading(threads=threads)) as feed:
+            return [jax.device_get(batch) for batch in feed]
+
+    one, other = batches(1), batches(4)
+    assert all((a["image"] == b["image"]).all() for a, b in zip(one, other, strict=True))
+    rows = np.concatenate([batch["image"] for batch in one])
+    assert len({row.tobytes() for row in rows}) == 12
+
+
+def test_a_damaged_image_is_a_bad_row(photos):
+    path = photos / "cat/0.jpeg"
+    path.write_bytes(path.read_bytes()[:3000])
+    source = feedline.images.decode(photos, 32)
+    order = Order(shuffle=False)
+    with Feed(source, 6, jax.devices()[0], order=order) as feed, pytest.raises(RowError) as error:
+        next(feed)
+    assert (error.value.row, error.value.file) == (0, str(path))
+    with Feed(source, 6, jax.devices()[0], order=order, reading=Reading(bad_rows="mask")) as feed:
+        assert next(feed)["valid"].tolist() == [False] + [True] * 5
+
+
+def test_images_without_labels(photos):
+    source = feedline.images.decode(photos / "cat", 16)
+    assert set(source.spec) == {"image"}
+    with pytest.raises(ValueError, match="records of plain bytes have no fields, got image=None, label='label'"):
+        feedline.images.decode(photos / "cat", 16, label="label")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size must be at least 1"),
+        ({"crop": "centre"}, 'crop must be "center" or "random"'),
+        ({"scale": (0, 1)}, r"scale is the least and the greatest value, above 0, at most 1, got \(0, 1\)"),
+        ({"scale": (0.5, 2)}, "at most 1"),
+        ({"ratio": (2, 1)}, "ratio is the least and the greatest"),
+        ({"ratio": (1, float("inf"))}, "ratio is"),
+        ({"scale": (float("nan"), 1)}, "scale is"),
+        ({"image": "photo"}, "must have the field of the image, 'photo', and has file, label; give image="),
+        ({"label": "class"}, "must have the field of the label, 'class'"),
+    ],
+)  # fmt: skip
+def test_wrong_options(photos, options, message):
+    with pytest.raises(ValueError, match=message):
+        feedline.images.decode(photos, **options)
