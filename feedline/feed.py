@@ -64,7 +64,7 @@ class Feed(Shown, ProcessBound):
     After an exception nothing is lost: `next` reads again from the last batch delivered.
 
     Args:
-      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a
+      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a `feedline.Mixture` | a
         `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
         `__getitem__`. Elements and items must each have memory of their own.
       batch_size: rows in the GLOBAL batch. Or sizes that change at given steps: [(0, 256), (1000, 512)], each with

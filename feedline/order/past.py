@@ -41,16 +41,15 @@ def common(
 
 
 def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
-    """Whether the order of a fingerprint has well-formed phases under a key: a list of (place, value)."""
+    """Whether the order of a fingerprint has a well-formed list of (place, value) under a key."""
     order = fingerprint.get("order")
     phases = order.get(key) if isinstance(order, Mapping) else None
-    return (
-        isinstance(phases, list | tuple)
-        and all(isinstance(phase, list | tuple) and len(phase) == 2 for phase in phases)
-        and all(isinstance(start, int) for start, _ in phases)
-        and (key == "batch_sizes" or all(isinstance(counts, Mapping) for _, counts in phases))
-        and (key == "batch_sizes" or isinstance(order.get("orders"), Mapping))  # type: ignore[union-attr]
-    )
+    if not isinstance(phases, list | tuple) or not all(isinstance(each, list | tuple) for each in phases):
+        return False
+    if not all(len(phase) == 2 and isinstance(phase[0], int) for phase in phases):
+        return False
+    of_weights = isinstance(order, Mapping) and isinstance(order.get("orders"), Mapping)
+    return key == "batch_sizes" or (of_weights and all(isinstance(counts, Mapping) for _, counts in phases))
 
 
 def _begun(phases: Any, place: int) -> list[Any]:

@@ -185,7 +185,7 @@ def test_a_transform_gets_the_rows_and_the_leaf(sharding):
 def test_workers_give_the_same_batches(sharding, tmp_path):
     mixture = Mixture(npy(tmp_path), WEIGHTS, orders=ORDERS)
     assert mixture.picklable
-    with Feed(mixture, 16, sharding, reading=Reading(workers=2)) as feed:
+    with Feed(mixture, 16, sharding, reading=Reading(workers=1)) as feed:
         assert_delivers(feed, expected(mixture.order), 10)
     with pytest.raises(ValueError, match="this one holds arrays in memory"):
         Feed(arrays(), 16, sharding, reading=Reading(workers=1))
