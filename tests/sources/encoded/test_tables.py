@@ -127,7 +127,7 @@ def whole(tmp_path_factory):
     return WHOLE
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.data())
 def test_damaged_files_give_rows_or_an_error_of_ours(tmp_path_factory, whole, data):
     name = data.draw(st.sampled_from(sorted(whole)))
