@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feedline.rows.shards import Indices
 from feedline.sources.formats import extras
-from feedline.sources.formats.arrow_columns import Bytes, rows_of
+from feedline.sources.formats.arrow_columns import Bytes, names_of, rows_of
 from feedline.sources.formats.grouped_file import Group
 from feedline.sources.formats.open_options import OpenOptions
 
@@ -96,10 +96,8 @@ def is_bytes(kind: Any) -> bool:
 
 
 def names_with_bytes(schema: Any, options: OpenOptions, path: Path) -> list[str]:
-    """The chosen columns of a table; empty if none of them holds bytes."""
-    if len(set(schema.names)) < len(schema.names):
-        return []  # an error, elsewhere
-    names = options.chosen(schema.names, str(path))
+    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
+    names = options.chosen(names_of(schema, path), str(path))
     return names if any(is_bytes(schema.field(name).type) for name in names) else []
 
 

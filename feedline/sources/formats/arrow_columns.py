@@ -138,14 +138,14 @@ def _remedy(kind: Any, types: Any) -> str:
     return "cast it to numbers"
 
 
-def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """The spec of the chosen columns of a file.
+def names_of(schema: Any, path: Path) -> list[str]:
+    """The names of the columns of a file.
 
     Raises:
-      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+      ValueError: there are none, one occurs twice, or one is not UTF-8.
     """
     try:
-        names = schema.names
+        names: list[str] = schema.names
     except UnicodeDecodeError as error:
         raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
     if not names:
@@ -153,6 +153,16 @@ def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.Shap
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
+    return names
+
+
+def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """The spec of the chosen columns of a file.
+
+    Raises:
+      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+    """
+    names = names_of(schema, path)
     spec = {
         name: row_of(schema.field(name).type, f"column {name!r} of {path}")
         for name in options.chosen(names, str(path))
