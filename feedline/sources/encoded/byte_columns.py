@@ -84,13 +84,15 @@ class Columns(NamedTuple):
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether values of a `pyarrow.DataType` are bytes or text of any length."""
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+
+    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    """
     types = extras.require("pyarrow", "arrow").types
     return any(
         check(kind)
         for check in (
-            types.is_binary, types.is_large_binary, types.is_binary_view,
-            types.is_string, types.is_large_string, types.is_string_view,
+            types.is_binary, types.is_large_binary, types.is_string, types.is_large_string,
         )
     )  # fmt: skip
 
@@ -111,8 +113,6 @@ def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | 
     kind = array.type
     if not is_bytes(kind):
         return rows_of(array, label, bytes_of)
-    if pyarrow.types.is_binary_view(kind) or pyarrow.types.is_string_view(kind):
-        array, bytes_of = array.cast(pyarrow.large_binary()), None
     validity, ends, data = array.buffers()
     wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
     memory = _memory(ends, bytes_of).view(np.int64 if wide else np.int32)

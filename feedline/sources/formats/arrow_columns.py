@@ -121,7 +121,11 @@ def _remedy(kind: Any, types: Any) -> str:
     """How to convert a column of an unsupported type to numbers."""
     if types.is_dictionary(kind):
         return "take its codes: column.combine_chunks().indices"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_string_view(kind):
+        return "cast it: column.cast(pyarrow.string())"
+    if types.is_binary_view(kind):
+        return "cast it: column.cast(pyarrow.binary())"
+    if types.is_string(kind) or types.is_large_string(kind):
         return "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices"
     if types.is_date32(kind) or types.is_time32(kind):
         return "cast it: column.cast(pyarrow.int32())"
@@ -129,7 +133,7 @@ def _remedy(kind: Any, types: Any) -> str:
         return "cast it: column.cast(pyarrow.int64())"
     if types.is_decimal(kind):
         return "cast it: column.cast(pyarrow.float64())"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if types.is_binary(kind) or types.is_large_binary(kind):
         return "cast bytes of one length: column.cast(pyarrow.binary(length)), or decode others"
     if types.is_list(kind) or types.is_large_list(kind):
         return "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first"
