@@ -1,7 +1,7 @@
 """How many JPEGs per second does each loader deliver as cropped uint8 batches, on the same cores?
 
-`images_limit` is feedline's decoders alone. feedline's claims are refuted by less than 0.92 of it, by less than 1.2 ×
-the best of the others, by memory that grows, or by a training thread that pays more for a batch than for columns.
+`images_limit` is feedline's decoders alone. feedline's claims are refuted by less than 0.92 of it, by less than
+1.2 × the best of the others, by memory that grows, or by a training thread that pays more than for columns.
 
     python benchmarks/images.py --out images.json       # ten minutes, after the first time
     python benchmarks/images.py --sweep --only images_grain    # the settings in the SWEEP of its reader
@@ -162,8 +162,8 @@ def _training_text(found: Mapping[str, Any], step_s: float) -> str:
         f"feedline's training thread, in steps of {step_s * 1e3:.0f} ms (medians): "
         f"{statistics.median(found['next_us']):.0f} µs in next, "
         f"{statistics.median(found['release_us']):.0f} µs to release a batch\n"
-        f"feedline's memory after step {third}: {memory[third - 1]:.0f} MiB, in the steps after it at most "
-        f"{max(memory[third - 1 :]) - memory[third - 1]:+.1f} MiB, at the end {memory[-1] - memory[third - 1]:+.1f} MiB"
+        f"feedline's memory after step {third}: {memory[third - 1]:.0f} MiB, the most after that "
+        f"{max(memory[third - 1 :]):.0f} MiB, at the end {memory[-1]:.0f} MiB"
     )
 
 
