@@ -390,3 +390,11 @@ def test_without_prefetch_nothing_is_tuned():
         next(feed)
         assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (0, 2, 0)
         assert feed._observing.tuner is None
+
+
+def test_a_feed_that_replaces_bad_rows_keeps_its_threads(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((64, 2), np.float32))
+    for bad_rows, found in (("raise", {"threads", "workers"}), ("substitute", {"threads"})):
+        reading = Reading(threads="auto", workers="auto", bad_rows=bad_rows)
+        with Feed(tmp_path / "x.npy", 8, jax.devices()[0], reading=reading) as feed:
+            assert feed._stages.bounds.tunable == found
