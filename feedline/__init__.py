@@ -57,6 +57,7 @@ _MODULE_OF = {
     "FeedError": "errors",
     "Lanes": "sources.lanes",
     "Limits": "options",
+    "Mixture": "sources.mixture",
     "Order": "options",
     "ProcessError": "errors",
     "Ragged": "sources.ragged",
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
     from feedline.rows.row_source import RowSource as RowSource
     from feedline.sources.decoded import decoded as decoded
     from feedline.sources.lanes import Lanes as Lanes
+    from feedline.sources.mixture import Mixture as Mixture
     from feedline.sources.open_source import open_source as open_source
     from feedline.sources.ragged import Ragged as Ragged
     from feedline.statistics import Statistics as Statistics

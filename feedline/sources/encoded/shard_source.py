@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.rows.shards import Shards
-from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.shard_index import Form, Shard, open_shard
@@ -69,14 +69,7 @@ class ShardSource(EncodedRows):
           RowError: a record cannot be read, or is damaged.
           FeedError: a file or its index was changed or deleted.
         """
-        found = np.empty(len(rows), object)
-        for number, local, offsets in self._rows.split(rows):
-            records = self._read(number, local)
-            # assigned one by one: NumPy would make an array of a list of equal dicts or bytes
-            places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
-            for place, record in zip(places, records, strict=True):
-                found[place] = record
-        return list(found)
+        return read_by_shard(self._rows, rows, self._read)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
