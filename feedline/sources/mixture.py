@@ -16,7 +16,7 @@ from feedline.options import Order, checked_integer
 from feedline.order.mixture import End, MixtureOrder
 from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned
+from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged
 from feedline.sources.arrays import ArraySource
 from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
 
@@ -137,6 +137,22 @@ class Mixture(IndexedSource):
         if not all(is_columnar(source) for source in self._sources.values()):
             raise AttributeError("not all sources of this mixture have read_leaf")
         return self._read_leaf
+
+    @property
+    def padded_length(self) -> Callable[[Indices], int]:
+        """Of a mixture whose sources all have it; AttributeError of others, which have the largest length."""
+        if not all(is_ragged(source) for source in self._sources.values()):
+            raise AttributeError("not all sources of this mixture have padded_length")
+        return lambda rows: max(
+            part.source.padded_length(part.rows) for part in self._parts(rows) if is_ragged(part.source)
+        )
+
+    @property
+    def ragged_leaves(self) -> tuple[int, ...]:
+        """The numbers of the leaves that are ragged in the sources."""
+        first = next(iter(self._sources.values()))
+        assert is_ragged(first)
+        return tuple(leaf + (leaf >= self._at) for leaf in first.ragged_leaves)
 
     def _read_positioned(self, rows: Rows, out: Any) -> None:
         """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""

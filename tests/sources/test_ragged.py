@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, FeedError, Order, Ragged, Reading, RowError
+from feedline import Feed, FeedError, Mixture, Order, Ragged, Reading, RowError
 from feedline.loader.buffers import _shortened
 from feedline.order.epoch import rows_at
 
@@ -258,6 +258,44 @@ def test_substitutes_fit_the_bucket(policy, sharding, delivered):
             np.testing.assert_array_equal(batch["valid"], ~np.isin(rows, bad))
         replaced += np.isin(rows, bad).sum()
     assert replaced > B // 2
+
+
+def test_a_mixture_has_the_bucket_of_all_its_rows(sharding, delivered):
+    web, code = ragged(LENGTHS), ragged(LENGTHS[::-1] // 3)
+    sources = {
+        name: Ragged({"a": np.arange(N, dtype=np.int32), "tokens": tokens}, PAD_TO, PAD)
+        for name, tokens in (("web", web), ("code", code))
+    }
+    mixture = Mixture(sources, {"web": 1, "code": 3}, end="all_exhausted")
+    seen = set()
+    for batch in delivered(Feed(mixture, B, sharding, epochs=1)):
+        rows = list(zip(batch["source"].tolist(), batch["a"].tolist(), strict=True))
+        lengths = [np.diff((web, code)[source][1])[row] for source, row in rows]
+        length = bucket(lengths, PAD_TO)
+        expected = [padded(*(web, code)[source], [row], length)[0] for source, row in rows]
+        np.testing.assert_array_equal(batch["tokens"], expected)
+        np.testing.assert_array_equal(batch["tokens_length"], lengths)
+        seen.add(length)
+    assert seen == set(PAD_TO)
+
+
+def test_a_mixture_with_rows_of_one_length_has_the_largest_bucket(sharding, delivered):
+    plain = {"tokens": np.full((N, PAD_TO[-1]), 5, np.int32), "tokens_length": np.full(N, 9, np.int32)}
+    sources = {"short": Ragged({"tokens": ragged(np.ones(N, int))}, PAD_TO), "plain": plain}
+    batches = delivered(
+        Feed(Mixture(sources, {"short": 1, "plain": 1}, end="first_exhausted"), B, sharding, epochs=1)
+    )
+    assert {batch["tokens"].shape for batch in batches} == {(B, PAD_TO[-1])}
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batch_sizes_that_change(prefetch, sharding, delivered):
+    sizes = [(0, B), (2, 2 * B)]
+    got = delivered(Feed(documents(), sizes, sharding, epochs=1, order=Order(seed=1), prefetch=prefetch))
+    rows = rows_at(Order(seed=1), N, 0, np.arange(N))
+    assert [len(batch["y"]) for batch in got] == [B, B, 2 * B]
+    for batch, at in zip(got, (0, B, 2 * B), strict=True):
+        check(batch, rows[at : at + len(batch["y"])])
 
 
 # --- memory ---
