@@ -45,9 +45,9 @@ class Indexed:
         count = len(self)
         if not -count <= row < count:
             raise IndexError(f"rows are 0 to {count - 1}, got {row}")
-        return self._row(row % count)
+        return self._single(row % count)
 
-    def _row(self, row: int) -> Any:
+    def _single(self, row: int) -> Any:
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Indexed:
 class IndexedSource(Indexed, RowSource):
     """A `RowSource` with single rows, which are trees of NumPy arrays and scalars."""
 
-    def _row(self, row: int) -> Any:
+    def _single(self, row: int) -> Any:
         out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
         self.read(np.array([row], np.int64), out)
         return jax.tree.map(lambda array: array[0], out)

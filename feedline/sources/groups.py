@@ -20,8 +20,8 @@ from feedline.rows.shards import Indices, Shards, count_of, joined
 from feedline.runtime.ending import check_may_read
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
+from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.lru_cache import LruCache
 from feedline.sources.row_gather import RowGather
 
 Array = npt.NDArray[Any]

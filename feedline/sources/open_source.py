@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import grain
 import jax
@@ -18,44 +18,12 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
 from feedline.sources.arrays import ArraySource
-from feedline.sources.encoded import folder
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.encoded.records import EncodedSource, is_encoded_source
-from feedline.sources.formats import array_record, arrow, parquet, zarr
-from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.file_formats import FORMATS, format_of
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
-from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
-
-
-class _Format(NamedTuple):
-    open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
-    takes: frozenset[str]
-
-
-def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource:
-    if all(arrow.is_mapped(Path(path), options) for path in paths):
-        return ArraySource(paths, options)
-    return GroupSource(arrow.grouped, paths, options)
-
-
-_FILES = _Format(lambda paths, _: folder.open_files(paths), frozenset())
-_FOLDER = _Format(lambda paths, _: folder.open_folder(paths[0]), frozenset())
-_ARRAYS = _Format(ArraySource, frozenset({"columns", "window", "stride"}))
-_RECORDS = _Format(ArrayRecordSource, frozenset({"dtype", "decode", "columns"}))
-_GROUPED = frozenset({"columns", "cache_bytes"})
-_FORMATS = {
-    ".npy": _ARRAYS,
-    ".npz": _ARRAYS,
-    ".bin": _Format(ArraySource, _ARRAYS.takes | {"dtype"}),
-    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": _Format(lambda paths, options: GroupSource(parquet.grouped, paths, options), _GROUPED),
-    **dict.fromkeys(arrow.SUFFIXES, _Format(_open_arrow, _GROUPED)),
-    ".zarr": _Format(
-        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
-    ),
-}
 
 
 def open_source(
@@ -72,9 +40,12 @@ def open_source(
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name. The files of
-    a folder, or of a glob with another suffix, such as "photos/*.jpg", are a row of bytes each, which
-    `feedline.decoded` makes arrays of; in class folders ("photos/cat/1.jpg") with labels.
+    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
+
+    Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
+    names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
+    (`.tar`); tables with columns of bytes or text; and whole files: those of a folder, of its class folders
+    ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files.
@@ -115,28 +86,11 @@ def open_source(
     """
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
     paths = _matches(os.fsdecode(path_or_glob))
-    form = _format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
+    form = format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
     for option in sorted(options.given() - form.takes):
-        takers = [suffix for suffix, other in _FORMATS.items() if option in other.takes]
+        takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     return form.open(paths, options)
-
-
-def _format_of(paths: list[str], is_glob: bool) -> _Format:
-    suffixes = sorted({_suffix(path) for path in paths})
-    known = [suffix for suffix in suffixes if suffix in _FORMATS]
-    if len(suffixes) > 1 and known:
-        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
-    if known:
-        return _FORMATS[known[0]]
-    if is_glob:
-        return _FILES
-    if Path(paths[0]).is_dir():
-        return _FOLDER
-    raise ValueError(
-        f"files of rows end in {', '.join(_FORMATS)}, got {paths[0]}; rename or convert it, give a folder or a "
-        "glob of files that are a row each, or write a RowSource"
-    )
 
 
 def _matches(name: str) -> list[str]:
@@ -146,10 +100,6 @@ def _matches(name: str) -> list[str]:
     if not matches:
         raise FileNotFoundError(f"no file matches {name}; check the folder and the pattern")
     return matches
-
-
-def _suffix(path: str) -> str:
-    return ".zarr" if zarr.is_zarr(Path(path)) else Path(path).suffix
 
 
 def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
@@ -203,6 +153,7 @@ def _why_not_arrays(source: EncodedSource) -> str:
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
+        f"{source.instead if isinstance(source, EncodedRows) else ''}"
     )
 
 

@@ -104,7 +104,7 @@ def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
         tmp_path,
         """
 import atexit, tensorstore
-from feedline.sources.lru_cache import LruCache
+from feedline.sources.formats.lru_cache import LruCache
 inside = threading.Event()
 def slowly(kept, key, read, get=LruCache.get):
     inside.set()

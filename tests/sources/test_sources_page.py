@@ -17,5 +17,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "<ArraySource: rows 100, image uint8[8, 8], label int64[], from digits.npz>",
         "9",
         "10",
+        "['cat', 'dog'] {'file': b'a picture of a dog', 'label': 1}",
+        "3 animals/cat/1.txt",
         "(8, 16)",
     ]

@@ -13,9 +13,14 @@ from feedline.sources.encoded.records import Record
 
 
 class EncodedRows(Indexed):
-    """An `EncodedSource` that supports `source[i]`, one record, and has a readable `repr`."""
+    """An `EncodedSource` that supports `source[i]`, one record, and has a readable `repr`.
+
+    Attributes:
+      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+    """
 
     fields: Sequence[str] | None
+    instead = ""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -33,7 +38,7 @@ class EncodedRows(Indexed):
     def close(self) -> None:
         """Close files. A later `records` opens them again."""
 
-    def _row(self, row: int) -> Record:
+    def _single(self, row: int) -> Record:
         return self.records(np.array([row], np.int64))[0]
 
     def _described(self) -> list[tuple[str, str]]:

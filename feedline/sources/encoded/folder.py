@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import os
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline.errors import FeedError, RowError
 from feedline.rows import digests
 from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.open_files import pread, unreadable
 from feedline.sources.encoded.records import Record
 from feedline.sources.formats.file_version import FileVersion, changed
 
@@ -119,12 +118,12 @@ class FolderSource(EncodedRows):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 before = FileVersion.of_open(descriptor)
-                data = read_whole(descriptor, before.size_bytes)
+                data = pread(descriptor, before.size_bytes, 0)
                 after = FileVersion.of_open(descriptor)
             finally:
                 os.close(descriptor)
         except (OSError, MemoryError) as error:
-            raise _unreadable(row, path, error) from error
+            raise unreadable(error, row, path) from error
         size, time = self._seen[:, row].tolist()
         if size >= 0:
             before = before._replace(size_bytes=size, modified_ns=time)
@@ -141,30 +140,6 @@ class FolderSource(EncodedRows):
 
     def __reduce__(self) -> Any:
         return FolderSource, (self._folder, self._names, self.classes, self._class_ends)
-
-
-def read_whole(descriptor: int, size_bytes: int) -> bytes:
-    """The first `size_bytes` of an open file; fewer if it is shorter."""
-    parts = [os.read(descriptor, size_bytes)]
-    while (read := sum(map(len, parts))) < size_bytes and parts[-1]:
-        parts.append(os.read(descriptor, size_bytes - read))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _unreadable(row: int, path: str, error: OSError | MemoryError) -> FeedError:
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return changed(path, f"it cannot be found any more ({os.strerror(number)})")
-    if number in (errno.EMFILE, errno.ENFILE):
-        return FeedError(
-            f"each reading thread opens one file at a time, and no more can be opened ({os.strerror(number)}); "
-            "raise the limit (ulimit -n), or close other files",
-            stage="read",
-            file=path,
-        )
-    return RowError(
-        f"a record is a whole file, and this one cannot be read: {error}", stage="read", row=row, file=path
-    )
 
 
 def open_folder(folder: str) -> FolderSource:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,21 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import RowError
-from feedline.rows import digests
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.shards import Indices, Shards
+from feedline.rows.shards import Indices
 from feedline.rows.spec import RowSpec
 from feedline.rows.values import as_array, as_record_leaf, is_list
-from feedline.sources.formats import extras, files
+from feedline.sources.formats import files as file_fields
+from feedline.sources.formats.array_record_files import ArrayRecordFiles
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.open_options import Decode, OpenOptions
-from feedline.sources.formats.opening import opening
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")
-_OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
-_RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the cache
-_BUFFER_BYTES = 1 << 15
 
 
 class ArrayRecordSource(IndexedSource):
@@ -38,13 +31,14 @@ class ArrayRecordSource(IndexedSource):
     Args:
       paths: of the files, whose records follow each other.
       options: `dtype` for records of one size, or `decode` for others.
+      files: the same, open.
 
     Raises:
       ValueError: no records, not an ArrayRecord file, or not exactly one of `dtype` and `decode`.
       RowError: the first record does not have that dtype, or cannot be decoded.
     """
 
-    def __init__(self, paths: Sequence[str], options: OpenOptions) -> None:
+    def __init__(self, paths: Sequence[str], options: OpenOptions, files: ArrayRecordFiles | None = None) -> None:
         if (options.dtype is None) == (options.decode is None):
             raise ValueError(
                 f"records of bytes do not say what they are, got {paths[0]} with "
@@ -54,15 +48,10 @@ class ArrayRecordSource(IndexedSource):
             )
         if options.decode is not None and options.columns is not None:
             raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
-        self._arguments = (paths, options)
-        self._paths = [str(path) for path in paths]
         self._options = options
-        opened = [_opened(path) for path in self._paths]
-        self._readers = [reader for reader, _ in opened]
-        self._versions = [version for _, version in opened]
-        self._shards = Shards([reader.num_records() for reader in self._readers])
-        if len(self._shards) == 0:
-            raise ValueError(f"a source must have at least one row, got {self._paths[0]} with no records")
+        self._files = files if files is not None else ArrayRecordFiles(paths)
+        self._paths = self._files.paths
+        self._shards = self._files.shards
         first = int(np.flatnonzero(self._shards.ends)[0])
         row = self._decoded(first, np.zeros(1, np.int64))
         self._spec = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), row))
@@ -71,10 +60,7 @@ class ArrayRecordSource(IndexedSource):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        digested = [digests.of_file(path) for path in self._paths]
-        for path, version in zip(self._paths, self._versions, strict=True):
-            version.check(path)
-        return {"kind": "array_record", "files": digested}
+        return self._files.identity
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -87,20 +73,14 @@ class ArrayRecordSource(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         targets = jax.tree_util.tree_leaves(out)
-        for shard, local, offsets in self._shards.split(rows):
-            order = np.argsort(local, kind="stable")
-            here = np.arange(offsets.start, offsets.stop)[order] if isinstance(offsets, slice) else offsets[order]
-            ordered = local[order]
-            for start in range(0, len(order), _RECORDS_A_READ):
-                some = slice(start, start + _RECORDS_A_READ)
-                leaves = self._checked(shard, ordered[some])
-                for target, values in zip(targets, leaves, strict=True):
-                    target[here[some]] = values
+        for shard, records, offsets in self._files.split(rows):
+            leaves = self._checked(shard, records)
+            for target, values in zip(targets, leaves, strict=True):
+                target[offsets] = values
 
     def close(self) -> None:
         """Close the files."""
-        for reader in self._readers:
-            reader.close()
+        self._files.close()
 
     def _checked(self, shard: int, rows: Indices) -> list[Array]:
         """The leaves of records of a shard, after a check that they have the form of the first record."""
@@ -118,14 +98,7 @@ class ArrayRecordSource(IndexedSource):
 
     def _decoded(self, shard: int, rows: Indices) -> Any:
         """These records of a shard as a tree of arrays."""
-        try:
-            records = self._readers[shard].read(rows.tolist())
-        except Exception as error:
-            self._versions[shard].check_open(self._paths[shard])  # a change explains the error better
-            raise self._error(shard, rows[0], f"{len(rows)} records could not be read: {error}") from error
-        self._versions[shard].check_open(
-            self._paths[shard]
-        )  # the library reads empty records from a truncated file
+        records = self._files.read(shard, rows)
         if self._options.decode is None:
             return self._unpacked(shard, rows, records)
         try:
@@ -144,7 +117,7 @@ class ArrayRecordSource(IndexedSource):
                 f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {lengths[bad]} "
                 "bytes; declare what it is, or give decode=... where records differ in length",
             )
-        array = files.fields(np.frombuffer(b"".join(records), dtype))
+        array = file_fields.fields(np.frombuffer(b"".join(records), dtype))
         return self._options.named(array, self._paths[shard])
 
     def _failed(self, shard: int, rows: Indices, records: list[bytes], error: Exception) -> RowError:
@@ -160,10 +133,10 @@ class ArrayRecordSource(IndexedSource):
         return self._error(shard, rows[0], message.format(type(error).__name__, error))
 
     def _error(self, shard: int, row: int, message: str) -> RowError:
-        return RowError(message, stage="read", row=int(self._shards.firsts[shard] + row), file=self._paths[shard])
+        return self._files.error(shard, row, message)
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self._arguments, self._versions)
+        return _opened_again, (self._paths, self._options, self._files.versions)
 
 
 def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
@@ -176,41 +149,8 @@ def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
     return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
 
 
-def _opened_again(arguments: tuple[Sequence[str], OpenOptions], versions: list[FileVersion]) -> ArrayRecordSource:
+def _opened_again(
+    paths: Sequence[str], options: OpenOptions, versions: Sequence[FileVersion]
+) -> ArrayRecordSource:
     """A copy of a source that another process has open. FeedError if a file has changed since."""
-    try:
-        return ArrayRecordSource(*arguments)
-    finally:  # also if it cannot be opened: a change explains that better
-        for path, version in zip(arguments[0], versions, strict=True):
-            version.check(path)
-
-
-def _opened(path: str) -> tuple[Any, FileVersion]:
-    """A reader of a file, and the version of the file just before it was opened.
-
-    Raises:
-      FileNotFoundError, OSError: there is no such file, or too many files are open.
-      ValueError: it is not an ArrayRecord file.
-    """
-    module = extras.require("array_record.python.array_record_module", "array-record")
-    with opening(Path(path)) as file:
-        version = FileVersion.of_open(file.fileno())
-    try:
-        reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
-        if not reader.ok():
-            reader.read([0])  # raises an error that says what is wrong
-    except Exception as error:  # the library does not document the type
-        raise ValueError(
-            f"{path} cannot be read as an ArrayRecord file: {error}. It may be truncated or another format; "
-            "write it again with ArrayRecordWriter(path, 'group_size:1')"
-        ) from error
-    grouped = re.search(
-        r"group_size:(\d+)", reader.writer_options_string() or ""
-    )  # missing in files of old versions
-    if grouped and int(grouped[1]) > 1:
-        warnings.warn(
-            f"{path} was written in groups of {grouped[1]} records, which are decompressed whole whichever of "
-            "them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')",
-            stacklevel=2,
-        )
-    return reader, version
+    return ArrayRecordSource(paths, options, ArrayRecordFiles(paths, versions))

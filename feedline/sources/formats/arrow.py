@@ -23,7 +23,7 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 SUFFIXES = (".arrow", ".feather")
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
+REWRITE = "write it again with pyarrow.feather.write_feather or pyarrow.ipc.new_file"
 
 
 def is_mapped(path: Path, options: OpenOptions) -> bool:
@@ -40,7 +40,7 @@ def mapped(path: Path, options: OpenOptions) -> list[dict[str, Array]]:
     """
     spec, groups = _groups(path, options)
     if groups is None or any(group.null is not None for batch in groups for group in batch.values()):
-        raise ValueError(f"{path} must be uncompressed and without nulls to be mapped; {_REWRITE}")
+        raise ValueError(f"{path} must be uncompressed and without nulls to be mapped; {REWRITE}")
     trees = [{name: group.values for name, group in batch.items()} for batch in groups]
     return trees or [{name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}]
 
@@ -80,7 +80,7 @@ def _compressed(path: Path, spec: Spec) -> GroupedFile:
         batch.validate()
         return rows_of(batch.column(0), f"column {names[leaf]!r}")
 
-    with naming_file(path, "an Arrow file", _REWRITE):
+    with naming_file(path, "an Arrow file", REWRITE):
         schema = ipc.open_file(pyarrow.OSFile(str(path))).schema
         narrowest = reader(min(names, key=lambda name: math.prod(spec[name].shape) * spec[name].dtype.itemsize))
         lengths = [narrowest.get_batch(i).num_rows for i in range(narrowest.num_record_batches)]
@@ -92,9 +92,9 @@ def _groups(path: Path, options: OpenOptions) -> tuple[Spec, list[dict[str, Grou
 
     The second is None if the file is compressed.
     """
-    with naming_file(path, "an Arrow file", _REWRITE), opening(path) as file:
+    with naming_file(path, "an Arrow file", REWRITE), opening(path) as file:
         whole: Array = np.asarray(np.memmap(file, np.uint8, "r"))
-        schema, batches = _batches(whole)
+        schema, batches = batches_of(whole)
     spec = spec_of(schema, options, path)
     start = whole.ctypes.data
 
@@ -104,7 +104,7 @@ def _groups(path: Path, options: OpenOptions) -> tuple[Spec, list[dict[str, Grou
 
     groups: list[dict[str, Group]] = []
     compressed = False
-    with naming_file(path, "an Arrow file", _REWRITE):
+    with naming_file(path, "an Arrow file", REWRITE):
         for batch in batches:
             batch.validate()  # invalid lengths would make pyarrow abort the process
             columns = {name: batch.column(name) for name in spec}
@@ -113,7 +113,7 @@ def _groups(path: Path, options: OpenOptions) -> tuple[Spec, list[dict[str, Grou
             if compressed:  # pyarrow has decompressed them into other memory
                 break
             groups.append({name: rows_of(columns[name], f"column {name!r}", bytes_of) for name in spec})
-    if compressed and not _is_file(whole):
+    if compressed and not is_file(whole):
         raise ValueError(
             f"{path} is a compressed stream, which has no index of its record batches; write it as a file: "
             "table = pyarrow.ipc.open_stream(path).read_all(); pyarrow.feather.write_feather(table, 'x.arrow')"
@@ -121,15 +121,16 @@ def _groups(path: Path, options: OpenOptions) -> tuple[Spec, list[dict[str, Grou
     return spec, None if compressed else groups
 
 
-def _is_file(whole: Array) -> bool:
+def is_file(whole: Array) -> bool:
+    """Whether these bytes are an Arrow file; else they may be a stream."""
     return whole[: len(_FILE_MARK)].tobytes() == _FILE_MARK
 
 
-def _batches(whole: Array) -> tuple[Any, Iterator[Any]]:
+def batches_of(whole: Array) -> tuple[Any, Iterator[Any]]:
     """The schema of a mapped file or stream, and its record batches, not validated yet."""
     pyarrow, ipc = extras.require("pyarrow", "arrow"), extras.require("pyarrow.ipc", "arrow")
     source = pyarrow.BufferReader(pyarrow.py_buffer(whole))
-    if _is_file(whole):
+    if is_file(whole):
         file = ipc.open_file(source)
         return file.schema, (file.get_batch(i) for i in range(file.num_record_batches))
     stream = ipc.open_stream(source)  # as datasets.save_to_disk writes them

@@ -87,8 +87,9 @@ def test_the_identity_is_of_names_and_content_not_of_the_place(photos, tmp_path)
         ({"train/cat/1.jpg": b""}, "", "has the folder cat; open .*/train if its folders are the classes"),
         ({"cat/1.jpg": b""}, "*", "a glob must match files, and .*/cat is a folder"),
         ({"cat/1.jpg": b"", "x.npy": b""}, "*", "one format, got , .npy"),
+        ({"1.parquet": b"", "z.json": b""}, "", r"1.parquet holds many rows; open .*/\*.parquet"),
+        ({"_SUCCESS": b"", "train-00000-of-00001": b""}, "", "holds many rows"),
         ({"1.jpg": b""}, "1.jpg", "files of rows end in"),
-        ({"1.jpg": b""}, "2", "files of rows end in"),
     ],
 )
 def test_what_cannot_be_opened(tmp_path, content, path, message):
@@ -96,11 +97,16 @@ def test_what_cannot_be_opened(tmp_path, content, path, message):
         feedline.open_source(os.path.join(written(tmp_path, content), path))
 
 
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*photos; check the path"):
+        feedline.open_source(tmp_path / "photos")
+
+
 def test_a_link_to_nothing_and_an_option_of_another_format(photos):
-    with pytest.raises(ValueError, match="columns is for .*; leave it out"):
+    with pytest.raises(ValueError, match=r"columns is for .*; leave it out"):
         feedline.open_source(photos, columns=["file"])
     (photos / "cat/3.jpg").symlink_to("gone.jpg")
-    with pytest.raises(ValueError, match="3.jpg is a link to a file that does not exist"):
+    with pytest.raises(ValueError, match=r"3.jpg is a link to a file that does not exist"):
         feedline.open_source(photos)
     (photos / "cat/3.jpg").unlink()
     (photos / "cat/3.jpg").symlink_to("1.jpg")
@@ -119,12 +125,12 @@ def test_files_that_change_are_an_error(photos):
     source = feedline.open_source(photos)
     source[0]
     (photos / "cat/1.jpg").write_bytes(b"longer than it was")
-    with pytest.raises(feedline.FeedError, match="must not change while.*has 18 bytes and had 6"):
+    with pytest.raises(feedline.FeedError, match=r"must not change while.*has 18 bytes and had 6"):
         source[0]
     (photos / "cat/1.jpg").unlink()
     with pytest.raises(feedline.FeedError, match="cannot be found any more"):
         source[0]
-    with pytest.raises(feedline.FeedError, match="cannot be found any more|No such file"):
+    with pytest.raises(feedline.FeedError, match=r"cannot be found any more|No such file"):
         _ = source.identity
     with pytest.raises(IndexError, match="rows are 0 to 4, got 2 to 5"):
         source.records(np.array([2, 5]))
@@ -134,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_row(photos):
     source = feedline.open_source(photos)
     (photos / "cat/10.jpg").unlink()
     (photos / "cat/10.jpg").mkdir()
-    with pytest.raises(feedline.RowError, match="whole file, and this one cannot be read") as caught:
+    with pytest.raises(feedline.RowError, match="the bytes of a row must be readable, and") as caught:
         source.records(np.arange(5))
     assert (caught.value.row, caught.value.file) == (1, str(photos / "cat/10.jpg"))
 

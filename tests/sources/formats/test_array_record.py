@@ -146,7 +146,11 @@ def test_files_of_another_format_are_refused(tmp_path):
 def test_one_of_dtype_and_decode_is_needed(tmp_path):
     _write(tmp_path / "x.array_record", [b"abcd"])
     with pytest.raises(ValueError, match=r"got .* with neither dtype nor decode"):
-        feedline.open_source(tmp_path / "x.array_record")
+        feedline.open_source(tmp_path / "x.array_record", columns=["x"])
+    with pytest.raises(
+        TypeError, match=r"are bytes; .*feedline.decoded.*, or if they have one size, give .* dtype"
+    ):
+        feedline.Feed(tmp_path / "x.array_record", 1, None)
     with pytest.raises(ValueError, match=r"got .* with dtype and decode"):
         feedline.open_source(tmp_path / "x.array_record", dtype=np.uint8, decode=lengths_first)
     with pytest.raises(feedline.RowError, match="must have the 1 bytes of dtype uint8, this one has 4 bytes"):

@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from feedline.sources import open_source as sources
+from feedline.sources.file_formats import FORMATS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "formats.md").read_text()
@@ -29,13 +29,13 @@ def test_its_table_is_that_of_the_code():
     documented = {}
     for row in re.findall(r"^\| (`\..*) \|$", PAGE, re.MULTILINE):
         suffixes, _, options, _, _ = (cell.strip() for cell in row.split("|"))
-        named = set(re.findall(r"`(\w+)`", options)) or {"window", "stride", "columns"}  # "the same"
+        named = {"window", "stride", "columns"} if options == "the same" else set(re.findall(r"`(\w+)`", options))
         documented |= dict.fromkeys(re.findall(r"`(\.\w+)`", suffixes), named)
-    assert documented == {suffix: set(form.takes) for suffix, form in sources._FORMATS.items()}
+    assert documented == {suffix: set(form.takes) for suffix, form in FORMATS.items()}
 
 
 def test_its_extras_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = set(re.findall(r"feedline\[([\w-]+)\]", PAGE))
-    assert named == {"array-record", "arrow", "parquet", "zarr"}
+    assert named == {"array-record", "arrow", "parquet", "tfrecord", "zarr"}
     assert named <= set(extras)

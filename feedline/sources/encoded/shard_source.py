@@ -1,0 +1,166 @@
+"""The source of records in files of many, of which an index says where each record lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.errors import FeedError, RowError
+from feedline.rows.shards import Shards
+from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
+from feedline.sources.encoded.records import Record
+from feedline.sources.encoded.shard_index import Form, Shard, open_shard
+from feedline.sources.formats.file_version import changed
+from feedline.sources.formats.open_options import OpenOptions
+
+Indices = npt.NDArray[np.int64]
+_PART_BYTES = 16  # offset and length in the index
+
+
+class ShardSource(EncodedRows):
+    """An `EncodedSource` over files of records, such as TFRecord files and tar archives.
+
+    Neither the files nor their indices are held in memory, and at most 64 of them are open. Reads are thread-safe.
+
+    Args:
+      form: the format.
+      paths: of the files, whose records follow each other.
+      options: `columns`, the fields to read.
+      shards: the files as another process opened them; by default, they are opened, and their indices made.
+
+    Raises:
+      ValueError: no records, not of this format, or files with different fields.
+    """
+
+    def __init__(
+        self, form: Form, paths: Sequence[str], options: OpenOptions, shards: Sequence[Shard] | None = None
+    ) -> None:
+        self._form = form
+        self._paths = paths
+        self._options = options
+        self._shards = [open_shard(path, form) for path in paths] if shards is None else shards
+        self._rows = Shards([shard.count for shard in self._shards])
+        if len(self._rows) == 0:
+            raise ValueError(f"a source must have at least one row, got {paths[0]} with no records")
+        fields = _fields([shard for shard in self._shards if shard.count])
+        self.fields = None if fields is None else tuple(options.chosen(fields, paths[0]))
+        self._files = OpenFiles()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
+        for shard in self._shards:
+            shard.version.check(shard.path)
+        fields = None if self.fields is None else list(self.fields)
+        return {"kind": self._form.name, "fields": fields, "files": [list(shard.digest) for shard in self._shards]}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def records(self, rows: Indices) -> Sequence[Record]:
+        """The records of these rows: bytes, or a dict of bytes.
+
+        Raises:
+          IndexError: there is no such row.
+          RowError: a record cannot be read, or is damaged.
+          FeedError: a file or its index was changed or deleted.
+        """
+        found = np.empty(len(rows), object)
+        for number, local, offsets in self._rows.split(rows):
+            records = self._read(number, local)
+            # assigned one by one: NumPy would make an array of a list of equal dicts or bytes
+            places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
+            for place, record in zip(places, records, strict=True):
+                found[place] = record
+        return list(found)
+
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        return self._shards[int(self._rows.of(np.array([row]))[0])].path
+
+    def close(self) -> None:
+        """Close the files. A later `records` opens them again."""
+        self._files.close()
+
+    def _read(self, number: int, local: Indices) -> list[Record]:
+        """Records of one file, by their numbers in it."""
+        shard = self._shards[number]
+        first = int(self._rows.firsts[number] + local[0])
+        path = shard.index
+        try:
+            index = self._files.get(shard.index, None, shard.index_line)
+            parts = self._located(shard, index, local)
+            path = shard.path
+            file = self._files.get(shard.path, shard.version)
+            stored = file.read(parts[:, :, 0].ravel(), parts[:, :, 1].ravel())
+            file.check()
+        except (OSError, MemoryError) as error:
+            raise unreadable(error, first, path) from error
+        data = [
+            self._data(part, length, number, int(local[i // parts.shape[1]]))
+            for i, (part, length) in enumerate(zip(stored, parts[:, :, 1].ravel().tolist(), strict=True))
+        ]
+        if self.fields is None:
+            return list(data)
+        width = len(self.fields)
+        return [dict(zip(self.fields, data[i : i + width], strict=True)) for i in range(0, len(data), width)]
+
+    def _located(self, shard: Shard, index: OpenFile, local: Indices) -> Indices:
+        """int64[k, parts, 2]: offset and length of each part of these records, within the file."""
+        names = shard.fields or ("",)
+        width = len(names) * _PART_BYTES
+        entries = b"".join(index.read(len(shard.index_line) + local * width, np.full(len(local), width)))
+        index.check()
+        if len(entries) != len(local) * width:
+            raise changed(shard.index, "it is shorter than it was")
+        parts = np.frombuffer(entries, "<i8").reshape(len(local), len(names), 2)
+        if self.fields is not None:
+            parts = parts[:, [names.index(field) for field in self.fields]]
+        offset, length = parts[:, :, 0], parts[:, :, 1]
+        size = shard.version.size_bytes
+        if not ((offset >= 0) & (length >= 0) & (length <= size) & (offset <= size - length)).all():
+            raise FeedError(
+                f"an index must name parts of its file, and {shard.index} names bytes beyond the {size} of "
+                f"{shard.path}; delete the index, which is then made again",
+                stage="read",
+                file=shard.path,
+            )
+        return parts.astype(np.int64, copy=False)
+
+    def _data(self, part: bytes, length: int, number: int, local: int) -> bytes:
+        try:
+            if len(part) != length:
+                raise ValueError(f"{length - len(part)} bytes of it are missing")
+            return self._form.data_of(part)
+        except ValueError as error:
+            path = self._shards[number].path
+            raise RowError(
+                f"a record must be read as it was written, and of record {local} {error}; the file is damaged, "
+                "copy or write it again, or take another row with feedline.Reading(bad_rows='substitute')",
+                stage="read",
+                row=int(self._rows.firsts[number] + local),
+                file=path,
+            ) from error
+
+    def __reduce__(self) -> Any:
+        return ShardSource, (self._form, self._paths, self._options, self._shards)
+
+
+def _fields(shards: Sequence[Shard]) -> tuple[str, ...] | None:
+    """The fields of all files, in the order of the first.
+
+    Raises:
+      ValueError: a file has others than the first.
+    """
+    first = shards[0]
+    for shard in shards:
+        if sorted(shard.fields or ()) != sorted(first.fields or ()):
+            raise ValueError(
+                f"all files must have the same fields, and {shard.path} has {', '.join(shard.fields or ())}, "
+                f"{first.path} {', '.join(first.fields or ())}; open them apart, or write them again"
+            )
+    return first.fields

@@ -1,0 +1,138 @@
+"""The formats of files that `open_source` opens, by their suffixes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from feedline.rows.indexed import IndexedSource
+from feedline.sources.arrays import ArraySource
+from feedline.sources.encoded import folder, tar, tfrecord
+from feedline.sources.encoded.array_records import ArrayRecordBytes
+from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.shard_index import Form
+from feedline.sources.encoded.shard_source import ShardSource
+from feedline.sources.encoded.table_files import arrow_file, parquet_file
+from feedline.sources.encoded.tables import TableSource
+from feedline.sources.formats import array_record, arrow, parquet, zarr
+from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.groups import GroupSource
+
+
+class Format(NamedTuple):
+    """How to open files of a format, and the options that it takes."""
+
+    open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
+    takes: frozenset[str]
+
+
+def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if parquet_file(Path(paths[0]), options) is not None:
+        return TableSource(parquet_file, paths, options)
+    return GroupSource(parquet.grouped, paths, options)
+
+
+def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if arrow_file(Path(paths[0]), options) is not None:
+        return TableSource(arrow_file, paths, options)
+    if all(arrow.is_mapped(Path(path), options) for path in paths):
+        return ArraySource(paths, options)
+    return GroupSource(arrow.grouped, paths, options)
+
+
+def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
+    if options.dtype is None and options.decode is None and options.columns is None:
+        return ArrayRecordBytes(paths)
+    return ArrayRecordSource(paths, options)
+
+
+def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
+    source = folder.open_folder(paths[0])
+    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
+        if _suffix(name) in FORMATS.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+            glob = f"{paths[0].rstrip('/')}/*{Path(name).suffix}"
+            raise ValueError(
+                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
+                f"by a glob: open_source({glob!r})"
+            )
+    return source
+
+
+_FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
+_FOLDER = Format(_open_folder, frozenset())
+_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
+_RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
+_TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
+_TAR = Form("tar", tar.scan, bytes)
+_GROUPED = frozenset({"columns", "cache_bytes"})
+FORMATS = {
+    ".npy": _ARRAYS,
+    ".npz": _ARRAYS,
+    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}),
+    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
+    ".parquet": Format(_open_parquet, _GROUPED),
+    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
+    **dict.fromkeys(
+        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
+    ),
+    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
+    ".zarr": Format(
+        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
+    ),
+}
+
+
+def format_of(paths: list[str], is_glob: bool) -> Format:
+    """The format of files whose rows follow each other.
+
+    Args:
+      paths: of the files, or of one folder.
+      is_glob: whether they were found by a glob: then files with another suffix are a row each.
+
+    Raises:
+      ValueError: files of several formats, of none, or compressed as a whole.
+    """
+    suffixes = sorted({_suffix(path) for path in paths})
+    known = [suffix for suffix in suffixes if suffix in FORMATS]
+    packed = next((path for path in paths if _is_packed(path)), None)
+    if packed is not None:
+        raise ValueError(
+            f"rows are read in any order, so a file of many must not be compressed as a whole, got {packed}; "
+            "decompress it: gunzip, unzstd, bunzip2 or unxz"
+        )
+    if len(suffixes) > 1 and known:
+        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
+    if known:
+        return FORMATS[known[0]]
+    if is_glob:
+        return _FILES
+    if Path(paths[0]).is_dir():
+        return _FOLDER
+    if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
+        raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
+    raise ValueError(
+        f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; rename or convert it, give a folder or a "
+        "glob of files that are a row each, or write a RowSource"
+    )
+
+
+def _is_packed(path: str) -> bool:
+    """Whether it is a file of many rows that was compressed as a whole."""
+    name = Path(path)
+    return name.suffix == ".tgz" or (
+        name.suffix in (".gz", ".zst", ".bz2", ".xz") and _suffix(name.stem) in FORMATS
+    )
+
+
+def _suffix(path: str) -> str:
+    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
+    if zarr.is_zarr(Path(path)):
+        return ".zarr"
+    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
+    if numbered is None:
+        return Path(path).suffix
+    suffix = Path(numbered[1]).suffix
+    return suffix if suffix in FORMATS else ".tfrecord"

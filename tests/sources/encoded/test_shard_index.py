@@ -1,0 +1,168 @@
+"""Index files: made once, found again, made again when stale or damaged, whoever makes them at once."""
+
+import json
+import os
+import stat
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tfrecords import encoded
+
+import feedline
+from feedline.sources import file_formats
+from feedline.sources.encoded import tfrecord
+
+RECORDS = [b"one", b"two", b"three"]
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data/x.tfrecord"
+    path.write_bytes(encoded(RECORDS))
+    return path
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The files whose index was made."""
+    made = []
+    real = tfrecord.scan
+
+    def scan(file, size_bytes, name):
+        made.append(name)
+        return real(file, size_bytes, name)
+
+    form = file_formats._TFRECORD
+    monkeypatch.setattr(file_formats, "_TFRECORD", form._replace(scan=scan))
+    return made
+
+
+def index_of(path):
+    return path.with_name(f".{path.name}.feedline-index")
+
+
+def read(path):
+    source = feedline.open_source(path)
+    return [source[i] for i in range(len(source))]
+
+
+def test_an_index_is_made_once_beside_the_file(path, scans):
+    os.chmod(path, 0o640)
+    for _ in range(3):
+        assert read(path) == RECORDS
+    assert scans == [str(path)]
+    assert os.listdir(path.parent) == [index_of(path).name, path.name] or len(os.listdir(path.parent)) == 2
+    assert stat.S_IMODE(index_of(path).stat().st_mode) == 0o640
+    assert not (path.parent.parent / "cache").exists()
+    assert len(feedline.open_source(path.parent / "*")) == 3  # a glob does not see it
+
+
+def test_where_the_folder_cannot_be_written_it_is_kept_in_the_cache(path, scans, tmp_path, monkeypatch):
+    index_of(path).mkdir()
+    assert [read(path), read(path)] == [RECORDS] * 2
+    assert scans == [str(path)]
+    (cached,) = (tmp_path / "cache/index").iterdir()
+    assert cached.suffix == ".feedline-index"
+    monkeypatch.delenv("FEEDLINE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert read(path) == RECORDS
+    assert len(list((tmp_path / "home/.cache/feedline/index").iterdir())) == 1
+    monkeypatch.setenv("FEEDLINE_CACHE", str(path))
+    with pytest.raises(
+        OSError, match=r"beside its file or in the cache folder, .*Is a directory.*set FEEDLINE_CACHE"
+    ):
+        feedline.open_source(path)
+
+
+@pytest.mark.parametrize("preserved", [False, True])
+def test_a_stale_index_is_made_again(path, scans, preserved):
+    """Also where size and time are the same, and only sampled bytes differ."""
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    read(path)
+    other = [b"two", b"one", b"three"]
+    path.write_bytes(encoded(other))
+    if preserved:
+        os.utime(path, ns=times)
+    assert read(path) == other
+    assert len(scans) == 2
+
+
+def test_an_index_of_another_format_is_not_used(path, scans):
+    read(path)
+    line, payload = index_of(path).read_bytes().split(b"\n", 1)
+    header = json.loads(line.partition(b" ")[2])
+    for change in ({"index": 0}, {"of": "tar"}, {"count": 4}, {"crc32": 0}, {"fields": 5}, {"fields": ["a", "b"]}):
+        text = json.dumps(header | change).encode() + b"\n"
+        index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
+        assert read(path) == RECORDS
+    assert len(scans) == 7
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_damaged_index_is_made_again(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damaged") / "x.tfrecord"
+    path.write_bytes(encoded(RECORDS))
+    read(path)
+    content = bytearray(index_of(path).read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))]
+    index_of(path).write_bytes(content + data.draw(st.binary(max_size=3)))
+    assert read(path) == RECORDS
+
+
+def test_an_index_that_names_other_bytes_is_an_error(path):
+    """With right checksums, so that it is taken as it is."""
+    read(path)
+    line, payload = index_of(path).read_bytes().split(b"\n", 1)
+    for offset, length in ((-1, 4), (12, -1), (12, 1 << 60), (1 << 62, 1 << 62), (len(path.read_bytes()), 1)):
+        parts = np.frombuffer(payload, "<i8").reshape(3, 2).copy()
+        parts[1] = offset, length
+        header = json.loads(line.partition(b" ")[2]) | {"crc32": zlib.crc32(parts.tobytes())}
+        text = json.dumps(header).encode() + b"\n"
+        index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + parts.tobytes())
+        source = feedline.open_source(path)
+        assert source[0] == b"one"
+        with pytest.raises(feedline.FeedError, match=r"names bytes beyond the 59 of .*delete the index"):
+            source[1]
+
+
+def test_an_index_that_changes_in_use_is_an_error(path):
+    source = feedline.open_source(path)
+    os.truncate(index_of(path), index_of(path).stat().st_size - 1)
+    assert source[0] == b"one"
+    with pytest.raises(feedline.FeedError, match=r"must not change while.*is shorter than it was"):
+        source[2]
+    source.close()
+    index_of(path).write_bytes(b"")
+    with pytest.raises(feedline.FeedError, match=r"must not change while.*begins with other bytes"):
+        source[1]
+    index_of(path).unlink()
+    with pytest.raises(feedline.FeedError, match="cannot be found any more"):
+        source[1]
+    assert read(path) == RECORDS
+
+
+def test_whoever_makes_it_at_once_reads_right_records(path, monkeypatch):
+    """As several processes that start at once do: all have found no index, and all write one."""
+    form, barrier, found = file_formats._TFRECORD, threading.Barrier(4), []
+
+    def scan(file, size_bytes, name):
+        barrier.wait(10)
+        return tfrecord.scan(file, size_bytes, name)
+
+    monkeypatch.setattr(file_formats, "_TFRECORD", form._replace(scan=scan))
+    threads = [threading.Thread(target=lambda: found.append(read(path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [RECORDS] * 4
+    assert sorted(Path(name).suffix for name in os.listdir(path.parent)) == [".feedline-index", ".tfrecord"]

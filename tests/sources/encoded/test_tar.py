@@ -1,0 +1,196 @@
+"""Tar archives: what WebDataset writes is read as it reads it; what is no archive of records is refused."""
+
+import gzip
+import io
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset import TarWriter, tariterators
+
+import feedline
+from feedline.sources.encoded.records import EncodedSource
+
+SAMPLES = [
+    {"__key__": f"photos/v1.0/{i:04}", "jpg": os.urandom(3000 * i), "cls": b"%d" % i, "seg.png": b"s" * i}
+    for i in range(5)
+]
+RECORDS = [{name: sample[name] for name in ("cls", "jpg", "seg.png")} for sample in SAMPLES]
+
+
+def shard(path, samples):
+    with TarWriter(str(path), encoder=False) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return path
+
+
+def archive(path, members, form=tarfile.PAX_FORMAT):
+    """A tar file of (name, content), or of TarInfos."""
+    with tarfile.open(path, "w", format=form) as file:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                file.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            file.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def test_records_are_those_of_webdataset(tmp_path):
+    shard(tmp_path / "a-000.tar", SAMPLES[:3])
+    shard(tmp_path / "a-001.tar", SAMPLES[3:])
+    source = feedline.open_source(tmp_path / "a-*.tar")
+    assert isinstance(source, EncodedSource)
+    assert sorted(source.fields) == ["cls", "jpg", "seg.png"]
+    expected = []
+    for name in ("a-000.tar", "a-001.tar"):
+        with open(tmp_path / name, "rb") as file:
+            for theirs in tariterators.group_by_keys(
+                tariterators.tar_file_expander([{"url": name, "stream": file}])
+            ):
+                expected.append({field: value for field, value in theirs.items() if field in source.fields})
+    assert expected == RECORDS
+    assert source.records(np.array([4, 0, 0, 3, 2, 1])) == [expected[i] for i in (4, 0, 0, 3, 2, 1)]
+    assert source[-1] == expected[-1]
+    assert source.file_of(3) == str(tmp_path / "a-001.tar")
+    assert repr(source).startswith("<ShardSource: rows 5, cls bytes, jpg bytes, seg.png bytes, from ")
+    some = feedline.open_source(tmp_path / "a-*.tar", columns=["cls"])
+    assert (some[4], some.fields) == ({"cls": b"4"}, ("cls",))
+    assert some.identity != source.identity
+    with pytest.raises(ValueError, match=r"columns must be some of .* got png"):
+        feedline.open_source(tmp_path / "a-*.tar", columns=["png"])
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_what_is_no_part_of_a_record_is_left_out(tmp_path, form):
+    folder, long = tarfile.TarInfo("x"), "folder/" * 15
+    folder.type = tarfile.DIRTYPE
+    members = [
+        folder, ("README", b"no"), ("._1.jpg", b"mac"), ("__meta__/info.json", b"{}"), (f"{long}1.JPG", b"one"),
+        (f"{long}1.txt", b"1"), (f"{long}2.txt", b"2"), (f"{long}2.jpg", b"two"),
+    ]  # fmt: skip
+    source = feedline.open_source(archive(tmp_path / "x.tar", members, form))
+    assert [source[0], source[1]] == [{"jpg": b"one", "txt": b"1"}, {"jpg": b"two", "txt": b"2"}]
+
+
+def link(name, kind):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "1.jpg"
+    return info
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([], "at least one row, got .* with no records"),
+        ([("README", b"")], "at least one row"),
+        (
+            [("1.jpg", b""), ("1.txt", b""), ("2.jpg", b"")],
+            "'2' has jpg, the first record, '1', jpg, txt, in .*x.tar",
+        ),
+        ([("1.jpg", b""), ("2.jpg", b""), ("2.txt", b"")], "same fields, and '2' has jpg, txt, the first record"),
+        (
+            [("1.jpg", b""), ("1.jpg", b"")],
+            "a record must have each field once, and there are two members '1.jpg'",
+        ),
+        ([("1.jpg", b""), ("1.JPG", b"")], "each field once, and there are two members '1.JPG'"),
+        (
+            [("1.jpg", b""), ("2.jpg", b""), ("1.txt", b"")],
+            "must be adjacent, and '1.txt' comes after .*--sort=name",
+        ),
+        ([("1.jpg", b""), link("2.jpg", tarfile.SYMTYPE)], "regular files, and '2.jpg' is a link.*--dereference"),
+        ([("1.jpg", b""), link("2.jpg", tarfile.LNKTYPE)], "regular files, and '2.jpg' is a link"),
+        ([link("2.jpg", tarfile.FIFOTYPE)], "regular files, and '2.jpg' is special"),
+        ([("a/../1.jpg", b"")], "names must not lead out of a folder, and a member is named 'a/../1.jpg'"),
+    ],
+)
+def test_archives_that_are_no_records(tmp_path, members, message):
+    with pytest.raises(ValueError, match=message):
+        feedline.open_source(archive(tmp_path / "x.tar", members))
+
+
+def test_a_sparse_member_is_refused(tmp_path):
+    (tmp_path / "1.bin").write_bytes(b"x")
+    os.truncate(tmp_path / "1.bin", 1 << 20)
+    if os.system(f"cd {tmp_path} && tar --sparse -cf x.tar 1.bin") != 0:
+        pytest.skip("needs GNU tar")
+    with pytest.raises(ValueError, match=r"regular files, and '1.bin' is sparse"):
+        feedline.open_source(tmp_path / "x.tar")
+
+
+def test_files_with_different_fields_are_refused(tmp_path):
+    archive(tmp_path / "1.tar", [("1.jpg", b"")])
+    archive(tmp_path / "2.tar", [("2.png", b"")])
+    with pytest.raises(ValueError, match=r"all files must have the same fields, and .*2.tar has png, .*1.tar jpg"):
+        feedline.open_source(tmp_path / "*.tar")
+    archive(tmp_path / "2.tar", [])
+    assert len(feedline.open_source(tmp_path / "*.tar")) == 1
+
+
+MEMBERS = [("1.jpg", b"one" * 300), ("1.txt", b"1"), ("2.jpg", b"two"), ("2.txt", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: b"", "no whole|must end with blocks of zeros|cannot be read as a tar archive"),
+        (lambda data: b"to be or not to be\n" * 100, "cannot be read as a tar archive"),
+        (lambda data: bytes(10240), "at least one row"),
+        (gzip.compress, "must not be compressed.*gunzip"),
+        (lambda data: data[:700], "members must lie within the archive, and '1.jpg' has 900 bytes .* of 700"),
+        (lambda data: data[:1536], "must end with blocks of zeros, and .* truncated"),
+        (lambda data: data[:1600], "must end|cannot be read"),
+        (
+            lambda data: data[: data.index(b"2.jpg")] + b"?" + data[data.index(b"2.jpg") + 1 :],
+            "must end after its",
+        ),
+        (lambda data: data + data, "must end after its last member"),
+    ],
+)
+def test_damaged_archives(tmp_path, damage, message):
+    path = archive(tmp_path / "x.tar", MEMBERS)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        feedline.open_source(path)
+
+
+def test_a_huge_member_is_not_allocated(tmp_path):
+    for name, kind in (("1.jpg", tarfile.REGTYPE), ("././@LongLink", tarfile.GNUTYPE_LONGNAME), ("x", b"x")):
+        info = tarfile.TarInfo(name)
+        info.size, info.type = 1 << 45, kind
+        (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+        with pytest.raises(
+            ValueError, match=r"must lie within the archive|cannot be read as a tar archive|must end"
+        ):
+            feedline.open_source(tmp_path / "x.tar")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_headers_give_records_or_a_value_error(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("fuzz")
+    form = data.draw(st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+    long = [("ä" * 40 + "/" + "ä" * 20 + ".jpg", b"one"), ("b" * 80 + "/" + "b" * 80 + ".jpg", b"two")]
+    members = data.draw(st.sampled_from([MEMBERS, long]))
+    path = archive(folder / "x.tar", members, form)
+    content = bytearray(path.read_bytes())
+    headers = [i for i in range(0, len(content), 512) if content[i : i + 512].strip(b"\0")]
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.sampled_from(headers))
+        content[at + data.draw(st.integers(0, 511))] = data.draw(st.sampled_from(b"\0\xff\x80 0179xgLKSs/."))
+        header = content[at : at + 512]
+        if data.draw(st.booleans()):  # so that the damage is not found by the checksum of the header
+            header[148:156] = b" " * 8
+            content[at + 148 : at + 156] = b"%06o\0 " % sum(header)
+    path.write_bytes(content)
+    try:
+        source = feedline.open_source(path)
+    except ValueError:
+        return
+    for i in range(len(source)):
+        assert all(value in bytes(content) for value in source[i].values())

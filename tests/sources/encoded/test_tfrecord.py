@@ -1,0 +1,194 @@
+"""TFRecord files: records as written, whatever their lengths and files; damage; checksums."""
+
+import contextlib
+import gzip
+import os
+import pickle
+import random
+import struct
+import threading
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tfrecords import crc32c, encoded, masked
+
+import feedline
+from feedline.sources.encoded.records import EncodedSource
+
+RECORDS = [b"first", b"", b"\0" * 5000, bytes(range(256)) * 40, b"last"]
+
+
+def test_the_oracle_knows_the_published_checksums():
+    """The values of RFC 3720, B.4, and the mask of TensorFlow's record_writer for an empty record."""
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert masked(b"") == 0xA282EAD8
+
+
+@pytest.mark.parametrize(
+    "name", ["x.tfrecord", "x.tfrecords", "train-00000-of-00001", "x.tfrecord-00000-of-00001"]
+)
+def test_records_are_read_as_they_were_written(tmp_path, name):
+    (tmp_path / name).write_bytes(encoded(RECORDS))
+    source = feedline.open_source(tmp_path / name)
+    assert isinstance(source, EncodedSource)
+    assert (source.fields, len(source), source.file_of(3)) == (None, 5, str(tmp_path / name))
+    assert [source[i] for i in range(-5, 5)] == RECORDS * 2
+    assert source.records(np.array([4, 4, 0, 2, 1, 3, 0])) == [RECORDS[i] for i in (4, 4, 0, 2, 1, 3, 0)]
+    assert source.records(np.zeros(0, np.int64)) == []
+    assert repr(source) == f"<ShardSource: rows 5, row bytes, from {tmp_path / name}>"
+    with pytest.raises(IndexError, match="rows are 0 to 4"):
+        source.records(np.array([5]))
+    source.close()
+    assert source[0] == b"first"  # opened again
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 40_000), max_size=12), min_size=1, max_size=4), st.randoms())
+def test_any_rows_of_any_files(tmp_path_factory, files, rng):
+    """Rows of several files, some of them empty, that are merged to one read or not."""
+    folder = tmp_path_factory.mktemp("shards")
+    source_of = random.Random(rng.random())
+    contents = [[source_of.randbytes(length) for length in lengths] for lengths in files]
+    for i, records in enumerate(contents):
+        data = b"".join(
+            struct.pack("<QI", len(r), masked(struct.pack("<Q", len(r)))) + r + struct.pack("<I", fast_masked(r))
+            for r in records
+        )
+        (folder / f"{i:05}-of-{len(files):05}.tfrecord").write_bytes(data)
+    expected = [record for records in contents for record in records]
+    if not expected:
+        with pytest.raises(ValueError, match="at least one row"):
+            feedline.open_source(folder / "*.tfrecord")
+        return
+    source = feedline.open_source(folder / "*.tfrecord")
+    rows = np.array([rng.randrange(len(expected)) for _ in range(30)])
+    assert source.records(rows) == [expected[row] for row in rows]
+    assert source.records(np.arange(len(expected))) == expected
+
+
+def fast_masked(record):
+    import google_crc32c
+
+    crc = google_crc32c.value(record)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
+
+
+def test_many_files_need_few_descriptors_and_threads_agree(tmp_path):
+    expected = [f"{i} {j}".encode() * i for i in range(200) for j in range(3)]
+    for i in range(200):
+        (tmp_path / f"{i:03}.tfrecord").write_bytes(encoded(expected[3 * i : 3 * i + 3]))
+    source = pickle.loads(pickle.dumps(feedline.open_source(tmp_path / "*.tfrecord")))
+    before = len(os.listdir("/proc/self/fd"))
+    found = []
+
+    def read(seed):
+        rows = np.random.default_rng(seed).permutation(600)
+        found.append([bytes(record) for record in source.records(rows)] == [expected[row] for row in rows])
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 4
+    assert before < len(os.listdir("/proc/self/fd")) <= before + 64
+    source.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+WHOLE = encoded([b"one", b"two", b"three"])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "at least one row, got .* with no records"),
+        (b"id,text\n1,to be or not\n", "begins with the length of a record.*another format"),
+        (b"id", "record 0 of .* at byte 0, ends 10 bytes too early.*truncated"),
+        (gzip.compress(WHOLE), r"must not be compressed.*gzip -dc"),
+        (zlib.compress(WHOLE), "must not be compressed"),
+        (WHOLE[:-1], "record 2 of .*, at byte 38, promises bytes up to 59, of 58; the file is truncated"),
+        (WHOLE[:45], "record 2 of .*, at byte 38, ends 5 bytes too early"),
+        (WHOLE[:40] + b"!" + WHOLE[41:], "the checksum beside it, and that of record 2 .* at byte 38, has not"),
+        (WHOLE + bytes(100), "the checksum beside it, and that of record 3"),
+        (struct.pack("<QI", 2**64 - 1, masked(b"\xff" * 8)), "promises bytes up to 18446744073709551631, of 12"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_is_no_whole_file(tmp_path, data, message):
+    (tmp_path / "x.tfrecord").write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        feedline.open_source(tmp_path / "x.tfrecord")
+    assert os.listdir(tmp_path) in (["x.tfrecord"], [".x.tfrecord.feedline-index", "x.tfrecord"]) or not data
+
+
+def test_compressed_files_and_folders_are_refused_by_their_names(tmp_path):
+    for name in ("x.tfrecord.gz", "x.tar.zst", "x.tgz", "x-00000-of-00001.gz"):
+        with pytest.raises(ValueError, match=r"must not be compressed as a whole, got .*gunzip"):
+            feedline.open_source(tmp_path / name)
+    (tmp_path / "x.tfrecord").mkdir()
+    with pytest.raises(ValueError, match=r"is a folder; pass a glob"):
+        feedline.open_source(tmp_path / "x.tfrecord")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        feedline.open_source(tmp_path / "y.tfrecord")
+
+
+def test_wrong_data_is_a_bad_row(tmp_path):
+    damaged = bytearray(encoded(RECORDS))
+    damaged[damaged.index(b"last")] ^= 1
+    (tmp_path / "x.tfrecord").write_bytes(damaged)
+    source = feedline.open_source(tmp_path / "x.tfrecord")
+    assert source.records(np.arange(4)) == RECORDS[:4]
+    with pytest.raises(feedline.RowError, match="record 4 its data has another checksum; the") as caught:
+        source.records(np.array([0, 4, 1]))
+    assert (caught.value.row, caught.value.file) == (4, str(tmp_path / "x.tfrecord"))
+
+
+def test_files_that_change_are_an_error(tmp_path):
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(encoded(RECORDS))
+    source = feedline.open_source(path)
+    source[0]
+    path.rename(tmp_path / "old")
+    assert source[4] == b"last"  # open
+    path.write_bytes(encoded([b"other"] * 5))
+    sent = pickle.dumps(source)
+    source.close()
+    for changed in (source, pickle.loads(sent)):
+        with pytest.raises(feedline.FeedError, match="must not change while") as caught:
+            changed.records(np.array([4]))
+        assert not isinstance(caught.value, feedline.RowError)
+        with pytest.raises(feedline.FeedError, match="must not change while"):
+            _ = changed.identity
+    again = feedline.open_source(path)
+    again[0]
+    path.write_bytes(b"")  # truncated while it is open
+    with pytest.raises(feedline.FeedError, match="has 0 bytes and had"):
+        again[1]
+    path.unlink()
+    again.close()
+    with pytest.raises(feedline.FeedError, match="cannot be found any more"):
+        again[1]
+    with pytest.raises(FileNotFoundError):
+        feedline.open_source(path)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_damaged_files_give_right_records_or_an_error_of_ours(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damaged") / "x.tfrecord"
+    content = bytearray(WHOLE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))] + data.draw(st.binary(max_size=20)))
+    try:
+        source = feedline.open_source(path)
+    except ValueError:
+        return
+    for i in range(len(source)):
+        with contextlib.suppress(feedline.RowError):
+            assert source[i] == [b"one", b"two", b"three"][i]
