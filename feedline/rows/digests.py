@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SAMPLES = 16
-_SAMPLED_BYTES = 1 << 12
+SAMPLED_BYTES = 1 << 12
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
@@ -20,9 +20,9 @@ def of_file(path: str | os.PathLike[str]) -> list[Any]:
     size = os.path.getsize(path)
     hashed = hashlib.sha256()
     with Path(path).open("rb") as file:
-        for start in _sampled(max(0, size - _SAMPLED_BYTES) + 1, _SAMPLES):
+        for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES):
             file.seek(start)
-            hashed.update(file.read(_SAMPLED_BYTES))
+            hashed.update(file.read(SAMPLED_BYTES))
     return [size, hashed.hexdigest()[:32]]
 
 
@@ -36,12 +36,12 @@ def of_rows(
 ) -> list[Any]:
     """As `of_array`, for rows that are read one by one."""
     hashed = hashlib.sha256()
-    for row in _sampled(shape[0], samples):
-        hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:_SAMPLED_BYTES].tobytes())
+    for row in sampled(shape[0], samples):
+        hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:SAMPLED_BYTES].tobytes())
     return [dtype.str, list(shape), hashed.hexdigest()[:32]]
 
 
-def _sampled(count: int, samples: int) -> list[int]:
+def sampled(count: int, samples: int) -> list[int]:
     """Evenly spaced numbers of 0 … count − 1, the first and the last among them."""
     last = max(count - 1, 0)
     return [int(number) for number in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +26,16 @@ from feedline.rows.spec import is_numeric
 from feedline.rows.values import as_array, is_in_memory, is_list
 from feedline.sources.formats import arrow, files
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.mapped_file import MappedObject
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.remote_rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
 from feedline.sources.windows import windows
+from feedline.stores.client import Version
+from feedline.stores.opening import RemoteObjects
+from feedline.stores.options import Store
+from feedline.stores.remote_file import SMALL_BYTES, open_object
+from feedline.stores.urls import is_url
 
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
@@ -64,23 +72,24 @@ class ArraySource(IndexedSource):
         self._options = options or OpenOptions()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
-        self._versions: dict[str, FileVersion] = {}
-        """The versions of the open files, by path."""
+        self._opened = _Opened.of(self._paths, self._options)
         self._open()
 
     def _open(self) -> None:
         trees, names = [], []
         for i, shard in enumerate(self._given):
-            opened = _as_trees(shard, self._options, self._versions)
+            opened = _as_trees(shard, self._options, self._opened)
             trees += opened
             names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
-        self._files_to_check = itertools.cycle(self._versions.items())
+        self._files_to_check = itertools.cycle(self._opened.versions.items())
         parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
         self._rows = sum(len(part[0]) for part in parts)
         if self._rows == 0:
             raise ValueError(f"a source must have at least one row, got {_why_empty(self._options, names[0])}")
         self._gathers = [RowGather(leaf) for leaf in self._leaves]
+        remote = self._opened.objects
+        self._remote = None if remote is None else RemoteRows(self._leaves, remote)
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
@@ -88,9 +97,10 @@ class ArraySource(IndexedSource):
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
         self._check_files()
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        sampled = [
-            [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
-        ]
+        parts = list(zip(*self._leaves, strict=True))
+        if self._remote is not None:
+            return {"kind": "arrays", "shards": self._remote.digests(parts, samples)}
+        sampled = [[digests.of_array(part, samples) for part in shard] for shard in parts]
         return {"kind": "arrays", "shards": sampled}
 
     @property
@@ -108,13 +118,15 @@ class ArraySource(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         self._check_files()
-        for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
-            gather.read(rows, (slice(None),) * (target.ndim - 1), target)
+        with self._present(range(len(self._leaves)), rows):
+            for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
+                gather.read(rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._check_files()
-        self._gathers[leaf].read(rows, columns, out)
+        with self._present([leaf], rows):
+            self._gathers[leaf].read(rows, columns, out)
 
     def read_in_order(
         self, order: Order, epoch: int, positions: Positions, cuts: Sequence[tuple[int, Columns, Array]]
@@ -127,70 +139,103 @@ class ArraySource(IndexedSource):
           int64[k]: the row at each position.
         """
         self._check_files()
-        if (compiled := library()) is not None:
+        if self._remote is None and (compiled := library()) is not None:
             copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
             made = [copy for copy in copies if copy is not None]
             if len(made) == len(copies):
                 return fill(compiled, epoch_order(order, len(self), epoch), positions, made)
         rows = rows_at(order, len(self), epoch, positions)
-        for leaf, columns, out in cuts:
-            self._gathers[leaf].read(rows, columns, out)
+        with self._present([leaf for leaf, _, _ in cuts], rows):
+            for leaf, columns, out in cuts:
+                self._gathers[leaf].read(rows, columns, out)
         return rows
 
     def close(self) -> None:
-        """Do nothing: a mapped file is unmapped with the last array that refers to it."""
+        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        if self._opened.objects is not None:
+            self._opened.objects.close()
+
+    def _present(self, leaves: Sequence[int], rows: Indices) -> contextlib.AbstractContextManager[None]:
+        """Within the `with` block, these rows of these leaves can be read."""
+        return contextlib.nullcontext() if self._remote is None else self._remote.present(leaves, rows)
 
     def _check_files(self) -> None:
         """Refuse files that were written to. Each call checks only the next few of many files, to stay cheap."""
-        for path, version in itertools.islice(self._files_to_check, min(_CHECKS_A_READ, len(self._versions))):
+        for path, version in itertools.islice(
+            self._files_to_check, min(_CHECKS_A_READ, len(self._opened.versions))
+        ):
             version.check_open(path)
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self._given, self._options, self._versions)
+        remote = None if self._opened.objects is None else self._opened.objects.versions
+        return _opened_again, (self._given, self._options, self._opened.versions, remote)
 
 
-def _opened_again(given: list[Any], options: OpenOptions, versions: dict[str, FileVersion]) -> ArraySource:
+def _opened_again(
+    given: list[Any], options: OpenOptions, versions: dict[str, FileVersion], remote: dict[str, Version] | None
+) -> ArraySource:
     """A copy of a source that another process has open. FeedError if a file has changed since."""
     try:
-        return ArraySource(given, options)
+        source = ArraySource(given, options)
     finally:  # also if it cannot be opened: a change explains that better
         for path, version in versions.items():
             version.check(path)
+    for url, before in (remote or {}).items():
+        assert source._opened.objects is not None
+        before.check(source._opened.objects.by_url[url].version, url)
+    return source
 
 
-def _as_trees(shard: Any, options: OpenOptions, versions: dict[str, FileVersion]) -> list[Any]:
+class _Opened(NamedTuple):
+    """What is open: the versions of files by path, and the objects in stores."""
+
+    versions: dict[str, FileVersion]
+    objects: RemoteObjects | None
+
+    @classmethod
+    def of(cls, paths: Sequence[str], options: OpenOptions) -> _Opened:
+        """The objects among some paths, and no file yet."""
+        urls = [path for path in paths if is_url(path)]
+        if not urls:
+            return cls({}, None)
+        objects = RemoteObjects(urls, options.store or Store())
+        objects.samples([(url, 0, SMALL_BYTES) for url in objects.by_url])  # the headers, all at once
+        return cls({}, objects)
+
+    def load(self, path: str, dtype: Any = None) -> Any:
+        """The arrays of a file or of an object."""
+        if self.objects is None or not is_url(path):
+            arrays, self.versions[os.path.abspath(path)] = files.load(Path(path), dtype)
+            return arrays
+        item = self.objects.by_url[path]
+        return files.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
+
+
+def _as_trees(shard: Any, options: OpenOptions, opened: _Opened) -> list[Any]:
     """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
-        path = Path(shard)
+        path, name = Path(shard), os.fspath(shard)
         if path.suffix in arrow.SUFFIXES:
             if path.is_file():
-                versions[os.path.abspath(path)] = FileVersion.of(
+                opened.versions[os.path.abspath(path)] = FileVersion.of(
                     path
                 )  # before it is mapped, so that no change is missed
             return arrow.mapped(path, options)
-        arrays = _loaded(path, versions, options.dtype)
-        shard = jax.tree_util.tree_map_with_path(
-            functools.partial(_checked, path), options.named(arrays, str(path))
-        )
-    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
+        arrays = opened.load(name, options.dtype)
+        shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
+    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, opened), shard, is_leaf=is_list)
     length = options.window
     if length is None:
         return [tree]
     return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
 
 
-def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
-    """The arrays of a file. Its version is added to `versions`."""
-    arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
-    return arrays
-
-
-def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
+def _as_array(opened: _Opened, path: Any, leaf: Any) -> Array:
     name = f"source{jax.tree_util.keystr(path)}"
     file = None
     if isinstance(leaf, str | os.PathLike):
-        file = Path(leaf)
-        array: Any = _loaded(Path(leaf), versions)
+        file = os.fspath(leaf)
+        array: Any = opened.load(file)
         if not isinstance(array, np.ndarray):
             raise ValueError(
                 f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
@@ -213,7 +258,7 @@ def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
     return _checked(file, path, array)
 
 
-def _checked(file: Path | None, path: Any, array: Array) -> Array:
+def _checked(file: str | None, path: Any, array: Array) -> Array:
     """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
     name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
     if array.ndim == 0:

@@ -39,6 +39,7 @@ class AddressSpace:
 
     Attributes:
       bytes: all of them, read-only. NumPy arrays may be views, which keep the addresses.
+      address: of the first; 0 if there is none.
 
     Args:
       size: in bytes.
@@ -48,18 +49,19 @@ class AddressSpace:
         self._size = size
         if size == 0:
             self.bytes = memoryview(b"")
+            self.address = 0
             return
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._address = _mapped(None, size, _PROT_NONE, flags, -1)
-        raw = (ctypes.c_char * size).from_address(self._address)
-        weakref.finalize(raw, _libc().munmap, self._address, size).atexit = False
+        self.address = _mapped(None, size, _PROT_NONE, flags, -1)
+        raw = (ctypes.c_char * size).from_address(self.address)
+        weakref.finalize(raw, _libc().munmap, self.address, size).atexit = False
         self.bytes = memoryview(raw).cast("B").toreadonly()
 
     def map(self, start: int, length: int, descriptor: int) -> None:
         """Make the first `length` bytes of a file those from `start` on, a multiple of the page size."""
-        _mapped(self._address + start, length, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        _mapped(self.address + start, length, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
 
     def unmap(self, start: int, length: int) -> None:
         """Let go of the file. These bytes must not be read any more."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        _mapped(self._address + start, length, _PROT_NONE, flags, -1)
+        _mapped(self.address + start, length, _PROT_NONE, flags, -1)

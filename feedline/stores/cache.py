@@ -1,10 +1,10 @@
 """Blocks of objects on local disk, shared by all processes and jobs of a host.
 
-A block is one file: its bytes, and after them a trailer with their length and checksum (after them, because the bytes
-are mapped into memory, and a mapping starts where the file does). Its name is a digest of the address, the version and
-the range of bytes, so that a replaced object has other files. It is written under another name and renamed, so that it
-appears whole whatever is killed meanwhile. The time of modification of a file says when it was last used.
-"""
+A block is one file: its bytes, and after them a trailer with their length and checksum (after them, because the
+bytes are mapped into memory, and a mapping starts where the file does). Its name is a digest of the address, the
+version and the range of bytes, so that a replaced object has other files. It is written under another name and
+renamed, so that it appears whole whatever is killed meanwhile. The time of modification of a file says when it
+was last used."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class BlockCache:
         self.limit_bytes = limit_bytes
         self.evictions = 0
         self._uncounted: float = limit_bytes
-        """Bytes that this process stored since it counted the files; at first more than is allowed. Held by _lock."""
+        """Bytes that this process stored since it counted the files; at first more than is allowed. Held by
+        _lock."""
 
     def open(self, name: str, length: int) -> int | None:
         """A descriptor of the block, whose checksum is right; None if it must be fetched."""
@@ -172,7 +173,8 @@ class BlockCache:
         return found
 
     def _evict(self, limit: int) -> None:
-        """Delete the blocks that were not used for the longest time, unless all fit, or another process does it."""
+        """Delete the blocks that were not used for the longest time, unless all fit, or another process does
+        it."""
         with open(os.path.join(self._folder, "lock"), "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +195,8 @@ class BlockCache:
     def _unusable(self, error: OSError) -> FeedError:
         return FeedError(
             f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be written "
-            f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with space",
+            f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with "
+            f"space",
             stage="read",
             file=self._folder,
         )

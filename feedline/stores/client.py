@@ -37,6 +37,11 @@ class Version(NamedTuple):
     size_bytes: int
     tag: str
 
+    def check(self, now: Version, name: str) -> None:
+        """Refuse an object whose version is `now` another one. FeedError says what differs."""
+        if now != self:
+            raise changed(name, self, now)
+
 
 class Listed(NamedTuple):
     """An object that a store lists."""
@@ -47,6 +52,10 @@ class Listed(NamedTuple):
 
 class TransientError(Exception):
     """A request failed, and may succeed if it is repeated. The message holds no address and no credentials."""
+
+
+class _RangeError(TransientError):
+    """The object has no such bytes."""
 
 
 class Client:
@@ -73,7 +82,7 @@ class Client:
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
             self._store = from_url(base, client_options=settings, retry_config={"max_retries": 0})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  of many types, from the library
             raise self._for_good("must be described by the environment of this process", error) from None
 
     def __repr__(self) -> str:
@@ -102,10 +111,12 @@ class Client:
           FeedError: it has another version, or cannot be read.
         """
         request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
-        found = await self._asked(key, request)
-        now = _version(found.meta)
-        if now != version:
-            raise changed(f"{self._base}/{key}", version, now)
+        try:
+            found = await self._asked(key, request)
+        except _RangeError:
+            version.check(await self.version(key), f"{self._base}/{key}")
+            raise
+        version.check(_version(found.meta), f"{self._base}/{key}")
         data = await self._asked(key, found.buffer_async())
         if len(data) != stop - start:
             raise TransientError(f"{len(data)} bytes came of {stop - start}")
@@ -129,7 +140,7 @@ class Client:
             return await request
         except StopAsyncIteration:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  of many types, from the library
             kind, text = type(error).__name__, str(error)
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"there is no object {self._base}/{key}; check the address") from None
@@ -138,6 +149,8 @@ class Client:
             status = _STATUS.search(text)
             if kind == "NotSupportedError":
                 raise self._no_range(key) from None
+            if status and status[1] == "416":
+                raise _RangeError(_reason(error)) from None
             if status and status[1].startswith("4") and int(status[1]) not in _MEANS_LATER:
                 raise self._for_good("must answer requests", error, key) from None
             raise TransientError(_reason(error)) from None
@@ -145,7 +158,8 @@ class Client:
     def _for_good(self, rule: str, error: Exception, key: str = "") -> FeedError:
         name = f"{self._base}/{key}"
         return FeedError(
-            f"a store {rule}, and {name} failed with {_reason(error)}; check the address and the credentials, which "
+            f"a store {rule}, and {name} failed with {_reason(error)}; check the address and the credentials, "
+            f"which "
             "are taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, "
             "AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS …)",
             stage="read",
@@ -154,7 +168,8 @@ class Client:
 
     def _no_range(self, key: str) -> FeedError:
         return FeedError(
-            f"a store must answer requests for ranges of bytes, and {self._base}/{key} answered with something else, "
+            f"a store must answer requests for ranges of bytes, and {self._base}/{key} answered with something "
+            f"else, "
             "such as a page to sign in; open the address in a browser, or serve it by a server that knows ranges",
             stage="read",
             file=f"{self._base}/{key}",
@@ -162,7 +177,8 @@ class Client:
 
     def _page(self, key: str) -> FeedError:
         return FeedError(
-            f"a store must answer with data, and {self._base}/{key} is a page (text/html), such as one to sign in; "
+            f"a store must answer with data, and {self._base}/{key} is a page (text/html), such as one to sign "
+            f"in; "
             "open the address in a browser, and check it",
             stage="read",
             file=f"{self._base}/{key}",
@@ -197,7 +213,8 @@ def changed(name: str, before: Version, now: Version) -> FeedError:
         else f"its ETag is {now.tag} and was {before.tag}"
     )
     return FeedError(
-        f"an object must not change while a feed reads it, and {found} since the source was opened. Write new data "
+        f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
+        f"data "
         "to a new key, and build a new feed",
         stage="read",
         file=name,

@@ -25,7 +25,8 @@ AT_ONCE = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAMPLES, _FEWEST_SAMPLES = 256, 20
 _HEDGED = 0.1
-"""The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the load."""
+"""The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
+load."""
 _SHORTEST_HEDGE_S = 0.02
 
 
@@ -51,8 +52,8 @@ class Counts:
 class Fetcher:
     """Runs requests on one thread, which starts with the first of them.
 
-    Any thread calls `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`, because
-    obstore ends the process with an abort if an answer arrives while the interpreter finalises.
+    Any thread calls `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`,
+    because obstore ends the process with an abort if an answer arrives while the interpreter finalises.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,8 @@ class Fetcher:
                 if failing_s + pause > patience_s:
                     raise FeedError(
                         f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
-                        f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait longer "
+                        f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
+                        f"longer "
                         "with feedline.Store(patience_s=...). The feed can be built again from its last state",
                         stage="read",
                         file=name,
@@ -119,7 +121,8 @@ class Fetcher:
         return self._thread.name if self._thread.is_alive() else None
 
     async def _hedged(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
-        """What `request` returns first, if it is asked a second time once it takes longer than 95 % of the others."""
+        """What `request` returns first, if it is asked a second time once it takes longer than 95 % of the
+        others."""
         first = self._asked(size, request)
         tasks = {first}
         try:
@@ -169,9 +172,7 @@ class Fetcher:
     def _run(self) -> None:
         assert self._loop is not None
         self._loop.run_forever()
-        # answers of cancelled requests arrive before the loop closes
-        self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.05))
+        self._loop.run_until_complete(_drain())
         self._loop.close()
 
     def _cancel(self) -> None:
@@ -179,6 +180,13 @@ class Fetcher:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.stop()
+
+
+async def _drain() -> None:
+    """Let cancelled requests end, and their last answers arrive."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0.05)
 
 
 @functools.cache

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.stores.client import Version, changed, client_of
+from feedline.stores.client import Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
-from feedline.stores.remote_object import BLOCK_BYTES, RemoteObject
-from feedline.stores.residency import Residency
+from feedline.stores.remote_object import RemoteObject
+from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
 
@@ -27,7 +27,8 @@ def matches(url: str, options: Store) -> list[str]:
         return [str(parsed)]
     if not parsed.can_list:
         raise ValueError(
-            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a glob "
+            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
+            f"glob "
             "over s3:// or gs://, or name each file"
         )
     prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
@@ -66,22 +67,18 @@ class RemoteObjects:
     Args:
       urls: their addresses.
       options: cache and patience.
-      versions: those that they must have; None: any.
 
     Raises:
       FileNotFoundError: there is no such object.
-      FeedError: the store cannot be read, or an object has another version.
+      FeedError: the store cannot be read.
     """
 
-    def __init__(self, urls: Sequence[str], options: Store, versions: dict[str, Version] | None = None) -> None:
+    def __init__(self, urls: Sequence[str], options: Store) -> None:
         self.residency = Residency(options)
         parsed = [Url.parse(url) for url in dict.fromkeys(urls)]
         found = [
             future.result() for future in [fetcher().run(_version_of(url, options.patience_s)) for url in parsed]
         ]
-        for url, version in zip(parsed, found, strict=True):
-            if versions is not None and versions[str(url)] != version:
-                raise changed(str(url), versions[str(url)], version)
         self.residency.reserve(sum(-(-version.size_bytes // BLOCK_BYTES) for version in found))
         self.by_url = {
             str(url): RemoteObject(url, version, self.residency)

@@ -13,9 +13,11 @@ class Store:
     """How objects in a store far away are read. No credentials: the environment gives these.
 
     Args:
-      cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several processes
+      cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several
+        processes
         and jobs may share it.
-      cache_bytes: the size limit of that folder; None: half of the space that is free or that the cache has already.
+      cache_bytes: the size limit of that folder; None: half of the space that is free or that the cache has
+        already.
         The blocks that were not used for the longest time are deleted first.
       patience_s: how long a store may fail before that is an error. Until then, reads are repeated.
 

@@ -16,13 +16,10 @@ from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version, client_of
 from feedline.stores.fetcher import fetcher
-from feedline.stores.residency import Residency, result_of
+from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
-BLOCK_BYTES = 1 << 21
-"""A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link; and
-each is a file of the cache, so a smaller one makes more of them."""
 _MOST_BLOCKS = 4
 """Of a request: adjacent blocks are fetched together, in requests of up to 8 MiB."""
 
@@ -59,13 +56,23 @@ class RemoteObject:
         return self.version.size_bytes
 
     @property
+    def address(self) -> int:
+        """Where its bytes are in memory."""
+        return self._space.address
+
+    @property
+    def fetching(self) -> int:
+        """How many blocks are being fetched."""
+        return len(self._pending)
+
+    @property
     def memory(self) -> memoryview:
         """All bytes, read-only."""
         return self._space.bytes
 
     def fetch(self, blocks: Sequence[int]) -> list[concurrent.futures.Future[None]]:
         """Start to fetch those of some ascending blocks that are not there. Returns the requests."""
-        futures = set()
+        futures: set[concurrent.futures.Future[None]] = set()
         with self._lock:
             missing = [block for block in blocks if not self._present[block]]
             futures.update(self._pending[block] for block in missing if block in self._pending)

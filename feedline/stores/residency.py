@@ -14,12 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import FeedError
+from feedline.runtime.ending import check_may_read
 from feedline.stores.cache import BlockCache
+from feedline.stores.fetcher import AT_ONCE
 from feedline.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
 T = TypeVar("T")
+BLOCK_BYTES = 1 << 21
+"""A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link.
+Each is a file of the cache, so a smaller one makes more of them."""
 _EVERY_S = 20.0
+_AHEAD = 0.25
 _MOST_MAPPED = 1 << 15  # blocks: Linux allows a process some 65,000 mappings
 
 
@@ -27,6 +33,8 @@ class _Object(Protocol):
     url: Any
     first_block: int
 
+    @property
+    def fetching(self) -> int: ...
     def fetch(self, blocks: Sequence[int]) -> list[concurrent.futures.Future[None]]: ...
     def name(self, block: int) -> str: ...
     def retire(self, block: int) -> None: ...
@@ -36,8 +44,9 @@ class _Object(Protocol):
 class Residency:
     """The cache of a source, and its mapped blocks, which are numbered over all of its objects.
 
-    An evicted block is deleted from the cache folder by any process, and keeps its space on disk while it is mapped.
-    So this class notices it, and unmaps it once all reads have ended that began before; a later read fetches it again.
+    An evicted block is deleted from the cache folder by any process, and keeps its space on disk while it is
+    mapped. So this class notices it, and unmaps it once all reads have ended that began before; a later read
+    fetches it again.
 
     Attributes:
       cache: on local disk.
@@ -104,16 +113,22 @@ class Residency:
         for item, future in self._start(blocks):
             result_of(future, item.url)
 
-    def fetch_ahead(self, blocks: Indices) -> None:
-        """Start to fetch blocks that are not there."""
-        self._start(blocks)
+    def fetch_ahead(self, blocks: Indices, ahead: int) -> bool:
+        """Start to fetch blocks that are needed `ahead` batches later. Returns False if that is too early.
 
-    def missing(self, blocks: Indices) -> Indices:
-        """Those that are not there, ascending, each once."""
-        return np.unique(blocks[~self._present[blocks]])
+        It is too early while enough is being fetched to keep the link busy, and where the batches until then would
+        not fit into a quarter of the cache, which could evict blocks before they are read.
+        """
+        needed = len(np.unique(blocks)) * BLOCK_BYTES
+        if (ahead + 1) * needed > self.cache.limit_bytes * _AHEAD:
+            return False
+        if sum(item.fetching for item in self._objects) >= 2 * AT_ONCE:
+            return False
+        self._start(blocks)
+        return True
 
     def _start(self, blocks: Indices) -> list[tuple[_Object, concurrent.futures.Future[None]]]:
-        missing = self.missing(blocks).tolist()
+        missing = np.unique(blocks[~self._present[blocks]]).tolist()
         return [(item, future) for item, some in self._by_object(missing) for future in item.fetch(some)]
 
     def _by_object(self, blocks: Sequence[int]) -> Iterator[tuple[_Object, list[int]]]:
@@ -154,6 +169,7 @@ def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
 
     Raises:
       FeedError: the request failed, or was cancelled.
+      SystemExit: the interpreter exits, and this is a daemon thread.
     """
     try:
         return future.result()
@@ -162,6 +178,7 @@ def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
     except FileNotFoundError:
         found = "it is not there any more; put it back, or build a new feed over what is there"
     except concurrent.futures.CancelledError:
+        check_may_read()
         found = "its source was closed during a read"
     except OSError as error:
         found = f"reading it failed: {error}"

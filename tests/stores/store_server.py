@@ -16,8 +16,8 @@ class Store:
       objects: the bytes of each path, such as "/data/x.npy".
       latency_s: before each answer.
       bytes_s: of each connection; None: unlimited.
-      fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut in
-        the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number of
+      fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut
+        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number of
         seconds to wait.
       requests: (method, path, (start, stop) or None) of each request.
     """
@@ -95,7 +95,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if match is not None and match != etag(data):
             self._reply(412, b"", headers)
             return
-        if part is not None:
+        if part is not None and part[0] >= len(data):
+            self._reply(416, b"", headers)
+        elif part is not None:
             stop = min(part[1], len(data))
             headers.append(("Content-Range", f"bytes {part[0]}-{stop - 1}/{len(data)}"))
             self._reply(206, memoryview(data)[part[0] : stop], headers, cut=fault == "cut")

@@ -1,0 +1,56 @@
+"""An object in a store as a file that is open for reading."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO, cast
+
+from feedline.stores.remote_object import RemoteObject
+
+SMALL_BYTES = 1 << 14
+"""Reads of headers and footers: these bytes alone are fetched, and not the block that holds them."""
+
+
+class RemoteFile(io.RawIOBase):
+    """Reads of an object, the small ones without the blocks that hold them. For one thread.
+
+    Args:
+      item: the object. The file does not own it.
+    """
+
+    def __init__(self, item: RemoteObject) -> None:
+        self._item = item
+        self._at = 0
+
+    def readable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seekable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """As of any file."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._item.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """As of any file."""
+        wanted = len(buffer)
+        if wanted <= SMALL_BYTES:
+            (data,) = self._item.samples([(self._at, wanted)])
+        else:
+            data = self._item.read(self._at, wanted)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def open_object(item: RemoteObject) -> BinaryIO:
+    """An object as a buffered file."""
+    return cast(BinaryIO, io.BufferedReader(RemoteFile(item), SMALL_BYTES))
