@@ -17,7 +17,7 @@ from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar, is_positioned
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_told
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
@@ -80,6 +80,18 @@ class BatchReader:
             index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
+
+    @property
+    def tells_source(self) -> bool:
+        """Whether the source fetches rows before they are read."""
+        return is_told(self.source)
+
+    def tell_source(self, start: Cursor, ahead: int) -> bool:
+        """Tell the source that the batch at `start` is read in `ahead` batches. Returns False if it is too
+        early."""
+        assert is_told(self.source)
+        read = [self.source.will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads]
+        return all(read)
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> PartResult:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +149,11 @@ class ArraySource(IndexedSource):
             for leaf, columns, out in cuts:
                 self._gathers[leaf].read(rows, columns, out)
         return rows
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for arrays in a store; None for others."""
+        return None if self._remote is None else self._remote.fetch_ahead
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""

@@ -112,9 +112,9 @@ class RemoteRows:
             self._residency.wait_for(self._blocks(leaves, rows))
             yield
 
-    def fetch_ahead(self, leaves: Sequence[int], rows: Indices, ahead: int) -> bool:
+    def fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         """Start to fetch rows that are read `ahead` batches later. Returns False if that is too early."""
-        return self._residency.fetch_ahead(self._blocks(leaves, rows), ahead)
+        return self._residency.fetch_ahead(self._blocks(range(len(self._leaves)), rows), ahead)
 
     def digests(self, leaves: Sequence[Sequence[Array]], samples: int) -> list[list[Any]]:
         """As `digests.of_array` of each part of each leaf. Only the sampled rows are fetched, all at once."""

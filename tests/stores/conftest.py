@@ -4,10 +4,12 @@ import pytest
 from store_server import serving
 
 import feedline
+from feedline.stores.fetcher import fetcher
 
 
 @pytest.fixture
 def store():
+    fetcher()._durations.clear()  # what is late for one test is not for another
     with serving() as served:
         yield served
 

@@ -17,8 +17,8 @@ class Store:
       latency_s: before each answer.
       bytes_s: of each connection; None: unlimited.
       fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut
-        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number of
-        seconds to wait.
+        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number
+        of seconds to wait.
       requests: (method, path, (start, stop) or None) of each request.
     """
 
