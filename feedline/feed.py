@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feedline import state as states
 from feedline.agreement.monitor import close_on_abort, failure
-from feedline.errors import ProcessError, RowError, StallError
+from feedline.errors import ProcessError, StallError
 from feedline.loader.form import Transform
 from feedline.observe.diagnosis import Diagnosis
 from feedline.observe.report import Report
@@ -426,7 +426,6 @@ class Feed(Shown, ProcessBound):
         if self._is_forked():
             return  # all that could be closed is the parent's
         self._closed = True
-        self._observing.close()
         stuck = self._stop(timeout_s)
         if stuck:
             _log.warning(
@@ -458,10 +457,11 @@ class Feed(Shown, ProcessBound):
             raise failure() or ValueError(_CLOSED) from None
         except Exception as error:
             tuner, chosen = self._observing.tuner, self._stages.settings.workers > 0
-            known = isinstance(error, RowError | StallError | ProcessError)
-            if known or not chosen or tuner is None or not tuner.does_without_workers(error):
+            job_failed = isinstance(error, ProcessError)
+            if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
                 raise
-            # the user asked for no workers, so threads read again from the last batch delivered
+            # the user asked for no workers, so threads read again from the last batch delivered. If it is the
+            # data that is bad, they raise the same error
             self._tune(tuner.start)
             return self._take()
 

@@ -93,8 +93,8 @@ class Limits:
         may use (the smaller of the machine's and its control group's), divided by the processes of the run on its
         host.
       device_bytes: of each device, for batches. None: a tenth of its memory, where JAX reports that.
-      cores: that reading threads or workers may keep busy. None: those that this process may use, divided by the
-        processes that share them.
+      cores: how many of them reading threads or workers may keep busy. None: as many as this process may use,
+        divided by the processes that share them.
 
     Example:
       >>> Reading(threads="auto", buffer="auto", limits=Limits(host_bytes=2 << 30, cores=4)).limits.cores
@@ -117,7 +117,7 @@ class Reading:
     """How rows are read on the host.
 
     `threads`, `workers` and `buffer` may be "auto": the feed finds them while it runs, within `limits`, and never
-    changes a batch by it. docs/feed.md, "Settings that find themselves", says how.
+    changes a batch by it. docs/feed.md, "Automatic settings", says how.
 
     Attributes:
       threads: the threads that read rows with random access, and place the batches; 0 is the same as 1. None:
@@ -145,7 +145,7 @@ class Reading:
         it is the one that hangs. Both are at most 1e9 seconds, which means never.
       check_replicas_every: with several processes, every this many batches compare checksums between processes
         that own the same rows; 0: never. Checksums are computed before the batch is placed, at about 1 GB/s.
-      limits: of what is "auto".
+      limits: what the settings that are "auto" may use; refused if none is.
     """
 
     threads: int | Auto | None = None

@@ -135,6 +135,18 @@ def test_streams(files):
     assert names["stream"].get_state()["step"] == 2
 
 
+def test_images(files, capsys):
+    names = run("docs/images.md")
+    means = np.asarray(jax.vmap(lambda row: row.astype(np.float32).mean((0, 1)))(names["batch"]["image"]))
+    wanted = np.array(list(names["colours"].values()))[names["batch"]["label"]]
+    assert np.abs(means - wanted).max() < 5
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("'text': array([111, 114,  32, 110, 111, 116,   0,   0], dtype=uint8)}")
+    )
+
+
 def test_trace(files, capsys):
     run("docs/trace.md")
     assert capsys.readouterr().out == f"{Path.cwd() / 'trace.json'}\n"

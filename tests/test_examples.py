@@ -56,6 +56,11 @@ def test_a_loop_that_waits_and_then_does_not():
     assert any(line.startswith("  fetch ") for line in lines)
 
 
+def test_a_net_learns_photographs():
+    found = re.fullmatch(r"400 images for training; of 100 others (\d+)% are recognised", printed("photos.py")[-1])
+    assert int(found[1]) >= 90
+
+
 def test_common_advice():
     lines = dict(line.split(": ", 1) for line in printed("advice.py"))
     assert lines["pinned=True"].startswith("no such argument; memory kinds of a device: ")
@@ -127,5 +132,6 @@ def test_no_example_is_left_out():
         "equinox_model.py",
         "flights.py",
         "metrics.py",
+        "photos.py",
     }
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}

@@ -259,8 +259,8 @@ FROM_OUTSIDE = {
     "rows": ["numpy", "jax"],
     "stores": ["numpy"],  # obstore by its name, since it is optional
     "sources.formats": ["numpy", "jax"],
-    "sources": ["numpy", "jax", "grain"],
-    "loader": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
+    "loader": ["numpy", "jax", "grain", "absl"],
     "streams": ["numpy", "jax"],
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],

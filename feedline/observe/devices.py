@@ -1,10 +1,11 @@
 """What the devices are still busy with: transfers of placed batches, and the steps of the training loop.
 
-Both are found out on threads that do nothing else, and which wait until arrays are ready.
+Both are found out on threads that do nothing else, and that wait until arrays are ready.
 """
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import math
@@ -88,58 +89,40 @@ class StepWatch:
     """Finds out, for some of the training loop's waits, for how long the devices still compute meanwhile.
 
     A loop that does not wait for its steps runs ahead of the devices. What they compute are arrays that are not
-    ready yet, other than batches that are being placed. The thread starts with the first batch that is placed
-    after such a wait, and ends with `close`, or when the watch is garbage collected.
+    ready yet, other than batches that are being placed. Each look has a thread, which ends with it.
 
     Args:
-      report: called with each look, on the watch's thread, as soon as it is known whether the devices compute.
+      report: called with each look, on its thread, as soon as it is known whether the devices compute.
     """
 
     def __init__(self, report: Callable[[Look], None]) -> None:
-        self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._report = report
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_PLACED_LATELY)
-        self._due = [0.0]  # when the next look is due; 0: the loop has not waited yet; infinite during a look
-        self._thread = threading.Thread(
-            target=_look, args=(self._asked, self._batches, self._due, report), name="feedline-steps", daemon=True
-        )
-        self._start = threading.Lock()  # taken once, and never released
-        weakref.finalize(self, self._asked.put, None).atexit = False
-
-    def waits(self) -> None:
-        """The training loop begins to wait for a batch. For the training thread."""
-        asked = time.perf_counter()
-        if asked >= self._due[0]:
-            self._due[0] = math.inf
-            self._asked.put(asked)
+        self._due = 0.0  # when the next look is due; infinite during a look
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
         """These arrays are a batch. Any thread may call it."""
         self._batches.append(list(map(weakref.ref, arrays)))
-        if self._due[0] and self._start.acquire(blocking=False):
-            self._thread.start()
 
-    def close(self) -> None:
-        """End the thread, without waiting for that. Idempotent, from any thread."""
-        self._asked.put(None)
+    def waits(self) -> None:
+        """The training loop begins to wait for a batch. For the training thread."""
+        asked = time.perf_counter()
+        if asked >= self._due:
+            self._due = math.inf
+            # threading.Thread.start would wait for the thread
+            _thread.start_new_thread(self._look, (asked,))
 
-
-def _look(
-    waits: queue.SimpleQueue[float | None],
-    batches: collections.deque[list[weakref.ref[jax.Array]]],
-    due: list[float],
-    report: Callable[[Look], None],
-) -> None:
-    while (asked := waits.get()) is not None:
+    def _look(self, asked: float) -> None:
         began = time.perf_counter()
-        arrays = _computed([array() for batch in list(batches) for array in batch])
+        arrays = _computed([array() for batch in list(self._batches) for array in batch])
         look = Look(asked, began, None if arrays else began)
         seconds = time.perf_counter() - began
-        report(look)
+        self._report(look)
         with contextlib.suppress(RuntimeError):  # donated or deleted meanwhile: the loop goes on
             jax.block_until_ready(arrays)
             look.idle = look.idle or time.perf_counter()
-        del arrays, look
-        due[0] = time.perf_counter() + max(_LOOK_EVERY_S, seconds / _LOOK_SHARE) * random.uniform(0.5, 1.5)
+        pause_s = max(_LOOK_EVERY_S, seconds / _LOOK_SHARE) * random.uniform(0.5, 1.5)
+        self._due = time.perf_counter() + pause_s
 
 
 def _computed(placed: Sequence[jax.Array | None]) -> list[jax.Array]:

@@ -38,6 +38,8 @@ class Circumstances:
       may_use_workers: whether the source could travel to worker processes.
       process: index of this process.
       default_threads: that would read if `Reading.threads` were None.
+      found: names of the settings that are "auto": advice leaves them out.
+      searching: whether better ones are being looked for.
     """
 
     reader: Reader
@@ -50,6 +52,8 @@ class Circumstances:
     may_use_workers: bool = False
     process: int = 0
     default_threads: int = 2
+    found: frozenset[str] = frozenset()
+    searching: bool = False
 
     @property
     def readers(self) -> int:
@@ -221,7 +225,9 @@ def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[s
         return
     kinds = (_more_room, _more_readers) if fast_enough else (_more_readers, _more_room)
     for kind in kinds:
-        yield from kind(how)
+        for change, changed in kind(how):
+            if change[0].removeprefix("Reading.") not in how.found:
+                yield change, changed
 
 
 def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
@@ -288,12 +294,14 @@ def _advice(
             f"{name} {change.now} → {change.then}: {STAGES[change.stage]} {milliseconds(change.stage_now_s)} → "
             f"{milliseconds(change.stage_then_s)} ms, {waits}"
         )
+    if how.searching:
+        return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     return _without_a_setting(bound if slow is None else slow.stage, window, how)
 
 
 def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
-    """What to do where no setting of the feed helps."""
-    if window.late_s > window.wait_s and how.prefetch < 2:
+    """What to do where no setting that the user chose would help."""
+    if window.late_s > window.wait_s and how.prefetch < 2 and "prefetch" not in how.found:
         return (
             f"prefetch {how.prefetch} → 2: a transfer overlaps with the step only if its batch is placed two ahead"
         )
@@ -310,8 +318,8 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
     spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
     if how.reader == "stream":
         return (
-            "no setting helps: one thread reads a stream; give the dataset workers by Grain's mp_prefetch, or use "
-            "a source with random access, which several threads can read"
+            "no setting helps: one thread reads a stream; give the dataset workers, or more of them, by Grain's "
+            "mp_prefetch, or use a source with random access, which several threads can read"
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (

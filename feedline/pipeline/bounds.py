@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
@@ -45,7 +44,6 @@ def bounds_of(
     on_host = all(device.platform == "cpu" for device in devices)
     bounds = Bounds(
         tunable=tunable,
-        start=start,
         host_batches=(limits.host_bytes or _host_bytes()) // max(1, local_bytes),
         device_batches=_device_batches(limits, shard_bytes, devices, on_host=on_host),
         shared_batches=_shared_bytes() // max(1, local_bytes),
@@ -64,7 +62,7 @@ def bounds_of(
         raise ValueError(_refusal("host_bytes", limits.host_bytes, host, local_bytes, smallest))
     if limits.device_bytes is not None and device > limits.device_bytes // max(1, shard_bytes):
         raise ValueError(_refusal("device_bytes", limits.device_bytes, device, shard_bytes, smallest))
-    return dataclasses.replace(bounds, start=smallest), smallest
+    return bounds, smallest
 
 
 def _refusal(name: str, limit: int, batches: int, each: int, settings: Settings) -> str:

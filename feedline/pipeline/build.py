@@ -229,6 +229,8 @@ def _settings(
     settings, tunable = request.settings(), request.tunable
     if stream:  # the placement thread reads it
         settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
+    if request.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+        tunable -= {"workers"}
     if not tunable:
         return settings, None
     own = [device for leaf in jax.tree.leaves(placement.spec) for device in leaf.sharding.addressable_devices]

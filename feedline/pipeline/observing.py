@@ -66,10 +66,6 @@ class Observing:
             if self.tuner is not None:
                 self.tuner.look(self.accounting, self._circumstances)
 
-    def close(self) -> None:
-        """No further batch is taken. Idempotent, from any thread."""
-        self._steps.close()
-
     def failed(self) -> None:
         """An exception came from what only observes. Log the first one."""
         if not self._failed:
@@ -138,6 +134,8 @@ class Observing:
             may_use_workers=isinstance(stages.access, RandomAccess) and stages.access.may_use_workers,
             process=jax.process_index(),
             default_threads=default_threads(),
+            searching=self.tuner is not None and not self.tuner.settled,
+            found=frozenset() if self.tuner is None or stages.bounds is None else stages.bounds.tunable,
         )
 
     def _warn_if_waiting(self) -> None:

@@ -11,6 +11,7 @@ from feedline.options import (
     MAX_AHEAD,
     MAX_COUNT,
     Auto,
+    Limits,
     Order,
     Reading,
     Settings,
@@ -52,6 +53,12 @@ class Request:
             raise TypeError(f"order must be a feedline.Order or None, got {self.order!r}")
         if not isinstance(self.reading, Reading):
             raise TypeError(f"reading must be a feedline.Reading, got {self.reading!r}")
+        given = (self.reading.threads, self.reading.workers, self.reading.buffer, self.prefetch)
+        if self.reading.limits != Limits() and "auto" not in given:
+            raise ValueError(
+                'Reading.limits holds for settings that are "auto", and none is; leave it out, or use '
+                'threads="auto", workers="auto", buffer="auto" or prefetch="auto"'
+            )
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
         return dataclasses.replace(

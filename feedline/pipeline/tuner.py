@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from feedline.tuning.search import Tuning
 _log = logging.getLogger("feedline")
 _EVERY_S = 0.25
 """How often the batches since the last change are looked at."""
+_LONGEST = 200
+"""Characters of an error message that are told."""
 
 
 class Tuner:
@@ -82,7 +85,7 @@ class Tuner:
     def does_without_workers(self, error: Exception) -> bool:
         """Whether `start` works after workers failed, since this tuner chose them."""
         if self._may_use_workers:
-            self._failed = f"{type(error).__name__}: {error}"
+            self._failed = textwrap.shorten(f"{type(error).__name__}: {error}", _LONGEST)  # in one line
         return self._may_use_workers
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grain
 import jax
+from absl import flags
 
 from feedline.options import checked_integer
 from feedline.rows.record_leaves import as_arrays, digest_of, write_record
@@ -83,6 +84,8 @@ class Lanes:
             raise TypeError(
                 f"make_lane must return a grain.IterDataset, got {type(dataset).__name__} for lane {lane}{hint}"
             )
+        if not flags.FLAGS.is_parsed():  # as in a script that is no absl app
+            flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to the workers of mp_prefetch
         return iter(dataset)
 
 

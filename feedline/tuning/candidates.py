@@ -31,7 +31,6 @@ class Bounds:
 
     Attributes:
       tunable: names of fields of `Settings`.
-      start: the settings that a feed begins with.
       host_batches: process-local batches that may lie in host memory.
       device_batches: batches that may lie on each device; None: unknown, or counted in host memory.
       shared_batches: process-local batches for which /dev/shm has room.
@@ -40,7 +39,6 @@ class Bounds:
     """
 
     tunable: frozenset[str]
-    start: Settings
     host_batches: int
     device_batches: int | None
     shared_batches: int
@@ -67,8 +65,10 @@ class Bounds:
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
-        """Batches on a device: those that wait, one being placed, one in use, one of the settings before."""
-        return settings.prefetch + 3
+        """Batches on a device at the most: those that wait or are being placed, as many of the settings before a
+        change, which threads may still be placing, and two in use.
+        """
+        return 2 * settings.prefetch + 2
 
     def shared_use(self, settings: Settings) -> int:
         """Batches in /dev/shm."""
@@ -141,7 +141,12 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
         for each in ordered
     ]
     if wait_s + held_s > _WORTH_A_TRY * step_s:
-        probes = [Candidate(each, waits) for each in _probes(window, how, bounds) if each not in promising]
+        fewer = f"{waits} and threads may hinder each other"
+        probes = [
+            Candidate(each, fewer if 0 < each.threads < how.threads else waits)
+            for each in _probes(window, how, bounds)
+            if each not in promising
+        ]
         # if the first predictions are wrong, the others are as a rule wrong for the same reason
         found = found[:_BEFORE_PROBES] + probes + found[_BEFORE_PROBES:]
     return found
@@ -186,6 +191,8 @@ def _more_threads(window: Window, how: Circumstances, bounds: Bounds) -> list[in
 
 def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Settings]:
     """Neighbours of which a simulation expects too little: reads that wait together, threads that contend."""
+    if how.reader == "stream":  # one thread reads it; and its own workers would start again at each change
+        return
     now, more = how.settings, _more_threads(window, how, bounds)
     names = [name for name in ("buffer", "prefetch") if name in bounds.tunable]
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
-from feedline.observe.accounting import BatchTimes
 from feedline.observe.verdict import Circumstances
 from feedline.observe.window import Window
 from feedline.observe.words import milliseconds, percent
@@ -32,8 +31,8 @@ _CLEAR_GAIN = 0.2
 """A share of the step that is a gain even where batches are so uneven that means tell little."""
 _BLOCK = 8
 """Batches of which a mean is taken, to see how much means vary."""
-_CLEARLY = 1.25
-"""How many times as slow as before a step is when a new search begins."""
+_CLEARLY = 0.2
+"""The share of a step by which the loop waits longer than before when a new search begins."""
 _PAUSE_S = 60.0
 """Between two searches; doubled after each."""
 _TOLD = 32
@@ -57,6 +56,11 @@ class Measured(NamedTuple):
             error_s = math.sqrt(sum((each - mean) ** 2 for each in means) / (len(means) - 1) / len(means))
         waits_s = window.wait_s + held_up_s(window, how)
         return cls(window.period_s, error_s, waits_s / max(1e-12, window.period_s))
+
+    @property
+    def wait_s(self) -> float:
+        """What the loop waits in a step."""
+        return self.step_s * self.wait_share
 
     def is_faster_than(self, other: Measured) -> bool:
         """By more than the noise of both; by a fifth, however noisy they are."""
@@ -89,7 +93,7 @@ class Tuning:
         self._best = start
         self._measured: Measured | None = None  # with the best settings; None until they were measured
         self._left: list[Candidate] = []  # to be tried, the most promising first
-        self._failed: set[Settings] = set()
+        self._tried: set[Settings] = set()  # those measured in this search: none is tried twice
         self._changes = 0
         self._settled = False
         self._again_s, self._pause_s = -math.inf, _PAUSE_S  # no new search before then
@@ -114,15 +118,17 @@ class Tuning:
             return None
         found = Measured.of(window, how)
         if self._settled:
-            if not self._is_clearly_slower(window, found):
+            if not self._waits_longer(window, how):
                 return None
-            self._begin_again(window, found)
+            self._begin_again(found)
+        self._tried.add(how.settings)
         if how.settings == self._best:
             self._measured = found
             self._left = candidates(window, how, self._bounds)
         elif self._measured is not None and not found.is_faster_than(self._measured):
-            self._failed.add(how.settings)
-            self._tell(f"{_difference(self._best, how.settings)} is no gain: {found}, before {self._measured}")
+            self._tell(
+                f"{_difference(self._best, how.settings)} is no clear gain: {found}, before {self._measured}"
+            )
         else:
             self._tell(f"keeps {_difference(self._best, how.settings)}: {found}, before {self._measured}")
             self._best, self._measured = how.settings, found
@@ -130,8 +136,10 @@ class Tuning:
         return self._next(window)
 
     def give_up_workers(self, reason: str, now: Settings) -> None:
-        """Workers failed, and are not tried again. The feed goes on with the settings `now`."""
+        """Workers failed, and are not tried again. The feed goes on with the settings `now`, and a new search."""
         self._bounds = self._bounds.without_workers()
+        self._tried.clear()
+        self._changes = 0
         self._left = [each for each in self._left if not each.settings.workers]
         self._tell(f"goes back to threads, because workers failed with {reason}")
         if self._best.workers:
@@ -144,7 +152,7 @@ class Tuning:
         waits = self._measured.wait_share > LITTLE
         while waits and self._left and self._changes < MOST_CHANGES:
             candidate = self._left.pop(0)
-            if candidate.settings not in self._failed and candidate.settings != self._best:
+            if candidate.settings not in self._tried:
                 self._changes += 1
                 self._tell(f"tries {_difference(self._best, candidate.settings)}, because {candidate.reason}")
                 return self._ask(candidate.settings)
@@ -152,28 +160,33 @@ class Tuning:
         self._again_s = window.batches[-1].taken + self._pause_s
         why = "nothing else promises to be faster" if waits else "the loop hardly waits"
         if self._changes >= MOST_CHANGES:
-            why = f"{self._changes} changes are enough"
-        self._tell(f"stays with {_words(self._best)}: {self._measured}; {why}")
+            why = f"{self._changes} settings were tried, and more are not"
+        self._tell(f"stays with {self._found()}: {self._measured}; {why}")
         return self._ask(self._best)
 
     def _ask(self, settings: Settings) -> Settings | None:
         before, self._asked = self._asked, settings
         return None if settings == before else settings
 
-    def _is_clearly_slower(self, window: Window, found: Measured) -> bool:
-        """Whether both halves of the window are slower than what was measured when the search ended."""
+    def _waits_longer(self, window: Window, how: Circumstances) -> bool:
+        """Whether the loop waits clearly longer for a batch than when the search ended, in both halves.
+
+        The time of a step does not tell: it grows if training itself slows down, and a loop that became faster
+        than its input has shorter steps.
+        """
         assert self._measured is not None
-        if found.step_s < self._measured.step_s:
-            self._measured = found
         if window.batches[-1].taken < self._again_s or len(window.batches) < 2 * _LEAST_BATCHES:
             return False
         middle = len(window.batches) // 2
-        halves = [_step_s(window.batches[:middle]), _step_s(window.batches[middle:])]
-        return min(halves) > _CLEARLY * self._measured.step_s and found.wait_share > 2 * LITTLE
+        for batches in (window.batches[:middle], window.batches[middle:]):
+            half = Measured.of(Window(batches, 0, window.drained), how)
+            if half.wait_s - self._measured.wait_s <= _CLEARLY * half.step_s:
+                return False
+        return True
 
-    def _begin_again(self, window: Window, found: Measured) -> None:
+    def _begin_again(self, found: Measured) -> None:
         self._tell(f"searches again: {found}, before {self._measured}")
-        self._failed.clear()
+        self._tried.clear()
         self._settled, self._changes = False, 0
         self._pause_s *= 2
 
@@ -181,10 +194,16 @@ class Tuning:
         """As many threads as the limit of processors allows whatever they do."""
         settings = how.settings._replace(threads=self._bounds.cores)
         self._tell(f"{_difference(how.settings, settings)}: they kept more than {self._bounds.cores} cores busy")
-        self._failed.add(how.settings)
+        self._tried.add(how.settings)
         self._best, self._asked, self._measured = settings, settings, None
         self._left, self._settled = [], False
         return settings
+
+    def _found(self) -> str:
+        """The best values of the settings that may be changed. Where workers read, threads do not."""
+        unused = {"threads"} if self._best.workers else set()
+        found = self._best._asdict().items()
+        return ", ".join(f"{name} {value}" for name, value in found if name in self._bounds.tunable - unused)
 
     def _tell(self, sentence: str) -> None:
         self.history.append(sentence)
@@ -202,16 +221,8 @@ def _is_enough(window: Window, how: Circumstances) -> bool:
     return 2 * found.error_s <= LITTLE * found.step_s
 
 
-def _step_s(batches: Sequence[BatchTimes]) -> float:
-    return sum(batch.wait_s + (batch.loop_s or 0.0) for batch in batches) / len(batches)
-
-
 def _difference(before: Settings, after: Settings) -> str:
     changed = [name for name in Settings._fields if getattr(before, name) != getattr(after, name)]
     if "workers" in changed and "threads" in changed:  # where workers read, threads do not
         changed.remove("threads")
     return ", ".join(f"{name} {getattr(before, name)} → {getattr(after, name)}" for name in changed)
-
-
-def _words(settings: Settings) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings._asdict().items())

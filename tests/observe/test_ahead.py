@@ -1,9 +1,12 @@
 """A loop that runs ahead of its devices: while it waits for a batch and they compute, nobody waits for input."""
 
+import _thread
 import gc
+import math
 import queue
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -130,18 +133,15 @@ def test_a_look_at_another_time_says_nothing_about_a_wait(look):
 
 @pytest.fixture
 def watch():
-    looks = queue.SimpleQueue()
-    watch = StepWatch(looks.put)
-    watch.looks = looks
-    yield watch
-    watch.close()
+    watch = StepWatch(lambda look: watch.looks.put(look))
+    watch.looks = queue.SimpleQueue()
+    return watch
 
 
 def test_a_batch_that_is_being_placed_is_no_computation(watch):
-    turns = turns_for(0.2)
-    batch = busy(jnp.full((128, 128), 1e-3), turns)  # as if it were in transfer
-    watch.waits()
+    batch = busy(jnp.full((128, 128), 1e-3), turns_for(0.2))  # as if it were in transfer
     watch.placed([batch])
+    watch.waits()
     look = watch.looks.get(timeout=10)
     assert look.idle == look.seen
     jax.block_until_ready(batch)
@@ -149,10 +149,9 @@ def test_a_batch_that_is_being_placed_is_no_computation(watch):
 
 def test_a_step_is_seen_until_it_is_ready(watch):
     turns = turns_for(0.2)
-    watch.waits()
     began = time.perf_counter()
     step = busy(jnp.full((128, 128), 1e-3), turns)
-    watch.placed([jnp.zeros(2)])
+    watch.waits()
     look = watch.looks.get(timeout=10)
     assert look.idle is None
     jax.block_until_ready(step)
@@ -162,31 +161,33 @@ def test_a_step_is_seen_until_it_is_ready(watch):
     assert look.idle - began == pytest.approx(seconds, abs=0.1)
 
 
-def test_it_looks_once_at_a_time_and_not_too_often(watch):
+def test_arrays_that_are_donated_meanwhile_are_let_go(watch):
+    step = busy(jnp.full((128, 128), 1e-3), turns_for(0.2))
     watch.waits()
+    watch.looks.get(timeout=10)
+    step.delete()
+    while watch._due == math.inf:
+        time.sleep(1e-3)
+
+
+def test_it_looks_once_at_a_time_and_not_too_often(watch):
     for _ in range(100):
         watch.waits()
-    watch.placed([])
     watch.looks.get(timeout=10)
-    assert watch._asked.empty()
+    time.sleep(0.05)
+    assert watch.looks.empty() or time.perf_counter() > watch._due - 0.03
+    assert watch.looks.qsize() <= 1
 
 
-@pytest.mark.parametrize("end", [StepWatch.close, lambda watch: None])
-def test_its_thread_ends(end):
-    looks = queue.SimpleQueue()
-    watch = StepWatch(looks.put)
-    thread = watch._thread
+def test_each_look_ends_its_thread_and_keeps_nothing_alive(watch):
+    threads = _thread._count()
     watch.waits()
-    watch.placed([])
-    looks.get(timeout=10)
-    end(watch)
-    del watch
+    watch.looks.get(timeout=10)
+    while _thread._count() > threads:
+        time.sleep(1e-3)
+    arrays = [jnp.zeros(2)]
+    alive = weakref.ref(arrays[0])
+    watch.placed(arrays)
+    arrays.clear()
     gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_a_loop_that_never_waits_starts_no_thread():
-    watch = StepWatch(print)
-    watch.placed([jnp.zeros(2)])
-    assert watch._thread.ident is None
+    assert alive() is None

@@ -134,6 +134,25 @@ def test_further_loops_in_the_context_get_no_batch_and_do_not_hang(capsys):
             collections.deque(iter(lambda: list(feed), None), maxlen=0)  # for ever
 
 
+def test_a_pass_that_a_loop_began_before_is_remembered(capsys):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE, epochs=1) as feed:
+        for _ in zip(range(2), feed):  # noqa: B905
+            pass
+        with feed.diagnose(steps=48):
+            for _ in feed:
+                pass
+        with pytest.warns(UserWarning, match="goes on in the middle of a pass: 2 of its batches were taken"):
+            assert sum(1 for _ in feed) == 6
+
+
+def test_loops_over_a_diagnosis_are_forgotten(capsys):
+    with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE, epochs=1) as feed:
+        with feed.diagnose(steps=48):
+            for _ in zip(range(3), feed):  # noqa: B905
+                pass
+        assert sum(1 for _ in feed) == 8  # a warning would be an error
+
+
 def test_the_feed_cannot_be_moved_while_it_is_diagnosed(capsys):
     with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
         state = feed.get_state()

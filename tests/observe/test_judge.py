@@ -220,3 +220,23 @@ def test_the_order_of_processes_is_of_no_matter():
     found = {straggler(each) for each in map(list, itertools.permutations(given))}
     assert len(found) == 1
     assert heapq.nsmallest(1, found)[0].process == 1
+
+
+# --- settings that are "auto" ---
+
+
+@pytest.mark.parametrize(
+    ("found", "advice"),
+    [
+        (set(), "threads 2 →"),
+        ({"buffer", "prefetch"}, "threads 2 →"),
+        ({"threads", "workers", "buffer", "prefetch"}, "no setting helps: storage is slower than training"),
+    ],
+)
+def test_advice_leaves_out_what_is_found_while_running(found, advice):
+    slow = window(read=0.060, wait=0.020)
+    report = judge(slow, dataclasses.replace(HOW, found=frozenset(found)))
+    assert report.advice.startswith(advice)
+    assert report.bound == "read"
+    searching = judge(slow, dataclasses.replace(HOW, found=frozenset(["threads", "workers"]), searching=True))
+    assert searching.advice == "nothing yet: better values of threads, workers are being looked for"

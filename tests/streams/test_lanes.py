@@ -6,6 +6,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
@@ -405,3 +406,15 @@ def test_a_document_longer_than_a_packed_row_is_an_error_with_the_way_out(shardi
         list(feed)
     with Feed(packed(8), 8, sharding, epochs=1) as feed:  # the way out
         assert len(list(feed)) > 1
+
+
+def test_a_program_that_parses_no_flags_may_use_grains_workers():
+    """Grain passes absl's flags to the workers of `mp_prefetch`, and reads them."""
+    parsed = flags.FLAGS.is_parsed()
+    flags.FLAGS.unparse_flags()
+    try:
+        lanes_of([2]).open(0).close()
+        assert flags.FLAGS.is_parsed()
+    finally:
+        if parsed:
+            flags.FLAGS.mark_as_parsed()

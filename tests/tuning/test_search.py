@@ -39,7 +39,7 @@ class Run:
             if self.tuning.settled:
                 return
             self.look()
-        raise AssertionError(f"no end: {list(self.tuning.history)}")
+        assert most == 0, f"no end: {list(self.tuning.history)}"
 
     def look(self):
         window, how = self.load.measured(self.now, self.at, self.noise, seed=next(self.looks))
@@ -60,6 +60,8 @@ def assert_sound(run, limits):
         assert all(getattr(each, name) == getattr(START, name) for name in given)
     assert len(run.tried) <= MOST_CHANGES + 1
     assert all(run.tried.count(each) == 1 for each in run.tried[:-1] if each != run.now)
+    assert START not in run.tried[:-1]
+    run.at += 1000  # a new search would be allowed
     assert [run.look() for _ in range(20)] == [None] * 20
 
 
@@ -131,6 +133,21 @@ def test_a_window_that_is_too_short_or_not_drained_is_no_reason():
     assert tuning.propose(window, how) is not None
 
 
+def stream_that_waits(**load):
+    """A look at a stream, which one thread reads."""
+    window, how = Load(place_s=0.0, **load).measured(START._replace(threads=1))
+    return window, dataclasses.replace(how, reader="stream", threads=0)
+
+
+def test_a_stream_is_opened_again_only_if_the_simulation_promises_a_gain():
+    """Its own workers take seconds to start."""
+    for load, expected in [({"make_s": 0.030, "loop_s": 0.010}, None), ({"make_s": 0.008, "loop_s": 0.010}, 8)]:
+        window, how = stream_that_waits(**load, every=10 if expected else 1)
+        limits = bounds(SLOW_DISK, tunable=frozenset({"prefetch"}))
+        proposed = Tuning(limits, how.settings).propose(window, how)
+        assert (proposed and proposed.prefetch) == expected
+
+
 def test_a_proposal_that_was_not_taken_up_is_repeated():
     window, how = SLOW_DISK.measured(START)
     tuning = Tuning(bounds(SLOW_DISK), START)
@@ -149,6 +166,40 @@ def test_a_loop_that_becomes_much_slower_is_looked_at_again_after_a_while():
     while not run.tuning.settled:
         run.look()
     assert SLOW_DISK.step_s(run.now) <= 1.1 * exhaustive(SLOW_DISK, bounds(SLOW_DISK))
+
+
+def test_a_loop_that_becomes_faster_than_its_input_is_looked_at_again_after_a_while():
+    """Its steps are shorter than before, but it waits."""
+    slow_steps = dataclasses.replace(SLOW_DISK, loop_s=0.060)
+    run = Run(slow_steps, bounds(SLOW_DISK))
+    assert run.tried == []
+    run.load = SLOW_DISK
+    run.at += 60
+    assert run.look() is not None
+    while not run.tuning.settled:
+        run.look()
+    assert SLOW_DISK.step_s(run.now) <= 1.1 * exhaustive(SLOW_DISK, bounds(SLOW_DISK))
+
+
+def test_a_single_long_wait_is_no_reason():
+    run = Run(MEMORY, bounds(MEMORY))
+    window, how = MEMORY.measured(run.now, run.at + 1000)
+    for place in (5, 100):
+        batches = list(window.batches)
+        batches[place] = batches[place]._replace(wait_s=5.0)
+        assert run.tuning.propose(dataclasses.replace(window, batches=batches), how) is None
+
+
+def test_settings_that_were_measured_are_not_tried_again():
+    """Fewer threads seem faster, since the machine became faster meanwhile: the search goes on from there."""
+    crowded = Load(make_s=0.020, place_s=0.0, loop_s=0.004, busy=1.0, cores=2)
+    run = Run(crowded, bounds(crowded), most=0)
+    assert run.look().threads == 1
+    run.load = dataclasses.replace(crowded, make_s=0.008)
+    while not run.tuning.settled:
+        run.look()
+    assert run.tuning.history[1].startswith("keeps threads 2 → 1: ")
+    assert START not in run.tried
 
 
 def test_a_loop_that_becomes_slower_by_itself_is_no_reason():
@@ -181,6 +232,17 @@ def test_workers_that_fail_are_not_tried_again():
     assert "goes back to threads, because workers failed with WorkerError: no /dev/shm" in run.tuning.history
 
 
+def test_a_search_after_workers_failed_is_a_whole_one():
+    """They may have read for hours, and the search that chose them may have used up its changes."""
+    run = Run(HOLDS_LOCK, bounds(HOLDS_LOCK))
+    run.tuning._changes = MOST_CHANGES
+    run.tuning.give_up_workers("WorkerError: killed", START)
+    run.now, run.load = START, SLOW_DISK
+    while not run.tuning.settled:
+        run.look()
+    assert SLOW_DISK.step_s(run.now) <= 1.1 * exhaustive(SLOW_DISK, run.tuning._bounds)
+
+
 def test_sentences():
     run = Run(SLOW_DISK, bounds(SLOW_DISK))
     first, second, *_, last = run.tuning.history
@@ -189,6 +251,26 @@ def test_sentences():
     )
     assert second == "keeps threads 2 → 8: 10.2 ms a step, wait 2 %, before 40.5 ms a step, wait 75 %"
     assert last.startswith("stays with threads 12, workers 0, buffer 2, prefetch 2: ")
+
+
+def last_sentence(load, **options):
+    return Run(load, bounds(load, **options)).tuning.history[-1]
+
+
+def test_the_last_sentence_names_only_settings_that_are_auto_and_in_use():
+    found = last_sentence(HOLDS_LOCK)
+    assert found.startswith("stays with workers 6, buffer 2, prefetch 2: ")
+    assert last_sentence(MEMORY, tunable=frozenset({"prefetch"})).startswith("stays with prefetch 2: ")
+    assert last_sentence(MEMORY, tunable=frozenset({"workers"})).startswith("stays with workers 0: ")
+
+
+def test_a_try_of_fewer_threads_is_explained():
+    crowded = Load(make_s=0.020, place_s=0.0, loop_s=0.004, busy=1.0, cores=2)
+    run = Run(crowded, bounds(crowded))
+    fewer = [told for told in run.tuning.history if told.startswith("tries threads 2 → 1, ")]
+    assert fewer == [
+        "tries threads 2 → 1, because the loop waits 60 % of the time and threads may hinder each other"
+    ]
 
 
 def test_faster_means_by_more_than_the_noise():
@@ -202,5 +284,5 @@ def test_limits_count_what_settings_use():
     limits = bounds(MEMORY)
     assert limits.host_use(Settings(4, 0, 2, 2)) == 6
     assert dataclasses.replace(limits, arrays_on_host=True).host_use(Settings(4, 0, 2, 2)) == 10
-    assert limits.device_use(Settings(4, 0, 2, 2)) == 5
+    assert limits.device_use(Settings(4, 0, 2, 2)) == 6
     assert limits.shared_use(Settings(0, 2, 4, 2)) == 14

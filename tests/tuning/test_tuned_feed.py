@@ -266,21 +266,53 @@ def test_it_finds_threads_and_says_so(caplog):
     assert [record.message for record in caplog.records if record.message.startswith("tuning tries threads 2 → ")]
 
 
-def test_workers_that_cannot_start_leave_the_threads_to_read(monkeypatch, tmp_path):
+FAILURES = [
+    feedline.WorkerError("a worker ended"),
+    RowError("the network cannot be reached\nfrom here", stage="read", row=3),
+    feedline.StallError("no stage has advanced"),
+    TypeError("cannot pickle a lock"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monkeypatch, tmp_path, error):
     path = tmp_path / "row.npy"
     np.save(path, np.arange(N, dtype=np.int32))
 
     def fail(*arguments):
-        raise feedline.WorkerError("a worker ended")
+        raise error
 
     monkeypatch.setattr("feedline.pipeline.access.WorkerBatches", fail)
     with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
         before = taken(feed, 3)
-        feed._observing.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
+        tuner = feed._observing.tuner
+        tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
         after = taken(feed, 3)
         assert feed.reading.workers == 0
+        tuner.look(feed._observing.accounting, feed._observing._circumstances)
+        (told,) = tuner.history
+        assert told.startswith(f"goes back to threads, because workers failed with {type(error).__name__}: ")
+        assert len(told.splitlines()) == 1
     with Feed({"row": str(path)}, B, SHARDING) as plain:
         assert before + after == taken(plain, 6)
+
+
+def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
+    class Picklable(Columns):
+        picklable = True
+
+    source = Picklable()
+    monkeypatch.setattr("feedline.pipeline.access.WorkerBatches", lambda reader, *rest: source.read([-1], None))
+    source.errors = [-1]
+    with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
+        expected = taken(feed, 2)
+        feed._observing.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
+        source.errors.append(2 * B + 1)
+        with pytest.raises(RowError, match=rf"disk went away \[row {2 * B + 1}\]"):
+            next(feed)
+        assert feed.reading.workers == 0
+        expected += taken(feed, 2)
+    assert [int(batch["row"][0]) for batch, _ in expected] == [0, B, 2 * B, 3 * B]
 
 
 def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path):
@@ -299,21 +331,28 @@ def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path)
         next(feed)
 
 
-def test_memory_follows_the_settings(restless):
+def test_memory_stays_within_what_the_limit_counts(restless):
+    """A change leaves batches of the setting before in buffers of their own, for a while."""
     restless(7)
     with Feed(Columns(), B, SHARDING, **AUTO) as feed:
-        local = sum(leaf.dtype.itemsize * np.prod(leaf.shape) for leaf in jax.tree.leaves(feed.spec))
-        assert local > 0
+        staging, most = feed._stages.access.buffers.staging, 0
+        largest = feed._stages.bounds.host_use(Settings(6, 0, 5, 5)) * staging.batch_bytes
         for _ in range(200):
             next(feed)
-        staging = feed._stages.access.buffers.staging
-        settings = feed._stages.settings
-        assert staging.most_idle == settings.buffer + settings.prefetch + 3
+            most = max(most, feed.statistics().host_bytes)
+            buffer, prefetch = feed.reading.buffer, feed.prefetch
+            assert staging.most_idle == buffer + prefetch + 3
+        assert 0 < most <= largest
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
+        (
+            {"reading": Reading(threads=4, buffer=2, limits=Limits(host_bytes=1 << 30)), "prefetch": 4},
+            ValueError,
+            r"^Reading\.limits holds for settings that are \"auto\", and none is; leave it out, or use ",
+        ),
         ({"prefetch": "Auto"}, TypeError, r"^prefetch must be an integer, or \"auto\", got 'Auto'$"),
         (
             {"reading": Reading(buffer="auto", limits=Limits(host_bytes=100))},
@@ -351,3 +390,11 @@ def test_without_prefetch_nothing_is_tuned():
         next(feed)
         assert (feed.reading.threads, feed.reading.buffer, feed.prefetch) == (0, 2, 0)
         assert feed._observing.tuner is None
+
+
+def test_a_feed_that_replaces_bad_rows_keeps_its_threads(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((64, 2), np.float32))
+    for bad_rows, found in (("raise", {"threads", "workers"}), ("substitute", {"threads"})):
+        reading = Reading(threads="auto", workers="auto", bad_rows=bad_rows)
+        with Feed(tmp_path / "x.npy", 8, jax.devices()[0], reading=reading) as feed:
+            assert feed._stages.bounds.tunable == found

@@ -1,4 +1,4 @@
-"""The limits of settings that find themselves: the user's, or shares of what the machine has."""
+"""The limits of settings that are "auto": the user's, or shares of what the machine has."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def test_defaults_are_shares_of_the_machine():
     bounds, start = made()
     assert isinstance(bounds, Bounds)
     assert (bounds.host_batches, bounds.device_batches, bounds.cores) == (16, 64, 6)  # a quarter ÷ 4; a tenth
-    assert start == bounds.start == START
+    assert start == START
     assert not bounds.arrays_on_host
 
 

@@ -76,8 +76,10 @@ class FolderSource(EncodedRows):
         self.classes = classes
         self.fields = None if classes is None else ("file", "label")
         self._class_ends = np.asarray(class_ends, np.int64)
-        self._seen = np.full((2, len(names)), -1, np.int64)
-        """Size in bytes and time of modification of each file when it was first read; -1: not read yet."""
+        self._seen_bytes = np.full(len(names), -1, np.int64)
+        """The size of each file when it was first read; -1: not read yet. Written after _seen_ns."""
+        self._seen_ns = np.zeros(len(names), np.int64)
+        """Its time of modification then."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -124,13 +126,14 @@ class FolderSource(EncodedRows):
                 os.close(descriptor)
         except (OSError, MemoryError) as error:
             raise unreadable(error, row, path) from error
-        size, time = self._seen[:, row].tolist()
-        if size >= 0:
-            before = before._replace(size_bytes=size, modified_ns=time)
+        if self._seen_bytes[row] >= 0:
+            seen = int(self._seen_bytes[row]), int(self._seen_ns[row])
+            before = before._replace(size_bytes=seen[0], modified_ns=seen[1])
         before.compare(after, path)
         if len(data) != after.size_bytes:
             raise changed(path, f"it has {len(data)} bytes and had {after.size_bytes}")
-        self._seen[:, row] = after.size_bytes, after.modified_ns
+        self._seen_ns[row] = after.modified_ns
+        self._seen_bytes[row] = after.size_bytes
         return data
 
     def _described(self) -> list[tuple[str, str]]:

@@ -100,10 +100,10 @@ class ShardSource(EncodedRows):
             file.check()
         except (OSError, MemoryError) as error:
             raise unreadable(error, first, path) from error
-        data = [
-            self._data(part, length, number, int(local[i // parts.shape[1]]))
-            for i, (part, length) in enumerate(zip(stored, parts[:, :, 1].ravel().tolist(), strict=True))
-        ]
+        data = []
+        for i, length in enumerate(parts[:, :, 1].ravel().tolist()):
+            data.append(self._data(stored[i], length, number, int(local[i // parts.shape[1]])))
+            stored[i] = b""  # the copy of the next part gets its memory: new pages cost more than the copy
         if self.fields is None:
             return list(data)
         width = len(self.fields)

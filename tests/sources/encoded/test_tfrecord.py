@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import json
 import os
 import pickle
 import random
@@ -9,6 +10,7 @@ import struct
 import threading
 import zlib
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -98,6 +100,54 @@ def test_many_files_need_few_descriptors_and_threads_agree(tmp_path):
     assert before < len(os.listdir("/proc/self/fd")) <= before + 64
     source.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_may_be_closed_while_they_are_read(tmp_path):
+    """A descriptor that a thread still reads from must not be that of another file by then."""
+    expected = [f"{i}".encode() * 1000 for i in range(100)]
+    for i in range(100):
+        data = struct.pack("<QI", len(expected[i]), masked(struct.pack("<Q", len(expected[i]))))
+        end = struct.pack("<I", fast_masked(expected[i]))
+        (tmp_path / f"{i:03}.tfrecord").write_bytes(data + expected[i] + end)
+    source = feedline.open_source(tmp_path / "*.tfrecord")
+    found, done = [], threading.Event()
+
+    def read():
+        found.append(all(source.records(np.arange(100)) == expected for _ in range(20)))
+        done.set()
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not done.is_set():
+        source.close()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 2
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_feed_reads_them_decoded_and_replaces_what_is_damaged(tmp_path, workers):
+    damaged = bytearray(encoded([b"%d" % i for i in range(64)]))
+    damaged[damaged.index(b"17")] ^= 1
+    (tmp_path / "train-00000-of-00001").write_bytes(damaged)
+    source = feedline.decoded(feedline.open_source(tmp_path / "train-*"), to_number, SPEC)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    reading = feedline.Reading(bad_rows="substitute", workers=workers, quarantine=tmp_path / "bad.jsonl")
+    order = feedline.Order(shuffle=False)
+    with feedline.Feed(source, 64, sharding, order=order, epochs=1, reading=reading) as feed:
+        (batch,) = [np.asarray(batch["number"]) for batch in feed]
+    bad = json.loads((tmp_path / "bad.jsonl").read_text())
+    assert (bad["row"], bad["file"]) == (17, str(tmp_path / "train-00000-of-00001"))
+    assert "another checksum" in bad["error"]
+    assert batch.tolist() == [bad["substitute"] if i == 17 else i for i in range(64)]
+
+
+SPEC = {"number": jax.ShapeDtypeStruct((), np.int32)}
+
+
+def to_number(record, out, row):
+    out["number"][...] = int(record)
 
 
 WHOLE = encoded([b"one", b"two", b"three"])

@@ -1,5 +1,7 @@
 """Files as records: order and labels, bad input, files that change, worker processes."""
 
+import errno
+import json
 import os
 import pickle
 import threading
@@ -143,6 +145,29 @@ def test_a_file_that_cannot_be_read_is_a_bad_row(photos):
     with pytest.raises(feedline.RowError, match="the bytes of a row must be readable, and") as caught:
         source.records(np.arange(5))
     assert (caught.value.row, caught.value.file) == (1, str(photos / "cat/10.jpg"))
+
+
+def test_names_need_not_be_text(tmp_path):
+    (tmp_path / "b.jpg").write_bytes(b"text")
+    with open(os.fsencode(tmp_path) + b"/\xff.jpg", "wb") as file:
+        file.write(b"no text")
+    source = feedline.open_source(tmp_path)
+    assert source.records(np.array([1, 0])) == [b"no text", b"text"]
+    assert os.fsencode(source.file_of(1)).endswith(b"/\xff.jpg")
+    json.dumps(source.identity)
+
+
+def test_too_many_open_files_are_no_bad_row(photos, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    source = feedline.open_source(photos)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(
+        feedline.FeedError, match=r"no more can be opened .*raise the limit \(ulimit -n\)"
+    ) as caught:
+        source[0]
+    assert not isinstance(caught.value, feedline.RowError)
 
 
 def test_many_files_in_little_time_and_without_descriptors(tmp_path):
