@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,23 @@ SAMPLED_BYTES = 1 << 12
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
     """The size of a file, and a digest of sixteen blocks of 4 KiB, spread evenly from its start to its end."""
     size = os.path.getsize(path)
-    hashed = hashlib.sha256()
     with Path(path).open("rb") as file:
-        for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES):
-            file.seek(start)
-            hashed.update(file.read(SAMPLED_BYTES))
-    return [size, hashed.hexdigest()[:32]]
+
+        def read(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        return of_samples(size, [read(*part) for part in samples_of_file(size)])
+
+
+def samples_of_file(size: int) -> list[tuple[int, int]]:
+    """Offset and length of the blocks of which `of_file` is a digest."""
+    return [(start, SAMPLED_BYTES) for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES)]
+
+
+def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
+    """As `of_file`, of a size and the blocks of `samples_of_file`."""
+    return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:

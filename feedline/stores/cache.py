@@ -46,7 +46,7 @@ class BlockCache:
     Args:
       folder: is created. Only its subfolder "blocks" is used.
       limit_bytes: of all blocks; None: half of the space that is free or that the cache has already. A process may
-        exceed it by a thirty-second.
+        exceed it by a thirty-second and a block.
 
     Attributes:
       limit_bytes: of all blocks.
@@ -173,13 +173,9 @@ class BlockCache:
         return found
 
     def _evict(self, limit: int) -> None:
-        """Delete the blocks that were not used for the longest time, unless all fit, or another process does
-        it."""
+        """Delete the blocks that were not used for the longest time, unless all fit."""
         with open(os.path.join(self._folder, "lock"), "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = self._found()
             size = sum(each for _, each, _ in found)
             old = time.time() - _OLD_S

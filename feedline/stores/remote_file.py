@@ -16,10 +16,12 @@ class RemoteFile(io.RawIOBase):
 
     Args:
       item: the object. The file does not own it.
+      sequential: most of it is read, from its start to its end: blocks are fetched ahead.
     """
 
-    def __init__(self, item: RemoteObject) -> None:
+    def __init__(self, item: RemoteObject, sequential: bool = False) -> None:
         self._item = item
+        self._sequential = sequential
         self._at = 0
 
     def readable(self) -> bool:
@@ -42,7 +44,10 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """As of any file."""
         wanted = len(buffer)
-        if wanted <= SMALL_BYTES:
+        if self._sequential:
+            self._item.read_on_from(self._at)
+            data = self._item.read(self._at, wanted)
+        elif wanted <= SMALL_BYTES:
             (data,) = self._item.samples([(self._at, wanted)])
         else:
             data = self._item.read(self._at, wanted)
@@ -51,6 +56,6 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def open_object(item: RemoteObject) -> BinaryIO:
-    """An object as a buffered file."""
-    return cast(BinaryIO, io.BufferedReader(RemoteFile(item), SMALL_BYTES))
+def open_object(item: RemoteObject, sequential: bool = False) -> BinaryIO:
+    """An object as a buffered file. Arguments as of a `RemoteFile`."""
+    return cast(BinaryIO, io.BufferedReader(RemoteFile(item, sequential), SMALL_BYTES))

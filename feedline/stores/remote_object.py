@@ -15,7 +15,7 @@ import numpy as np
 from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version, client_of
-from feedline.stores.fetcher import fetcher
+from feedline.stores.fetcher import AT_ONCE, fetcher
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
@@ -91,6 +91,12 @@ class RemoteObject:
             blocks = np.arange(offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
             self._residency.wait_for(self.first_block + blocks)
             return bytes(self.memory[offset:stop])
+
+    def read_on_from(self, offset: int) -> None:
+        """Start to fetch the blocks that a reader of the whole object needs next."""
+        first = offset // BLOCK_BYTES
+        if self.fetching < AT_ONCE:
+            self.fetch(range(first, min(self.blocks, first + 2 * AT_ONCE)))
 
     def samples(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of some (offset, length), each fetched alone, all at once: for headers and digests."""
