@@ -208,7 +208,7 @@ OF_FEEDLINE = {
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
-    "sources.formats": ["sources.formats", "stores.options", "rows", "errors", "options"],
+    "sources.formats": ["sources.formats", "stores", "rows", "errors", "options"],
     "sources": ["sources", "stores", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",

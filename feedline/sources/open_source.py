@@ -99,6 +99,12 @@ def open_source(
     for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
+    if is_url(paths[0]) and not form.in_stores:
+        readable = ", ".join(suffix for suffix, other in FORMATS.items() if other.in_stores)
+        raise ValueError(
+            f"rows of objects in a store are read from {readable}, got {paths[0]}; convert it, or copy it to a "
+            "local disk"
+        )
     return form.open(paths, options)
 
 

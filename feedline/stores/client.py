@@ -14,6 +14,7 @@ from feedline.stores.urls import Url
 
 T = TypeVar("T")
 _CLIENT: dict[str, Any] = {
+    "allow_http": True,  # an endpoint of another scheme than https is there only if the user names it
     "connect_timeout": datetime.timedelta(seconds=5),
     "read_timeout": datetime.timedelta(seconds=20),  # between two packets, so that a slow link is no error
     "timeout": datetime.timedelta(minutes=30),
@@ -78,10 +79,9 @@ class Client:
                 f"obstore reads {base} and is not installed; pip install 'feedline[stores]'"
             ) from error
         self._base = base
-        settings = {"allow_http": True, **_CLIENT} if base.startswith("http://") else _CLIENT
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
-            self._store = from_url(base, client_options=settings, retry_config={"max_retries": 0})
+            self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
         except Exception as error:  # noqa: BLE001  of many types, from the library
             raise self._for_good("must be described by the environment of this process", error) from None
 
@@ -149,6 +149,8 @@ class Client:
             status = _STATUS.search(text)
             if kind == "NotSupportedError":
                 raise self._no_range(key) from None
+            if "builder error" in text:
+                raise self._for_good("must have an address", error, key) from None
             if status and status[1] == "416":
                 raise _RangeError(_reason(error)) from None
             if status and status[1].startswith("4") and int(status[1]) not in _MEANS_LATER:
@@ -159,8 +161,7 @@ class Client:
         name = f"{self._base}/{key}"
         return FeedError(
             f"a store {rule}, and {name} failed with {_reason(error)}; check the address and the credentials, "
-            f"which "
-            "are taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, "
+            "which are taken from the environment as obstore documents it (AWS_ACCESS_KEY_ID, AWS_REGION, "
             "AWS_ENDPOINT_URL, AWS_SKIP_SIGNATURE, GOOGLE_APPLICATION_CREDENTIALS …)",
             stage="read",
             file=name,
@@ -214,8 +215,7 @@ def changed(name: str, before: Version, now: Version) -> FeedError:
     )
     return FeedError(
         f"an object must not change while a feed reads it, and {found} since the source was opened. Write new "
-        f"data "
-        "to a new key, and build a new feed",
+        "data to a new key, and build a new feed",
         stage="read",
         file=name,
     )

@@ -93,17 +93,17 @@ class Fetcher:
             except TransientError as error:
                 failing_since = failing_since or began
                 failing_s = time.monotonic() - failing_since
-                if failing_s + pause > patience_s:
+                if failing_s >= patience_s:
                     raise FeedError(
                         f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
                         f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
-                        f"longer "
-                        "with feedline.Store(patience_s=...). The feed can be built again from its last state",
+                        "longer with feedline.Store(patience_s=...). The feed can be built again from its last "
+                        "state",
                         stage="read",
                         file=name,
                     ) from None
             self.counts.retries += 1
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), patience_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def close(self) -> None:

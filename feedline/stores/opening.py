@@ -28,8 +28,7 @@ def matches(url: str, options: Store) -> list[str]:
     if not parsed.can_list:
         raise ValueError(
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
-            f"glob "
-            "over s3:// or gs://, or name each file"
+            "glob over s3:// or gs://, or name each file"
         )
     prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
     client = client_of(parsed.base)

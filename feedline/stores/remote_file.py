@@ -8,7 +8,9 @@ from typing import BinaryIO, cast
 from feedline.stores.remote_object import RemoteObject
 
 SMALL_BYTES = 1 << 14
-"""Reads of headers and footers: these bytes alone are fetched, and not the block that holds them."""
+"""What is read at once of headers."""
+_EXACT_BYTES = 1 << 17
+"""Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
 
 
 class RemoteFile(io.RawIOBase):
@@ -47,7 +49,7 @@ class RemoteFile(io.RawIOBase):
         if self._sequential:
             self._item.read_on_from(self._at)
             data = self._item.read(self._at, wanted)
-        elif wanted <= SMALL_BYTES:
+        elif wanted <= _EXACT_BYTES and not self._item.comes(self._at, wanted):
             (data,) = self._item.samples([(self._at, wanted)])
         else:
             data = self._item.read(self._at, wanted)

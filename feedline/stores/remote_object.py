@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
@@ -50,6 +51,9 @@ class RemoteObject:
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
         """The requests that fetch a block. Guarded by _lock."""
 
+    def __str__(self) -> str:
+        return str(self.url)
+
     @property
     def size(self) -> int:
         """In bytes."""
@@ -82,14 +86,23 @@ class RemoteObject:
                 futures.add(future)
         return list(futures)
 
+    def blocks_of(self, offset: int, length: int) -> npt.NDArray[np.int64]:
+        """The numbers, among all blocks of the source, of those that hold some bytes."""
+        first, stop = max(0, offset // BLOCK_BYTES), -(-min(offset + length, self.size) // BLOCK_BYTES)
+        return self.first_block + np.arange(first, stop)
+
+    def comes(self, offset: int, length: int) -> bool:
+        """Whether all blocks that hold some bytes are there, or are being fetched."""
+        blocks = (self.blocks_of(offset, length) - self.first_block).tolist()
+        return all(self._present[block] or block in self._pending for block in blocks)
+
     def read(self, offset: int, length: int) -> bytes:
         """Some bytes, by whole blocks; fewer at the end of the object."""
         stop = min(offset + length, self.size)
         if stop <= offset:
             return b""
         with self._residency.reading():
-            blocks = np.arange(offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-            self._residency.wait_for(self.first_block + blocks)
+            self._residency.wait_for(self.blocks_of(offset, stop - offset))
             return bytes(self.memory[offset:stop])
 
     def read_on_from(self, offset: int) -> None:

@@ -41,18 +41,15 @@ class Url(NamedTuple):
                 shown = f"{scheme}://{split.netloc.rpartition('@')[2]}{split.path}"
                 raise ValueError(
                     "an address must have no user, password, query or fragment, because it is saved and shown, "
-                    "and "
-                    f"the one of {shown} has; leave them out, and give credentials by a store that takes them "
-                    f"from "
-                    "the environment (s3://, gs://)"
+                    f"and the one of {shown} has; leave them out, and give credentials by a store that takes them "
+                    "from the environment (s3://, gs://)"
                 )
         host, _, key = rest.partition("/")
         parts = [host, *key.removesuffix("/").split("/")] if key else [host]
         if not host or any(part in ("", ".", "..") for part in parts):
             raise ValueError(
                 f"names of buckets and keys must not have empty parts, '.' or '..', got {url}; write the key as "
-                f"the "
-                "store lists it"
+                "the store lists it"
             )
         return cls(f"{scheme}://{host}", key)
 
