@@ -1,4 +1,4 @@
-"""The entrants of the peers benchmark: each is a folder of benchmarks/peers, run in its own process."""
+"""The entrants of the benchmarks of peers: each is a folder of benchmarks/peers, run in its own process."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ ENTRANTS = (
     "mosaic_streaming",
     "litdata",
 )
+IMAGES_LIMIT = "images_limit"
+IMAGES_FEEDLINE = "images_feedline"
+IMAGE_ENTRANTS = (
+    IMAGES_LIMIT,
+    IMAGES_FEEDLINE,
+    "images_grain",
+    "images_spdl",
+    "images_spdl_same",
+    "images_tf_data",
+    "images_torch",
+)
+"""The entrants of the benchmark of images."""
 _PREPARE_LIMIT_S, _CHECK_LIMIT_S, _MEASURE_LIMIT_S = 1800.0, 300.0, 180.0
 
 
@@ -41,56 +53,47 @@ class Entrant:
     Each method raises `CannotRun`, and closes the entrant, if the process ends or does not answer.
 
     Args:
-      name: one of ENTRANTS.
+      name: one of ENTRANTS or IMAGE_ENTRANTS.
       environments: the argument `folder` of `interpreter_for`.
       work: folder for its log, and for the data in its own format.
-      threads: number of cores that it may use.
 
     Raises:
       CannotRun: its environment cannot be created.
     """
 
-    def __init__(self, name: str, environments: Path | None, work: Path, threads: int) -> None:
+    def __init__(self, name: str, environments: Path | None, work: Path) -> None:
         interpreter = interpreter_for(READERS / name / "requirements.txt", environments)
+        work.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._work = work
-        self._threads = threads
         self._peer = Peer(interpreter, READERS / "consume.py", READERS / name / "reader.py", work / f"{name}.log")
         self.close = self._peer.close
 
-    def check(self, data: Path, row_bytes: int, batch_rows: int, limit: int | None) -> dict[str, Any]:
+    def check(self, task: dict[str, Any], limit: int | None) -> dict[str, Any]:
         """Convert the data to its own format if needed, then compare `limit` batches; None: a whole epoch."""
-        task = self._task(data, row_bytes, batch_rows)
-        prepared = self._peer.ask({"do": "prepare", "task": task}, _PREPARE_LIMIT_S)
-        found = self._peer.ask({"do": "check", "task": task, "limit": limit}, _CHECK_LIMIT_S)
+        own = self._own(task)
+        prepared = self._peer.ask({"do": "prepare", "task": own}, _PREPARE_LIMIT_S)
+        found = self._peer.ask({"do": "check", "task": own, "limit": limit}, _CHECK_LIMIT_S)
         right = not (found["wrong"] or found["repeated"] or found["missing"])
         return {"prepare_s": prepared["seconds"], **found, "right": right}
 
     def measure(
-        self,
-        data: Path,
-        row_bytes: int,
-        batch_rows: int,
-        warm_up_s: float,
-        seconds: float,
-        settings: dict[str, Any] | None = None,
+        self, task: dict[str, Any], warm_up_s: float, seconds: float, settings: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Measure one round: rows and seconds. `settings` override the reader's own."""
         request = {"do": "measure", "warm_up_s": warm_up_s, "seconds": seconds, "settings": settings or {}}
-        task = self._task(data, row_bytes, batch_rows)
-        found = self._peer.ask({**request, "task": task}, _MEASURE_LIMIT_S)
+        found = self._peer.ask({**request, "task": self._own(task)}, _MEASURE_LIMIT_S)
         return {**found, "rows_per_s": found["rows"] / found["seconds"]}
+
+    def train(self, task: dict[str, Any], steps: int, step_s: float) -> dict[str, Any]:
+        """The cost of a batch for a training thread whose step takes `step_s`, and the memory after each step."""
+        request = {"do": "train", "task": self._own(task), "steps": steps, "step_s": step_s}
+        return self._peer.ask(request, _MEASURE_LIMIT_S + steps * step_s)
 
     def describe(self) -> dict[str, Any]:
         """Its settings, those of its sweep, and the versions of the packages that it has imported."""
         return self._peer.ask({"do": "describe"}, _CHECK_LIMIT_S)
 
-    def _task(self, data: Path, row_bytes: int, batch_rows: int) -> dict[str, Any]:
-        """The fields of consume.py's Task."""
-        return {
-            "file": str(data),
-            "row_bytes": row_bytes,
-            "batch_rows": batch_rows,
-            "threads": self._threads,
-            "folder": str(self._work / f"{self.name}-{data.stem}-{row_bytes}"),
-        }
+    def _own(self, task: dict[str, Any]) -> dict[str, Any]:
+        """The task, with a folder of this entrant's own."""
+        return {**task, "folder": str(self._work / f"{self.name}-{task['folder']}")}

@@ -1,4 +1,4 @@
-"""Medians and ratios of the peers benchmark, from the samples of its rounds. Pure."""
+"""Medians and ratios of the benchmarks of peers, from the samples of its rounds. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
 
 from feedline.bench.ratios import paired
 
+Rates = dict[str, dict[int, float]]
+"""{entrant: {round: rows per second}}."""
+
 _GLOBAL_JUMP = 0.5
 """The least `jump` of a full shuffle: the mean distance of successive rows ÷ a third of all rows, about 1."""
 
@@ -19,9 +22,7 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
     """Medians and ratios for one size of rows.
 
     Returns:
-      {"entrants": {name: {"median_rows_per_s", "of_limit", "of_gather", "feedline_over"}}, "pair": ...}, fastest
-      first. Ratios are `feedline.bench.ratios.Ratio` as dicts, None if a rate is missing; "pair" is feedline,
-      record by record, ÷ Grain.
+      {"entrants": as of `ranked`, "pair": feedline, record by record, ÷ Grain}.
 
     Example:
       >>> samples = [
@@ -31,26 +32,36 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
       >>> standings(samples, 256)["entrants"]["numpy"]["feedline_over"]["ratio"]
       3.0
     """
-    rates: dict[str, dict[int, float]] = {}
+    rates = rates_of(samples, row_bytes)
+    return {"entrants": ranked(rates, FEEDLINE, of_limit=LIMIT, of_gather=GATHER), "pair": _ratio(rates, *PAIR)}
+
+
+def rates_of(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> Rates:
+    """{entrant: {round: rows per second}} for one size of rows."""
+    rates: Rates = {}
     for sample in samples:
         if sample["row_bytes"] == row_bytes:
             rates.setdefault(sample["entrant"], {})[sample["round"]] = sample["rows_per_s"]
+    return rates
+
+
+def ranked(rates: Rates, ours: str, **limits: str) -> dict[str, dict[str, Any]]:
+    """{entrant: {"median_rows_per_s", "feedline_over", a ratio to each of `limits`}}, fastest first.
+
+    Ratios are `feedline.bench.ratios.Ratio` as dicts, None if a rate is missing.
+    """
     medians = {name: statistics.median(of.values()) for name, of in rates.items()}
     return {
-        "entrants": {
-            name: {
-                "median_rows_per_s": medians[name],
-                "of_limit": _ratio(rates, name, LIMIT),
-                "of_gather": _ratio(rates, name, GATHER),
-                "feedline_over": _ratio(rates, FEEDLINE, name),
-            }
-            for name in sorted(medians, key=lambda name: -medians[name])
-        },
-        "pair": _ratio(rates, *PAIR),
+        name: {
+            "median_rows_per_s": medians[name],
+            **{key: _ratio(rates, name, limit) for key, limit in limits.items()},
+            "feedline_over": _ratio(rates, ours, name),
+        }
+        for name in sorted(medians, key=lambda name: -medians[name])
     }
 
 
-def _ratio(rates: Mapping[str, Mapping[int, float]], over: str, under: str) -> dict[str, Any] | None:
+def _ratio(rates: Rates, over: str, under: str) -> dict[str, Any] | None:
     found = paired(rates.get(over, {}), rates.get(under, {}))
     return None if found is None else dataclasses.asdict(found)
 
@@ -68,15 +79,16 @@ def table(result: Mapping[str, Any], row_bytes: int) -> str:
     for name, entrant in found["entrants"].items():
         rate = entrant["median_rows_per_s"]
         lines.append(
-            f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {_shown(entrant['of_limit']):<20}  "
-            f"{_shown(entrant['of_gather']):<20}  "
-            f"{_shown(entrant['feedline_over']):<22}"
+            f"{name:<20} {rate / 1e6:>9.3f} {rate * row_bytes / 1e9:>7.2f}  {shown(entrant['of_limit']):<20}  "
+            f"{shown(entrant['of_gather']):<20}  "
+            f"{shown(entrant['feedline_over']):<22}"
             f"{'  WRONG ROWS' if name in wrong else ''}{'  shuffles nearby rows only' if name in local else ''}"
         )
     lines += [f"{name:<20} not measured: {why}" for name, why in result["failures"].items()]
-    lines.append(f"{PAIR[0]} ÷ {PAIR[1]}, round by round: {_shown(found['pair'])}")
+    lines.append(f"{PAIR[0]} ÷ {PAIR[1]}, round by round: {shown(found['pair'])}")
     return "\n".join(lines)
 
 
-def _shown(ratio: Mapping[str, Any] | None) -> str:
+def shown(ratio: Mapping[str, Any] | None) -> str:
+    """A ratio and its interval, as text."""
     return "–" if ratio is None else f"{ratio['ratio']:.3g} [{ratio['low']:.3g}, {ratio['high']:.3g}]"

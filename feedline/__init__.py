@@ -58,6 +58,7 @@ _MODULE_OF = {
     "FeedError": "errors",
     "Lanes": "sources.lanes",
     "Limits": "options",
+    "Mixture": "sources.mixture",
     "Order": "options",
     "ProcessError": "errors",
     "Reading": "options",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from feedline.rows.row_source import RowSource as RowSource
     from feedline.sources.decoded import decoded as decoded
     from feedline.sources.lanes import Lanes as Lanes
+    from feedline.sources.mixture import Mixture as Mixture
     from feedline.sources.open_source import open_source as open_source
     from feedline.statistics import Statistics as Statistics
     from feedline.stores.options import Store as Store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -26,9 +27,9 @@ from feedline.pipeline.build import build
 from feedline.pipeline.diagnosing import DiagnosingPipeline
 from feedline.pipeline.loops import Loops
 from feedline.pipeline.observing import Observing
-from feedline.pipeline.request import Request
+from feedline.pipeline.request import BatchSizes, Request
 from feedline.pipeline.shown import Shown
-from feedline.pipeline.stages import Pipeline, Placed
+from feedline.pipeline.stages import Pipeline, Placed, Stages
 from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
@@ -63,10 +64,11 @@ class Feed(Shown, ProcessBound):
     After an exception nothing is lost: `next` reads again from the last batch delivered.
 
     Args:
-      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a
+      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a `feedline.Mixture` | a
         `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
         `__getitem__`. Elements and items must each have memory of their own.
-      batch_size: rows in the GLOBAL batch.
+      batch_size: rows in the GLOBAL batch. Or sizes that change at given steps: [(0, 256), (1000, 512)], each with
+        the number of batches delivered before the first one of that size. For rows with random access.
       sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
         batch, as jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
         stands for its sharding.
@@ -113,7 +115,7 @@ class Feed(Shown, ProcessBound):
     def __init__(
         self,
         source: Any,
-        batch_size: int,
+        batch_size: int | BatchSizes,
         sharding: Any,
         *,
         order: Order | None = None,
@@ -137,7 +139,8 @@ class Feed(Shown, ProcessBound):
             prefetch,
             steps_per_call,
         )
-        self._stages = build(request)
+        self._first_stages = build(request)
+        self._stages = self._first_stages  # of the pipeline
         self._request = request.checked()
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
@@ -149,6 +152,7 @@ class Feed(Shown, ProcessBound):
         # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
         self._pipelines: list[Pipeline | DiagnosingPipeline] = []
         self._counted = Counters()
+        self._placed_more_bytes = 0  # than if all batches had had the size of the last one
         self._observing = Observing(self._stages)
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
@@ -185,6 +189,8 @@ class Feed(Shown, ProcessBound):
                 if len(self._pipelines) > 1:
                     self._forget_ended()
                 before, steps = self._delivered, self._request.steps_per_call
+                if self._stages.change is not None and self._diagnosed is None:
+                    self._use(self._stages.at(before.step))
                 asked = time.perf_counter()
                 tuner = self._observing.tuner
                 if tuner is not None and (proposal := tuner.proposal) is not None:
@@ -218,28 +224,38 @@ class Feed(Shown, ProcessBound):
                 raise
 
     def __len__(self) -> int:
-        """How often a pass delivers: batches ÷ `steps_per_call`. TypeError if it is endless, or a stream."""
+        """How often a pass delivers: batches ÷ `steps_per_call`.
+
+        TypeError if it is endless, or a stream, or if the batch size changes.
+        """
+        if self._first_stages.change is not None:
+            raise TypeError(
+                "passes differ in length where the batch size changes; bound the loop by zip(range(n), feed)"
+            )
         return self._stages.access.deliveries()
 
     @property
     def spec(self) -> Any:
-        """The batch as `jax.ShapeDtypeStruct`s with shardings, before the first batch: to lower and compile."""
-        return self._stages.placement.spec
+        """The next batch as `jax.ShapeDtypeStruct`s with shardings, before the first one: to lower and compile."""
+        return self._next_stages.placement.spec
 
     @property
     def epoch(self) -> int:
         """Epoch of the next batch; the last one's while the pass is exhausted."""
-        return self._stages.access.next_cursor(self._delivered.cursor).epoch
+        return self._next_stages.access.next_cursor(self._delivered.cursor).epoch
 
     @property
     def position(self) -> int:
         """Position in its epoch of the next batch's first row."""
-        return self._stages.access.next_cursor(self._delivered.cursor).position
+        return self._next_stages.access.next_cursor(self._delivered.cursor).position
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams."""
-        return self._stages.access.steps_per_epoch()
+        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
+
+        If the batch size changes: as many as if each had the size of the next one.
+        """
+        return self._next_stages.access.steps_per_epoch()
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
@@ -301,12 +317,18 @@ class Feed(Shown, ProcessBound):
           int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
           is padded. With several steps per call, int64[steps_per_call, batch_size].
         """
-        return self._stages.access.rows_of(states.check(state, self._stages.fingerprint, ())[1])
+        step, cursor = states.check(state, self._stages.fingerprint, ())
+        return self._first_stages.at(step).access.rows_of(cursor)
 
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
         ready = sum(pipeline.waiting for pipeline in self._pipelines)
-        return self._observing.statistics(self._counted, ready, self._request.steps_per_call)
+        statistics = self._observing.statistics(self._counted, ready, self._request.steps_per_call)
+        return dataclasses.replace(
+            statistics,
+            placed_bytes=statistics.placed_bytes + self._placed_more_bytes,
+            source_epochs=self._stages.access.source_epochs(self._delivered.cursor),
+        )
 
     def report(self) -> Report:
         """What limits training, what that costs, and which setting to change. It may be printed.
@@ -358,6 +380,7 @@ class Feed(Shown, ProcessBound):
             raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:
             self._check_open()
+            self._use(self._stages.at(self._delivered.step))
             diagnosis, observing, delivered = Diagnosis(), Observing(self._stages, tunes=False), self._delivered
             pipeline = DiagnosingPipeline(
                 self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis
@@ -435,7 +458,7 @@ class Feed(Shown, ProcessBound):
             )
         elif not self._released:
             self._released = True
-            self._stages.close()
+            self._first_stages.close()
 
     def __enter__(self) -> Feed:
         return self
@@ -470,6 +493,17 @@ class Feed(Shown, ProcessBound):
         self._stages = self._stages.tuned(settings)
         self._stop(0, reads=False)
         self._observing.changed(self._stages)  # last: after an interrupt before it, all of this is done again
+
+    def _use(self, stages: Stages) -> None:
+        """Go on with batches of another size: the next pipeline starts after the last batch delivered."""
+        if stages is self._stages:
+            return
+        self._stop(0, reads=False)
+        self._observing.changed(stages)
+        self._stages.access.buffers.staging.close()
+        more = self._stages.placement.local_bytes - stages.placement.local_bytes
+        # last: after an interrupt before it, all of this is done again
+        self._placed_more_bytes, self._stages = self._placed_more_bytes + self._counted.batches * more, stages
 
     def _start(self) -> Pipeline:
         step, cursor, lanes = self._delivered
@@ -510,8 +544,11 @@ class Feed(Shown, ProcessBound):
                 raise ValueError(
                     "a feed stays where it is while it is diagnosed; leave the context of diagnose first"
                 )
-            self._stages.access.check_cursor(delivered.cursor)
+            stages = self._first_stages.at(delivered.step)
+            stages.access.check_cursor(delivered.cursor)
             self._stop(_MOMENT_S, reads=False)
+            if self._first_stages.change is not None:
+                self._use(stages)
             self._loops.moved(restored)
             self._observing.accounting.interrupted()
             self._delivered, self._exhausted = delivered, False

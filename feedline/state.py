@@ -15,9 +15,12 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from feedline.order import past
 from feedline.order.schedule import Cursor
 
 VERSION = 1
+_SHOWN = 120
+"""Characters of a value in an error."""
 FIELDS = ("rows", "spec", "data", "order", "format")
 """The fields of a fingerprint: the number of rows, their dtypes and shapes, a digest of their contents,
 their order, and how the source is read (columns, records, a stream)."""
@@ -64,18 +67,22 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
             "restore with the release that saved it"
         )
     numbers = [_natural(state, name) for name in ("step", "epoch", "position")]
-    saved = state.get("fingerprint")
-    if not isinstance(saved, Mapping):
+    if not isinstance(state.get("fingerprint"), Mapping):
         raise ValueError("the state has no fingerprint; pass the dict that feed.get_state() returned, whole")
+    step, cursor = numbers[0], Cursor(numbers[1], numbers[2])
+    saved, own = past.common(state["fingerprint"], fingerprint, step, cursor)
     for field in FIELDS:
-        if field not in allow and saved.get(field) != fingerprint[field]:
+        if field not in allow and saved.get(field) != own[field]:
+            was, now = saved.get(field), own[field]
+            if field == "order":
+                was, now = _different(was, now)
             raise ValueError(
-                f"the state was saved over other data: its {field!r} is {_short(saved.get(field))}, this "
-                f"feed's is {_short(fingerprint[field])}. Give the feed the same source and order, or, if "
+                f"the state was saved over other data: its {field!r} is {_short(was)}, this "
+                f"feed's is {_short(now)}. Give the feed the same source and order, or, if "
                 f'the difference is meant, set_state(state, allow=("{field}",))'
             )
-    check_position(numbers[2], fingerprint["rows"], "the state's position")
-    return numbers[0], Cursor(numbers[1], numbers[2])
+    check_position(cursor.position, fingerprint["rows"], "the state's position")
+    return step, cursor
 
 
 def check_position(position: int, rows: int | None, name: str = "position") -> None:
@@ -160,6 +167,15 @@ def _natural(state: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _different(one: Any, two: Any) -> tuple[Any, Any]:
+    """Both values; of dicts that are too long to be shown the items that differ."""
+    if not (isinstance(one, Mapping) and isinstance(two, Mapping)) or len(repr((one, two))) <= 2 * _SHOWN:
+        return one, two
+    names = [name for name in {**one, **two} if one.get(name) != two.get(name)]
+    first, second = ({name: each[name] for name in names if name in each} for each in (one, two))
+    return first, second
+
+
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 120 else f"{text[:100]}… (digest {digest(value)[:8]})"
+    return text if len(text) <= _SHOWN else f"{text[:100]}… (digest {digest(value)[:8]})"

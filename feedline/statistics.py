@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedline.notebook import table
 
@@ -44,6 +44,8 @@ class Statistics:
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.
       host_bytes: bytes of the host buffers that are allocated now; workers have their own.
+      source_epochs: of a mixture, how often each source was read from the start of the run to the feed's position,
+        by name: 1.5 is one and a half epochs of that source. None: the source is no mixture.
     """
 
     batches: int = 0
@@ -73,6 +75,7 @@ class Statistics:
     workers: int = 0
     slabs: int = 0
     host_bytes: int = 0
+    source_epochs: dict[str, float] | None = None
 
     def __str__(self) -> str:
         """Counts, mean times of a batch, and what is in use, as text.
@@ -102,6 +105,7 @@ class Statistics:
             f"longest {with_unit(self.wait_max_s)}; AU {au}\n"
             f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, "
             f"{self.slabs} slabs, {_bytes(self.host_bytes)} of host memory"
+            + (f"\nepochs of each source: {_epochs(self.source_epochs)}" if self.source_epochs else "")
         )
 
     def _repr_html_(self) -> str:
@@ -118,8 +122,15 @@ class Statistics:
 _NOT_SUMMED = {"wait_p50_s", "wait_p99_s", "wait_max_s", "transfer_s"}
 
 
-def _readable(name: str, value: float | None) -> str:
+def _epochs(of_sources: dict[str, float]) -> str:
+    """Example: web 1.25, code 0.5."""
+    return ", ".join(f"{name} {epochs:.4g}" for name, epochs in of_sources.items())
+
+
+def _readable(name: str, value: Any) -> str:
     """The value of a field with the unit that its name says."""
+    if name == "source_epochs":
+        return _epochs(value) if value else "no mixture"
     if value is None:
         return "not known yet"
     if name in ("au", "readiness"):

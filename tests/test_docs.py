@@ -147,6 +147,19 @@ def test_images(files, capsys):
     )
 
 
+def test_mixtures(files, capsys):
+    names = run("docs/mixtures.md")
+    *steps, epochs, sizes, skipped = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].rpartition(",")[0] for line in steps] == [f"step {n}" for n in range(10, 51, 10)]
+    losses = [float(line.split("loss ")[1].split(":")[0]) for line in steps]
+    assert losses == sorted(losses, reverse=True)
+    # 50 batches of 64 rows of 17 tokens, by the shares 7 : 2 : 1
+    assert epochs == str({"web": 2240 / 2352, "code": 640 / 1176, "books": 320 / 235})
+    assert sizes == "32 (32, 17)"
+    assert skipped == "1 144"
+    assert names["batches"] == (4 * 234 + 3) // 8  # books stands at the third of four places
+
+
 def test_trace(files, capsys):
     run("docs/trace.md")
     assert capsys.readouterr().out == f"{Path.cwd() / 'trace.json'}\n"

@@ -22,6 +22,7 @@ PRINTED = {
     "inspect_feed.py": "14 batches, 93 rows left out, shards {(24, 32)}",
     "audit_feed.py": "(64, 8, 8) uint8 on 8 devices",
     "token_packing.py": "160 rows before the resume and 777 after it",
+    "skip_after_spike.py": "80 steps, loss 0.011921",
     "mixture.py": "of 6400 rows 75% from the web, 25% from books",
     "crop_and_flip.py": "8 devices hold the images that 1 device held: True",
     "slow_training.py": "epoch 1: the loss fell: True",
@@ -106,6 +107,15 @@ def test_two_processes():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
     steps = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
     assert steps == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
+
+
+def test_two_processes_skip_the_same_rows():
+    done = launched(sys.executable, "-W", "error", EXAMPLES / "skip_after_spike.py")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[0]") and "loss" in line]
+    assert lines == [
+        "[0] loss 8.0e+06 in step 61, on rows 24000 to 24399: back to step 50, on from position 25600",
+        f"[0] {PRINTED['skip_after_spike.py']}",
+    ]
 
 
 @pytest.mark.parametrize(("name", "least"), [("digits_convnet.py", 0.98), ("equinox_model.py", 0.97)])

@@ -68,8 +68,9 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Order", "ProcessError", "Reading", "RowError",
-        "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "decoded", "images",
+        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Mixture", "Order", "ProcessError", "Reading",
+        "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "decoded",
+        "images",
         "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
@@ -88,6 +89,7 @@ class Documented:
     def local_rows(sharding, batch_size): ...
     def open_source(path_or_glob): ...
     def Lanes(make_lane, count): ...
+    def Mixture(sources, weights): ...
     def save_lanes(state, folder): ...
     def load_lanes(folder): ...
 
@@ -192,7 +194,7 @@ OF_FEEDLINE = {
     "options": [],
     "notebook": [],
     "statistics": ["notebook"],
-    "state": ["order.schedule"],
+    "state": ["order.past", "order.schedule"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": [],
     "runtime": ["runtime"],
@@ -209,9 +211,9 @@ OF_FEEDLINE = {
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
     "sources.formats": ["sources.formats", "stores", "rows", "errors", "options"],
-    "sources": ["sources", "stores", "rows", "order.epoch", "order.compiled", "native", "runtime.ending",
+    "sources": ["sources", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
-    "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
+    "loader": ["loader", "sources.arrays", "sources.mixture", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
@@ -221,8 +223,8 @@ OF_FEEDLINE = {
     # the compositions
     # cluster: the default number of threads, and the memory of the control group
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
-                 "order.schedule", "agreement", "cluster.cores", "cluster.cgroups", "runtime.annotations",
-                 "notebook", "state", "statistics", "version", "errors", "options"],
+                 "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
+                 "runtime.annotations", "notebook", "state", "statistics", "version", "errors", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
@@ -237,11 +239,12 @@ OF_FEEDLINE = {
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
               "loader.staging", "placement.place", "cluster.cores",
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
-    "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.records",
-              "rows.row_source", "order.schedule", "cluster", "errors"],
+    "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.mixture",
+              "rows.row_source", "order.epoch", "order.schedule", "cluster", "errors"],
     # described without building a feed; audit: how to call the user's function, and which feed it makes
-    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "rows", "loader.form",
-                   "placement", "order.schedule", "audit.feeds", "audit.target", "errors", "options"],
+    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "sources.mixture",
+                   "rows", "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors",
+                   "options"],
     "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
     "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
     "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",

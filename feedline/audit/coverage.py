@@ -13,9 +13,10 @@ from feedline.audit.digest import row_digests
 from feedline.audit.observed import Coverage, Difference, Observed, State, combined_digests
 from feedline.audit.positions import row_positions
 from feedline.feed import Feed
-from feedline.rows.row_source import RowSource
+from feedline.order.epoch import keys_at
+from feedline.rows.row_source import Rows, RowSource, is_positioned
+from feedline.sources.mixture import Mixture
 from feedline.sources.open_source import as_source
-from feedline.sources.records import RecordSource
 
 _MOST_ROWS = 1 << 23
 """The largest number of row indices that are counted: they take 8 bytes each."""
@@ -33,8 +34,11 @@ def measure_coverage(feed: Feed, source: Any, observed: Observed, first: State) 
     if rows is None:
         return Coverage(0, 0, 0, "a stream has no row indices, so that rows come once was not shown")
     try:
-        epochs = _counted(feed, observed, rows) if rows <= _MOST_ROWS else 0
         compared = 0 if observed.settings.transformed else _compared(feed, as_source(source), observed, first)
+        if isinstance(source, Mixture):
+            source_epochs = _counted_by_source(feed, observed, source)
+            return Coverage(0, 0, compared, "" if source_epochs else "no source was counted whole", source_epochs)
+        epochs = _counted(feed, observed, rows) if rows <= _MOST_ROWS else 0
     except Difference as difference:
         return difference
     drops = observed.settings.remainder == "drop"
@@ -56,6 +60,26 @@ def _counted(feed: Feed, observed: Observed, rows: int) -> int:
     return epochs
 
 
+def _counted_by_source(feed: Feed, observed: Observed, source: Mixture) -> int:
+    """How many epochs of the sources of a mixture were counted; a `Difference` if one is wrong.
+
+    Of the first epoch of the mixture as many rows are counted as all sources have, twice.
+    """
+    rows = min(source.order.rows, 2 * len(source), _MOST_ROWS)
+    indices = np.concatenate(list(_row_indices(feed, observed, rows, 0)))[:rows]
+    epochs = 0
+    for name, first, length in zip(source.order.names, source.order.firsts, source.order.lengths, strict=False):
+        own = indices[(indices >= first) & (indices < first + length)] - first
+        for epoch, counted in enumerate(own[: len(own) // length * length].reshape(-1, length)):
+            times = np.bincount(counted, minlength=length)
+            if times.max() > 1:
+                raise Difference(
+                    f"row {times.argmax()} of {name!r} comes {times.max()} times in epoch {epoch} of that source"
+                )
+            epochs += 1
+    return epochs
+
+
 def _row_indices(feed: Feed, observed: Observed, rows: int, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
     """The row indices of an epoch's batches, from `rows_of`, which reads no data."""
     size = observed.settings.batch_size
@@ -66,20 +90,30 @@ def _row_indices(feed: Feed, observed: Observed, rows: int, epoch: int) -> Itera
 
 def _compared(feed: Feed, source: RowSource | Any, observed: Observed, first: State) -> int:
     """How many delivered rows have the values of the source; a `Difference` if one has not."""
-    epochs, _ = row_positions(observed.settings, (0, 0), len(observed.batches))
+    epochs, positions = row_positions(observed.settings, (0, 0), len(observed.batches))
     compared = 0
-    for number, (before, epoch) in enumerate(zip([first, *observed.states], epochs, strict=False)):
+    for number, (before, epoch, position) in enumerate(
+        zip([first, *observed.states], epochs, positions, strict=False)
+    ):
         indices = feed.rows_of({**first, **before})
         real = np.flatnonzero(indices >= 0)
-        asked = indices[real]
-        if isinstance(source, RecordSource):
-            asked = epoch[real] * len(source) + asked
         out = _empty(source.spec, len(real))
-        source.read(asked, out)
+        if is_positioned(source):
+            source.read_positioned(_rows(feed, epoch[real], position[real], indices[real]), out)
+        else:
+            source.read(indices[real], out)
         for path, values in jax.tree_util.tree_leaves_with_path(out):
             _compare(observed, number, f"batch{jax.tree_util.keystr(path)}", values, indices)
         compared += len(real)
     return compared
+
+
+def _rows(feed: Feed, epochs: Any, positions: Any, indices: Any) -> Rows:
+    """What a source is told of these rows."""
+    order = feed.order
+    assert order is not None
+    keys = [keys_at(order.seed, int(e), np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
+    return Rows(epochs, positions, indices, np.array(keys, np.uint64))
 
 
 def _empty(spec: Any, rows: int) -> Any:

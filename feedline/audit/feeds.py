@@ -73,7 +73,10 @@ def arguments_of_feeds(change: Callable[[dict[str, Any]], None]) -> Iterator[dic
 
 def _changed_by(layout: Layout, batch_size: int | None, given: dict[str, Any]) -> None:
     """Replace the options of a feed by those of a layout."""
-    given["batch_size"] = (batch_size or given["batch_size"]) * layout.times
+    size = given["batch_size"]
+    if isinstance(size, list | tuple):  # sizes that change with the step: the first one is audited
+        size = size[0][1]
+    given["batch_size"] = (batch_size or size) * layout.times
     if layout.workers is not None:
         given["reading"] = dataclasses.replace(given["reading"], workers=layout.workers)
     if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch

@@ -50,12 +50,14 @@ class Coverage(NamedTuple):
       left_out: rows that each epoch leaves out.
       compared: delivered rows that had the values of the source.
       not_shown: what could not be checked, with the reason.
+      source_epochs: of the sources of a mixture, instead of `epochs`: of how many epochs, each row occurs once.
     """
 
     epochs: int
     left_out: int
     compared: int
     not_shown: str
+    source_epochs: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ def as_object(verdicts: Sequence[Verdict], reference: Reference, seconds: float)
         "batches_compared": sum(verdict.batches for verdict in verdicts),
         "rows_compared": sum(verdict.rows for verdict in verdicts),
         "different_rows": reference.different_rows,
-        "epochs_counted": coverage.epochs if coverage else 0,
+        "epochs_counted": coverage.epochs + coverage.source_epochs if coverage else 0,
         "left_out_of_each_epoch": coverage.left_out if coverage else None,
         "rows_compared_with_source": coverage.compared if coverage else 0,
         "not_covered": list(_not_covered(verdicts, reference)),
@@ -96,6 +96,9 @@ def _proof(verdicts: Sequence[Verdict], reference: Reference) -> Iterator[str]:
         )
         epochs = f"{coverage.epochs} epoch{'s' if coverage.epochs > 1 else ''}"
         yield f"{epochs} of {settings.rows:,} rows: by their indices each row comes once{left}."
+    if coverage.source_epochs:
+        epochs = f"{coverage.source_epochs} epoch{'s' if coverage.source_epochs > 1 else ''}"
+        yield f"{epochs} of the mixture's sources: by their indices each row of the source comes once."
     if coverage.compared:
         yield f"{coverage.compared:,} rows delivered on one device are what the source holds at their index."
 

@@ -16,6 +16,7 @@ from feedline.loader.form import Transform, transformed_spec
 from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import Array, Leaf, RowSpec
 from feedline.sources.lanes import FirstItem, Lanes
+from feedline.sources.mixture import epoch_rows
 from feedline.sources.open_source import as_source
 
 _ROWS_SHOWN = 3
@@ -26,7 +27,7 @@ class Contents:
     """What a source holds, as plain values.
 
     Attributes:
-      rows: how many; None: nobody knows before the end of a stream, or a dataset repeats without end.
+      rows: of an epoch; None: nobody knows before the end of a stream, or a dataset or mixture has no end.
       lanes: of a stream; 0: rows with random access.
       spec: of a row in the source.
       out: of a row after the transform; without one the same as `spec`.
@@ -71,13 +72,13 @@ def contents_of(source: Any, transform: Transform | None = None) -> Contents:
 
 
 def _random_access(source: RowSource, transform: Transform | None) -> Contents:
-    rows = len(source)
+    rows = epoch_rows(source)
     if rows < 1:
         raise ValueError(
             f"a source must have at least one row, {type(source).__name__} has {rows}; check what wrote it"
         )
     spec = RowSpec.of(source.spec)
-    first = _empty(spec, min(rows, _ROWS_SHOWN))
+    first = _empty(spec, min(len(source), _ROWS_SHOWN))
     try:
         source.read(np.arange(len(first[0]), dtype=np.int64), spec.tree(first))
     except FeedError:

@@ -75,6 +75,7 @@ def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: O
     sharding = sharding_of(contents, mesh, mesh.axis_names[:1] if entries is None else entries)
     arguments["batch_size"] = default_batch_size(contents, sharding)
     overrides.apply(arguments)
+    arguments["batch_sizes"] = arguments.pop("batch_size")
     request = Request(source=named, sharding=sharding, order=None, epochs=None, transform=None, **arguments)
     return Resolved(contents, request, None)
 
@@ -109,5 +110,6 @@ def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, override
                 raise TypeError(f"{target} must build a feedline.Feed and return it, got {feed!r}")
             arguments = seen[id(feed)]
             feed.close()
+    arguments["batch_sizes"] = arguments["batch_size"]
     request = Request(**{field.name: arguments[field.name] for field in dataclasses.fields(Request)})
     return Resolved(contents_of(request.source, request.transform), request, refusal)

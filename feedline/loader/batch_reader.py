@@ -15,6 +15,7 @@ from feedline.loader.host_batch import HostBatch
 from feedline.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline.options import Order
 from feedline.order.epoch import rows_at, substitutes_at
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_told
@@ -22,6 +23,7 @@ from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.sources.arrays import ArraySource
+from feedline.sources.mixture import Mixture
 
 
 class Part(NamedTuple):
@@ -68,7 +70,7 @@ class BatchReader:
     """
 
     source: RowSource
-    order: Order
+    order: Order | MixtureOrder
     schedule: Schedule
     form: LocalForm
     settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
@@ -77,7 +79,10 @@ class BatchReader:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
-            index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
+            if isinstance(self.order, MixtureOrder):
+                index[some] = self.order.rows_at(epoch, positions)
+            else:
+                index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
         index.flags.writeable = False
         return index
 
@@ -131,7 +136,8 @@ class BatchReader:
 
     def _locate_and_read(self, part: Part) -> Part:
         """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
-        if not isinstance(self.source, ArraySource):
+        source = self.source.arrays if isinstance(self.source, Mixture) else self.source
+        if not isinstance(source, ArraySource):
             part = part._replace(indices=self.locate(part.start, part.offsets))
             self._read(part)
             return part
@@ -139,7 +145,7 @@ class BatchReader:
         for epoch, some, positions in self.schedule.positions_by_epoch(part.start, part.offsets):
             there = _within(part.here, some)
             cuts = [(i, columns, part.buffers.read[i][there]) for i, columns in part.cuts]
-            found.append(self.source.read_in_order(self.order, epoch, positions, cuts))
+            found.append(source.read_in_order(self.order, epoch, positions, cuts))
         index = found[0] if len(found) == 1 else np.concatenate(found)
         index.flags.writeable = False
         return part._replace(indices=index)
@@ -192,7 +198,11 @@ class BatchReader:
         row, positions = int(part.indices[0]), self._positions(part)
         epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
-        candidates = substitutes_at(self.order.seed, self.schedule.rows, epoch, position)
+        # of a mixture those of the same source, so that the shares stay as they are
+        first, count = (
+            self.order.source_of(row) if isinstance(self.order, MixtureOrder) else (0, self.schedule.rows)
+        )
+        candidates = substitutes_at(self.order.seed, count, epoch, position) + first
         for candidate in candidates.tolist():
             try:
                 self._write(part._replace(indices=np.array([candidate])))

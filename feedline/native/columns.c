@@ -27,7 +27,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Increased whenever a struct or a function changes; the binding refuses any other version. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3 };
 
@@ -47,9 +47,11 @@ typedef struct {
   uint64_t keys[ROUNDS];
 } Network;
 
+struct Mixed;
+
 /* The order of one epoch. */
 typedef struct {
-  int32_t kind; /* 0: as stored, 1: shuffled, 2: blocks shuffled, then the rows inside windows of blocks */
+  int32_t kind; /* 0: as stored, 1: shuffled, 2: blocks shuffled, then the rows in windows of blocks, 3: a mixture */
   int32_t unused;
   uint64_t n;           /* rows of the epoch */
   const int64_t *table; /* kind 1: the permutation itself where n is small; else NULL */
@@ -61,7 +63,29 @@ typedef struct {
   uint64_t irregular_window[2];
   uint64_t window_keys[2];
   uint64_t block_rows, full, window, short_block, lacking;
+  const struct Mixed *mixed; /* kind 3 */
 } Order;
+
+/* A source of a mixture; see feedline/order/mixture.py. Row number c of it stands at position c % length of epoch
+ * c / length of its own order. */
+typedef struct {
+  const Order *epochs; /* of its own order, `count` of them from number `first_epoch` on */
+  uint64_t first_epoch, count;
+  uint64_t length;
+  uint64_t before;    /* its rows before position `start` of the mixture */
+  uint64_t step;      /* its rows in a table of places */
+  uint64_t first_row; /* its first row index in the mixture */
+} MixedSource;
+
+/* The positions of a mixture from `start` on: a table of places again and again. */
+typedef struct Mixed {
+  const int32_t *source; /* at each place */
+  const int64_t *rank;   /* the rows of that source before the place */
+  uint64_t places;
+  uint64_t start;
+  const MixedSource *sources;
+  int64_t count; /* of sources */
+} Mixed;
 
 static ALWAYS_INLINE uint32_t mixed(uint32_t x, uint64_t key, uint32_t tweak) {
   uint32_t y = x * ((uint32_t)key | 1u) + (uint32_t)(key >> 32) + tweak;
@@ -189,6 +213,43 @@ static Chunk chunk_here(void) {
   return chunk_anywhere;
 }
 
+/* Rows at `count` ≤ CHUNK ascending positions of a mixture, in place. False: an epoch is not there. */
+static int mixed_rows(const Mixed *mixed, Chunk of_chunk, uint64_t *rows, size_t count) {
+  int32_t sources[CHUNK];
+  uint64_t own[CHUNK];
+  uint16_t at[CHUNK];
+  uint64_t number = (rows[0] - mixed->start) / mixed->places;
+  uint64_t first = mixed->start + number * mixed->places; /* the position of the table's first place */
+  for (size_t i = 0; i < count; i++) {
+    if (rows[i] - first >= mixed->places) {
+      number = (rows[i] - mixed->start) / mixed->places;
+      first = mixed->start + number * mixed->places;
+    }
+    const uint64_t place = rows[i] - first;
+    const MixedSource *of = &mixed->sources[sources[i] = mixed->source[place]];
+    rows[i] = of->before + number * of->step + (uint64_t)mixed->rank[place];
+  }
+  for (int64_t source = 0; source < mixed->count; source++) {
+    const MixedSource *of = &mixed->sources[source];
+    size_t size = 0, done = 0;
+    for (size_t i = 0; i < count; i++) { /* without a branch, which would be hard to predict */
+      own[size] = rows[i];
+      at[size] = (uint16_t)i;
+      size += sources[i] == source;
+    }
+    while (done < size) {
+      const uint64_t epoch = own[done] / of->length, begin = epoch * of->length;
+      const size_t from = done;
+      if (epoch - of->first_epoch >= of->count) return 0;
+      for (; done < size && own[done] - begin < of->length; done++) own[done] -= begin;
+      const Order *order = &of->epochs[epoch - of->first_epoch];
+      if (order->kind) of_chunk(order, own + from, done - from);
+    }
+    for (size_t i = 0; i < size; i++) rows[at[i]] = own[i] + of->first_row;
+  }
+  return 1;
+}
+
 /* The rows at `count` positions: those of `positions`, or, if that is NULL, `first` and its successors.
  * Error: `*bad` is the first position that is not in [0, n), and no row has been written. */
 EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int64_t first, int64_t count,
@@ -209,7 +270,11 @@ EXPORT int32_t feedline_order(const Order *order, const int64_t *positions, int6
       memcpy(part, positions + start, size * sizeof(*part));
     else
       for (size_t i = 0; i < size; i++) part[i] = (uint64_t)(first + start) + i;
-    if (order->kind) of_chunk(order, part, size);
+    if (order->kind == 3) {
+      if (!mixed_rows(order->mixed, of_chunk, part, size)) return BAD_ARGUMENT;
+    } else if (order->kind) {
+      of_chunk(order, part, size);
+    }
   }
   return OK;
 }

@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-INTERFACE = 2
+INTERFACE = 3
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")

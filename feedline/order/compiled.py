@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 Positions = npt.NDArray[Any] | range
 """64-bit integers[k] with any strides, or a range of step 1."""
 _Keys = tuple[np.uint64, ...]
-_SHUFFLED, _BLOCKED = 1, 2
+_SHUFFLED, _BLOCKED, _MIXED = 1, 2, 3
 
 
 class _Network(ctypes.Structure):
@@ -55,12 +56,68 @@ class EpochOrder(ctypes.Structure):
         ("window", ctypes.c_uint64),
         ("short_block", ctypes.c_uint64),
         ("lacking", ctypes.c_uint64),
+        ("mixed", ctypes.c_void_p),
     )
-    tables: tuple[Indices, ...] = ()
-    """Keeps alive what `table` and `block_table` point to."""
+    tables: tuple[Any, ...] = ()
+    """Keeps alive what `table`, `block_table` and `mixed` point to."""
 
 
-@functools.lru_cache(maxsize=16)
+class MixedSource(ctypes.Structure):
+    """`MixedSource` of columns.c: a source of a mixture, and some epochs of its own order."""
+
+    _fields_ = (
+        ("epochs", ctypes.c_void_p),
+        ("first_epoch", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+        ("before", ctypes.c_uint64),
+        ("step", ctypes.c_uint64),
+        ("first_row", ctypes.c_uint64),
+    )
+    epochs_array: Any = None
+    """Keeps alive what `epochs` points to."""
+
+    @classmethod
+    def of(
+        cls, order: Order, epochs: range, *, length: int, before: int, step: int, first_row: int
+    ) -> MixedSource:
+        """The source with these epochs of its order."""
+        each = [epoch_order(order, length, epoch) for epoch in epochs]
+        array = (EpochOrder * len(each))(*each)
+        source = cls(ctypes.addressof(array), epochs.start, len(each), length, before, step, first_row)
+        source.epochs_array = each, array
+        return source
+
+
+class _Mixed(ctypes.Structure):
+    """`Mixed` of columns.c: some positions of a mixture."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("places", ctypes.c_uint64),
+        ("start", ctypes.c_uint64),
+        ("sources", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+def mixed_order(
+    n: int, start: int, source: npt.NDArray[np.int32], rank: Indices, sources: Sequence[MixedSource]
+) -> EpochOrder:
+    """The struct for ascending positions of a mixture, from `start` on and below n. The sources have their epochs.
+
+    Args:
+      source, rank: the source at each place of a table, and how many of its rows stand before that place.
+    """
+    array = (MixedSource * len(sources))(*sources)
+    mixed = _Mixed(source.ctypes.data, rank.ctypes.data, len(source), start, ctypes.addressof(array), len(sources))
+    struct = EpochOrder(kind=_MIXED, n=n, mixed=ctypes.addressof(mixed))
+    struct.tables = (mixed, array, sources, source, rank)
+    return struct
+
+
+@functools.lru_cache(maxsize=64)
 def epoch_order(order: Order, n: int, epoch: int) -> EpochOrder:
     """The struct for an epoch of 1 ≤ n ≤ 2⁶² rows (without shuffling: n < 2⁶³)."""
     struct = EpochOrder(n=n)
@@ -100,15 +157,19 @@ def _set_permutation(struct: EpochOrder, table: str, network: str, n: int, keys:
 
 def rows_at_by_c(library: ctypes.CDLL, order: Order, n: int, epoch: int, positions: Positions) -> Indices:
     """The row at each position in [0, n): `feedline.order.epoch.rows_at`, computed by the C library."""
+    return rows_of_struct(library, epoch_order(order, n, epoch), positions)
+
+
+def rows_of_struct(library: ctypes.CDLL, struct: EpochOrder, positions: Positions) -> Indices:
+    """The row at each position, int64[k], in the order of a struct."""
     rows = np.empty(len(positions), np.int64)
     bad = ctypes.c_int64()
-    struct = epoch_order(order, n, epoch)
     pointer = PositionsPointer(positions)
     code = library.feedline_order(
         ctypes.byref(struct), pointer.address, pointer.first, len(rows), rows.ctypes.data, ctypes.byref(bad)
     )
     if code:
-        raise IndexError(f"positions must be in [0, {n}), got {bad.value} (code {code})")
+        raise IndexError(f"positions must be in [0, {struct.n}), got {bad.value} (code {code})")
     return rows
 
 

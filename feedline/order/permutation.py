@@ -43,9 +43,9 @@ ROUNDS = 7
 CHUNK = 1 << 15  # indices at a time: many for each NumPy call, but all arrays fit into 1 MiB of cache
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def words(
-    purpose: Literal["order", "keys", "blocks", "windows", "spares"], seed: int, epoch: int
+    purpose: Literal["order", "keys", "blocks", "windows", "spares", "mixture"], seed: int, epoch: int
 ) -> tuple[np.uint64, ...]:
     """Eight random words for one purpose, seed and epoch."""
     message = seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
@@ -172,7 +172,7 @@ def _constant(value: int) -> NDArray[np.uint32]:
     return np.array(value, np.uint32)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def explicit(n: int, keys: tuple[np.uint64, ...]) -> NDArray[np.int64]:
     """int64[n], read-only: the whole permutation, for small n. Hashes are distinct, so any sort gives the same."""
     numbers = np.argsort(hashed(np.arange(n, dtype=np.uint64), keys)).astype(np.int64)

@@ -16,6 +16,7 @@ from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Settings
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import ENDLESS, Cursor
 from feedline.prefetch.prefetcher import HostIterator
 from feedline.streams.batches import StreamBatches
@@ -37,11 +38,15 @@ class Access(Protocol):
         """The memory in which batches are built."""
 
     @property
+    def batch_size(self) -> int:
+        """Rows in the global batch."""
+
+    @property
     def agrees_on_ends(self) -> bool:
         """Whether the processes agree on the ends of lanes while they read."""
 
     @property
-    def order(self) -> Order | None:
+    def order(self) -> Order | MixtureOrder | None:
         """The order of the rows. None: a stream has its own."""
 
     def open(
@@ -70,6 +75,9 @@ class Access(Protocol):
     def check_position(self, position: int) -> None:
         """Raise ValueError if a feed cannot seek to this position of an epoch."""
 
+    def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
+        """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
+
     def lanes_in(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a state holds of the iterators of a stream. ValueError if that is of other lanes."""
 
@@ -87,9 +95,14 @@ class RandomAccess:
     agrees_on_ends: ClassVar[bool] = False
 
     @property
-    def order(self) -> Order:
+    def order(self) -> Order | MixtureOrder:
         """Of the rows."""
         return self.reader.order
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the global batch."""
+        return self.reader.schedule.batch_size
 
     @property
     def may_use_workers(self) -> bool:
@@ -154,6 +167,10 @@ class RandomAccess:
         """At most the number of rows: there the epoch ends."""
         states.check_position(position, self.reader.schedule.rows)
 
+    def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
+        """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
+        return self.order.epochs_of(*cursor) if isinstance(self.order, MixtureOrder) else None
+
     def lanes_in(self, state: Mapping[str, Any]) -> None:
         """Nothing: the cursor says it all."""
 
@@ -176,6 +193,11 @@ class StreamAccess:
     lanes: list[str]
     writers: list[int]
     order: ClassVar[None] = None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the global batch."""
+        return self.stream.batch_size
 
     @property
     def agrees_on_ends(self) -> bool:
@@ -217,6 +239,9 @@ class StreamAccess:
             raise ValueError(
                 f"a stream can seek to the start of an epoch only, got position {position}; use set_state"
             )
+
+    def source_epochs(self, cursor: Cursor) -> None:
+        """Unknown: streams are mixed before feedline reads them."""
 
     def lanes_in(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """The state of each lane that this process reads."""

@@ -25,6 +25,7 @@ from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
 from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading, Settings
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import Cursor, Schedule
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.bounds import bounds_of
@@ -40,6 +41,7 @@ from feedline.rows.row_source import RowSource, is_columnar
 from feedline.rows.spec import RowSpec
 from feedline.sources.groups import GroupSource
 from feedline.sources.lanes import FirstItem, Lanes
+from feedline.sources.mixture import Mixture, epoch_rows
 from feedline.sources.open_source import as_source, read_first
 from feedline.sources.records import RecordSource
 from feedline.streams.partial_batches import StreamDefinition
@@ -73,12 +75,12 @@ def build(request: Request) -> Stages:
                 "first row, and calls the transform with that"
             ),
         ):
-            stages = _build(request, collective.key)
+            stages = _build_sizes(request, collective.key)
         try:
             collective.agree(
                 described(
                     fingerprint=stages.fingerprint,
-                    batch_size=request.batch_size,
+                    batch_size=request.batch_sizes,
                     epochs=request.epochs,
                     remainder=request.remainder,
                     reading=reading,
@@ -92,9 +94,19 @@ def build(request: Request) -> Stages:
     service, key = coordination(), collective.key
     if service is None or key is None:
         return stages
-    return dataclasses.replace(
-        stages, check=_check(service, key, request, stages), latest_values=LatestValues(service, key)
-    )
+    return _connected(service, key, request, stages, LatestValues(service, key))
+
+
+def _connected(
+    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues
+) -> Stages:
+    """The same, with what the processes tell each other while they train."""
+    if stages.change is not None:
+        step, later = stages.change
+        stages = dataclasses.replace(
+            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values))
+        )
+    return dataclasses.replace(stages, check=_check(service, key, request, stages), latest_values=latest_values)
 
 
 def _check(service: Coordination, key: str, request: Request, stages: Stages) -> ReplicaCheck | None:
@@ -102,23 +114,57 @@ def _check(service: Coordination, key: str, request: Request, stages: Stages) ->
     if not every:
         return None
     rows, placement = stages.fingerprint["rows"], stages.placement
-    size = request.batch_size * request.steps_per_call
+    size = stages.access.batch_size * request.steps_per_call
     return ReplicaCheck(service, key, every, size, rows, placement.spec, placement.plans)
 
 
-def _build(request: Request, key: str | None) -> Stages:
-    """This process's own part of it. `key` is a path for what the processes of this feed tell each other."""
+def _build_sizes(request: Request, key: str | None) -> Stages:
+    """This process's own part of it, for each batch size. The source is opened once.
+
+    Args:
+      key: a path for what the processes of this feed tell each other.
+    """
     source = as_source(request.source)
+    if isinstance(request.batch_sizes, int):
+        return _build(request, request.batch_sizes, source, key)
+    problem = None
     if isinstance(source, grain.IterDataset | Lanes):
-        return _build_stream(request, Lanes.of(source), key)
-    rows = len(source)
+        problem = "a stream"
+    elif request.steps_per_call > 1:
+        problem = f"steps_per_call={request.steps_per_call}"
+    elif request.tunable:
+        problem = f'"auto" for {", ".join(sorted(request.tunable))}'
+    if problem is not None:
+        raise ValueError(
+            "batch sizes that change need rows with random access, one step per call and settings that are given, "
+            f"got {problem}; leave that out, or, where the size is to change, build another feed and set_state of "
+            "this one's state"
+        )
+    change: tuple[int, Stages] | None = None
+    for step, size in reversed(request.batch_sizes):
+        built = _build(request, size, source, key)
+        order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in request.batch_sizes]}
+        owned = None if step else built.owned
+        built = dataclasses.replace(
+            built, fingerprint={**built.fingerprint, "order": order}, change=change, owned=owned
+        )
+        change = step, built
+    return built
+
+
+def _build(request: Request, batch_size: int, source: Any, key: str | None) -> Stages:
+    """The same for one batch size."""
+    if isinstance(source, grain.IterDataset | Lanes):
+        return _build_stream(request, batch_size, Lanes.of(source), key)
+    rows = epoch_rows(source)
     if rows < 1:
         raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
     order = _order_of(request, source)
-    schedule = Schedule(rows, request.batch_size, request.remainder, request.epochs)
+    schedule = Schedule(rows, batch_size, request.remainder, request.epochs)
     spec = RowSpec.of(source.spec)
     form, placement = _form(
         request,
+        batch_size,
         spec,
         order.seed,
         functools.partial(read_first, source),
@@ -137,8 +183,8 @@ def _build(request: Request, key: str | None) -> Stages:
         "rows": rows,
         "spec": spec.as_json(),
         "data": _digest(source, request.reading),
-        "order": dataclasses.asdict(order),
-        "format": "records" if isinstance(source, RecordSource) else "columns",
+        "order": order.as_json() if isinstance(order, MixtureOrder) else dataclasses.asdict(order),
+        "format": _format(source),
     }
     owned = None if source is request.source else source
     access = RandomAccess(
@@ -157,9 +203,15 @@ def _build(request: Request, key: str | None) -> Stages:
     )
 
 
+def _format(source: RowSource) -> str:
+    if isinstance(source, Mixture):
+        return "mixture"
+    return "records" if isinstance(source, RecordSource) else "columns"
+
+
 def _digest(source: RowSource, reading: Reading) -> str:
     try:
-        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource):
+        if reading.bad_rows != "raise" and isinstance(source, RecordSource | GroupSource | Mixture):
             return states.digest(source.identity_allowing_bad_rows())
         return states.digest(source.identity)
     except TypeError as error:
@@ -169,7 +221,7 @@ def _digest(source: RowSource, reading: Reading) -> str:
         ) from error
 
 
-def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
+def _build_stream(request: Request, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
     if request.order is not None:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
@@ -185,9 +237,9 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
             f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
             'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
         )
-    lanes.check_batch_size(request.batch_size)
+    lanes.check_batch_size(batch_size)
     first = FirstItem(lanes)
-    form, placement = _form(request, first.spec, 0, first.read, reads_leaves=False)
+    form, placement = _form(request, batch_size, first.spec, 0, first.read, reads_leaves=False)
     settings, bounds = _settings(request, form, placement, stream=True)
     fingerprint = {
         "rows": None,
@@ -208,9 +260,7 @@ def _build_stream(request: Request, lanes: Lanes, key: str | None) -> Stages:
                 'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
             )
         gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
-    stream = StreamDefinition(
-        lanes, first, form, request.batch_size, request.remainder, request.epochs, gather, window
-    )
+    stream = StreamDefinition(lanes, first, form, batch_size, request.remainder, request.epochs, gather, window)
     access = StreamAccess(
         stream,
         _buffers(request, form, window, settings.prefetch),
@@ -259,7 +309,13 @@ def _buffers(request: Request, form: LocalForm, ahead: int, prefetch: int) -> Ba
 
 
 def _form(
-    request: Request, spec: RowSpec, seed: int, read_first: Callable[[Any], None], *, reads_leaves: bool
+    request: Request,
+    batch_size: int,
+    spec: RowSpec,
+    seed: int,
+    read_first: Callable[[Any], None],
+    *,
+    reads_leaves: bool,
 ) -> tuple[LocalForm, Placement]:
     """What this process supplies of each batch, and where batches go.
 
@@ -274,13 +330,13 @@ def _form(
         read_first(spec.tree(row))
         out = transformed_spec(request.transform, spec, row)
     rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
-    batch = sharded_spec(rows, request.batch_size, request.sharding)
+    batch = sharded_spec(rows, batch_size, request.sharding)
     plans = Placement.of(batch).plans
     mask, mask_at = None, 0
     bad_rows = request.reading.bad_rows
     if request.remainder == "pad" or bad_rows == "mask":
         asker = 'remainder="pad"' if request.remainder == "pad" else 'Reading(bad_rows="mask")'
-        batch = _with_mask(batch, request.batch_size, asker)
+        batch = _with_mask(batch, batch_size, asker)
         mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
         mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
     rows_read = union_of_rows(plans)
@@ -303,7 +359,19 @@ def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:
     return {**batch, VALID: mask_spec(batch, batch_size)}
 
 
-def _order_of(request: Request, source: RowSource) -> Order:
+def _order_of(request: Request, source: RowSource) -> Order | MixtureOrder:
+    if isinstance(source, Mixture):
+        if request.order is not None:
+            raise ValueError(
+                f"a mixture has an order of its own, got order={request.order!r}; leave order=None, and give "
+                "Mixture seed=..., or orders={name: Order(...)} for its sources"
+            )
+        if request.epochs is not None and source.order.end == "endless":
+            raise ValueError(
+                f"an endless mixture has no epochs to count, got epochs={request.epochs}; leave epochs=None, or "
+                'give Mixture end="first_exhausted" or "all_exhausted"'
+            )
+        return source.order
     if isinstance(source, RecordSource) and isinstance(request.source, grain.MapDataset):
         if request.order is not None and len(source) == sys.maxsize:
             raise ValueError(

@@ -28,7 +28,7 @@ def processes_of(sharding: Any) -> set[int]:
 def described(
     *,
     fingerprint: Mapping[str, Any],
-    batch_size: int,
+    batch_size: Any,
     epochs: int | None,
     remainder: Remainder,
     reading: Reading,
@@ -40,6 +40,7 @@ def described(
     Args:
       fingerprint: of the data, as in a state: for a Grain dataset with digests of its first, middle and last
         element, so that one that was sliced per process is told apart.
+      batch_size: an integer, or sizes and the steps from which on they hold.
       prefetch: where the processes agree on the ends of lanes, in windows of it; None: it may differ.
       spec: of the global batch, with shardings: dtype, shape, and which part lies on which device.
     """

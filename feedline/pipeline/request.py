@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from feedline.cluster.cores import own_cores
@@ -26,12 +28,16 @@ _START_BUFFER, _START_PREFETCH = 2, 2
 """What "auto" begins with: the defaults."""
 
 
+BatchSizes = Sequence[tuple[int, int]]
+"""(first step, batch size), by ascending steps, the first one 0."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What a user asks a feed for. See `Feed` for each."""
 
     source: Any
-    batch_size: int
+    batch_sizes: int | BatchSizes
     sharding: Any
     order: Order | None
     epochs: int | None
@@ -63,13 +69,18 @@ class Request:
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
         return dataclasses.replace(
             self,
-            batch_size=checked_integer("batch_size", self.batch_size, at_least=1, at_most=MAX_COUNT),
+            batch_sizes=_checked_sizes(self.batch_sizes),
             epochs=None
             if self.epochs is None
             else checked_integer("epochs", self.epochs, at_least=1, at_most=MAX_COUNT),
             prefetch=checked_setting("prefetch", self.prefetch, at_least=0, at_most=MAX_AHEAD),
             steps_per_call=checked_integer("steps_per_call", self.steps_per_call, at_least=1, at_most=MAX_AHEAD),
         )
+
+    @property
+    def batch_size(self) -> int:
+        """The first one."""
+        return self.batch_sizes if isinstance(self.batch_sizes, int) else self.batch_sizes[0][1]
 
     @property
     def tunable(self) -> frozenset[str]:
@@ -92,6 +103,23 @@ class Request:
         else:
             threads = max(1, threads)
         return Settings(threads, workers, _START_BUFFER if reading.buffer == "auto" else reading.buffer, prefetch)
+
+
+def _checked_sizes(given: Any) -> int | BatchSizes:
+    if not isinstance(given, list | tuple):
+        return checked_integer("batch_size", given, at_least=1, at_most=MAX_COUNT)
+    if not given or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in given):
+        raise TypeError(
+            "batch_size must be an integer, or (first step, batch size) pairs as in [(0, 256), (1000, 512)], got "
+            f"{given!r}"
+        )
+    steps = [checked_integer("batch_size: the first step of a size", step, at_least=0) for step, _ in given]
+    if steps[0] != 0 or any(b <= a for a, b in itertools.pairwise(steps)):
+        raise ValueError(
+            f"batch_size: sizes must begin at ascending steps, the first at 0, got {steps}; sort them"
+        )
+    sizes = [checked_integer("batch_size", size, at_least=1, at_most=MAX_COUNT) for _, size in given]
+    return tuple(zip(steps, sizes, strict=True))
 
 
 def default_threads() -> int:

@@ -9,6 +9,7 @@ import jax
 
 from feedline.notebook import table
 from feedline.options import Order, Reading
+from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import Remainder
 from feedline.pipeline.request import Request
 from feedline.pipeline.stages import Stages
@@ -26,12 +27,17 @@ class Shown:
     _closed: bool
 
     @property
-    def batch_size(self) -> int:
-        """Rows in the global batch."""
-        return self._request.batch_size
+    def _next_stages(self) -> Stages:
+        """The stages of the next batch, which may have another size than the last one."""
+        return self._stages.at(self._delivered.step)
 
     @property
-    def order(self) -> Order | None:
+    def batch_size(self) -> int:
+        """Rows in the next global batch."""
+        return self._next_stages.access.batch_size
+
+    @property
+    def order(self) -> Order | MixtureOrder | None:
         """Of the rows. `Order(shuffle=False)`: the source's own, as Grain datasets keep it. None: a stream's."""
         return self._stages.access.order
 
@@ -75,7 +81,7 @@ class Shown:
             ("prefetch", f"{prefetch:,}"),
             ("reading", f"threads {threads}, workers {workers}, buffer {buffer}"),
         ]
-        leaves = jax.tree_util.tree_leaves_with_path(self._stages.placement.spec)
+        leaves = jax.tree_util.tree_leaves_with_path(self._next_stages.placement.spec)
         spec = [(_name(path), leaf.dtype.name, f"{leaf.shape}", _layout(leaf)) for path, leaf in leaves[:_LEAVES]]
         if len(leaves) > _LEAVES:
             spec.append((f"and {len(leaves) - _LEAVES} more", "", "", ""))
@@ -87,7 +93,10 @@ class Shown:
         """Names and values, in words. Of a feed that could not be built there are none."""
         if "_pipelines" not in vars(self):
             return []
-        fingerprint, cursor = self._stages.fingerprint, self._stages.access.next_cursor(self._delivered.cursor)
+        fingerprint, cursor = (
+            self._stages.fingerprint,
+            self._next_stages.access.next_cursor(self._delivered.cursor),
+        )
         rows = fingerprint["rows"]
         return [
             ("rows", f"of {fingerprint['format']}" if rows is None else f"{rows:,}"),
@@ -97,7 +106,7 @@ class Shown:
             ("order", "its own" if self.order is None else repr(self.order)),
             ("epoch", f"{cursor.epoch:,}"),
             ("position", f"{cursor.position:,}" + (", closed" if self._closed else "")),
-            ("spec", _described(self._stages.placement.spec)),
+            ("spec", _described(self._next_stages.placement.spec)),
         ]
 
 

@@ -72,6 +72,7 @@ class Stages:
       check: of batches against those of other processes.
       latest_values: what the processes tell each other while they train; None if there is one process.
       bounds: which settings may be found while the feed runs, and their limits; None: none.
+      change: the step from which on the batch size is another one, and the stages for that; None: it stays.
     """
 
     access: Access
@@ -84,6 +85,14 @@ class Stages:
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
     bounds: Bounds | None = None
+    change: tuple[int, Stages] | None = None
+
+    def at(self, step: int) -> Stages:
+        """The stages for the batch after `step` batches."""
+        stages = self
+        while stages.change is not None and step >= stages.change[0]:
+            stages = stages.change[1]
+        return stages
 
     def start(self, after: Cursor, lanes: dict[str, Any] | None, observer: Observer, done: int) -> Pipeline:
         """A pipeline of the batches after the cursor `after`. The caller starts and closes it.
@@ -116,6 +125,8 @@ class Stages:
     def close(self) -> None:
         """Close the source, if it is ours, and let go of idle memory. All pipelines have ended."""
         self.access.buffers.staging.close()
+        if self.change is not None:
+            self.change[1].close()
         if self.owned is not None:
             self.owned.close()
 

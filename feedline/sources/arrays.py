@@ -18,6 +18,7 @@ from feedline.native.library import library
 from feedline.options import Order
 from feedline.order.compiled import Positions, epoch_order
 from feedline.order.epoch import rows_at
+from feedline.order.mixture import MixtureOrder
 from feedline.placement.plan import Columns
 from feedline.rows import digests
 from feedline.rows.indexed import IndexedSource
@@ -75,6 +76,33 @@ class ArraySource(IndexedSource):
         self._opened = _Opened.of(self._paths, self._options)
         self._open()
 
+    @classmethod
+    def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
+        """One source with the rows of all of these, which have one spec: a dict. It does not pickle.
+
+        None of them may lie in a store.
+
+        Args:
+          number: the key of a leaf more: the number of the source of each row.
+        """
+        source = cls.__new__(cls)
+        versions = {path: version for each in sources for path, version in each._opened.versions.items()}
+        source._opened, source._remote = _Opened(versions, None), None
+        source._files_to_check = itertools.cycle(versions.items())
+        parts: list[Any] = [
+            tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
+        ]
+        # no memory: all rows of a source lie at the same address
+        numbers = tuple(np.broadcast_to(np.int32(i), (len(each),)) for i, each in enumerate(sources))
+        form = jax.tree.structure(sources[0].spec)
+        source._leaves = jax.tree.leaves(
+            {**jax.tree.unflatten(form, parts), number: numbers}, is_leaf=lambda node: isinstance(node, tuple)
+        )
+        source._rows = sum(map(len, sources))
+        source._gathers = [RowGather(leaf) for leaf in source._leaves]
+        source.spec = {**sources[0].spec, number: jax.ShapeDtypeStruct((), np.int32)}
+        return source
+
     def _open(self) -> None:
         trees, names = [], []
         for i, shard in enumerate(self._given):
@@ -129,7 +157,11 @@ class ArraySource(IndexedSource):
             self._gathers[leaf].read(rows, columns, out)
 
     def read_in_order(
-        self, order: Order, epoch: int, positions: Positions, cuts: Sequence[tuple[int, Columns, Array]]
+        self,
+        order: Order | MixtureOrder,
+        epoch: int,
+        positions: Positions,
+        cuts: Sequence[tuple[int, Columns, Array]],
     ) -> Indices:
         """Call `read_leaf` for each (leaf, columns, out) of `cuts`, with the rows at some positions of an epoch.
 
@@ -142,9 +174,16 @@ class ArraySource(IndexedSource):
         if self._remote is None and (compiled := library()) is not None:
             copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
             made = [copy for copy in copies if copy is not None]
-            if len(made) == len(copies):
-                return fill(compiled, epoch_order(order, len(self), epoch), positions, made)
-        rows = rows_at(order, len(self), epoch, positions)
+            if isinstance(order, MixtureOrder):
+                struct = order.struct(epoch, positions)
+            else:
+                struct = epoch_order(order, len(self), epoch)
+            if len(made) == len(copies) and struct is not None:
+                return fill(compiled, struct, positions, made)
+        if isinstance(order, MixtureOrder):
+            rows = order.rows_at(epoch, positions)
+        else:
+            rows = rows_at(order, len(self), epoch, positions)
         with self._present([leaf for leaf, _, _ in cuts], rows):
             for leaf, columns, out in cuts:
                 self._gathers[leaf].read(rows, columns, out)

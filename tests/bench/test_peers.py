@@ -12,8 +12,7 @@ import numpy as np
 import peers_entrants as entrants
 import peers_environments as environments
 import pytest
-from peers import Peers
-from peers_contest import contest, random_bytes
+from peers import Peers, random_bytes
 from peers_environments import CannotRun, interpreter_for
 from peers_process import Peer
 from peers_standings import standings, table
@@ -93,7 +92,10 @@ def test_options_that_do_not_fit(options, told):
 
 
 def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
-    assert {path.parent.name for path in entrants.READERS.glob("*/reader.py")} == set(entrants.ENTRANTS)
+    assert {path.parent.name for path in entrants.READERS.glob("*/reader.py")} == {
+        *entrants.ENTRANTS,
+        *entrants.IMAGE_ENTRANTS,
+    }
 
 
 # --- the rows ---
@@ -101,12 +103,20 @@ def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
 
 @pytest.fixture(scope="module")
 def consume():
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the module appends to it
     spec = importlib.util.spec_from_file_location("consume", entrants.READERS / "consume.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["consume"] = module
     spec.loader.exec_module(module)
     yield module
     del sys.modules["consume"]
+    monkeypatch.undo()
+
+
+def rows(consume, file):
+    """A task of 64 rows of 16 bytes a batch."""
+    return consume.Rows(batch_rows=64, threads=2, folder="", file=str(file), row_bytes=16)
 
 
 def reader(spoil):
@@ -154,21 +164,21 @@ def in_order(rows, indices):
     ],
 )
 def test_rows_that_are_not_right_are_counted(consume, tmp_path, spoil, expected):
-    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024 + 40)), 16, 64, 2, str(tmp_path))
+    task = rows(consume, random_bytes(tmp_path, 16 * 1024 + 40))
     found = consume.check(reader(spoil), task, {}, None)
     assert {key: found[key] for key in expected} == expected
     assert 0.9 < found["jump"] < 1.1
 
 
 def test_an_unshuffled_order_has_a_small_jump(consume, tmp_path):
-    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024)), 16, 64, 2, str(tmp_path))
+    task = rows(consume, random_bytes(tmp_path, 16 * 1024))
     found = consume.check(reader(in_order), task, {}, 2)
     assert (found["rows"], found["missing"]) == (128, 0)
     assert found["jump"] < 0.01
 
 
 def test_a_batch_must_lie_on_the_mesh(consume, tmp_path):
-    task = consume.Task(str(random_bytes(tmp_path, 16 * 1024)), 16, 64, 2, str(tmp_path))
+    task = rows(consume, random_bytes(tmp_path, 16 * 1024))
     on_one = reader(lambda rows, indices: (jax.device_put(rows[index], jax.devices()[0]) for index in indices))
     with pytest.raises(ValueError, match="must lie on all devices"):
         consume.measure(on_one, task, {}, 0.0, 0.0)
@@ -255,7 +265,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
 
     monkeypatch.setattr("peers_contest.Entrant", Fake)
     options = Peers(only=("limit", "numpy", "feedline"), gib=0.1, rounds=3, row_bytes=(256,), work=tmp_path)
-    result = contest(options.plan())
+    result = options.compete()
     assert [sample["entrant"] for sample in result["samples"]] == [
         "limit", "feedline", "numpy", "numpy", "feedline", "feedline", "numpy",
     ]  # fmt: skip
@@ -293,7 +303,7 @@ def test_a_sweep_continues_without_a_setting_that_fails(tmp_path, monkeypatch, c
     assert (first["settings"], first["rows_per_s"]) == ({}, [2e6, 2e6])
     assert (second["settings"], second["failure"]) == ({"workers": 2}, "no workers here")
     assert started == ["spdl", "spdl"]  # once more after the failure, and not tried in the second round
-    assert "2.000 M rows/s" in capsys.readouterr().out
+    assert "2,000,000 rows/s" in capsys.readouterr().out
 
 
 # --- what it adds up to ---
@@ -311,7 +321,7 @@ def test_ratios_are_taken_round_by_round():
     assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
 
 
-@pytest.mark.parametrize("module", ["peers_contest", "peers_standings"])
+@pytest.mark.parametrize("module", ["peers", "peers_standings"])
 def test_examples_run(module):
     failed, attempted = doctest.testmod(sys.modules[module])
     assert attempted

@@ -82,6 +82,22 @@ def _augmented(epoch: int) -> Batch:
     }
 
 
+def _encoded(folder: Path) -> dict[str, Any]:
+    """Files of x, which are decoded as `_augment` changes rows."""
+    files = folder / "encoded"
+    files.mkdir(parents=True)
+    for row, x in enumerate(ROWS["x"]):
+        (files / f"{row:02d}").write_bytes(x.tobytes())
+    spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in ROWS.items()}
+    return {"source": feedline.decoded(files, _decode, spec), "order": ORDER}
+
+
+def _decode(record: bytes, out: Batch, row: Any) -> None:
+    out["x"][...] = np.roll(np.frombuffer(record, np.int32), -(row.key % 8))
+    out["y"][...] = row.index
+    out["z"][...] = row.epoch, row.position
+
+
 def _dataset() -> grain.MapDataset[Batch]:
     """Each row with random numbers for z: Grain's own, which differ between epochs."""
     rows = grain.MapDataset.range(N).map(lambda i: {name: leaf[i] for name, leaf in ROWS.items()})
@@ -110,6 +126,7 @@ SOURCES = {
     "memory": Source(_in_memory, _shuffled),
     "npy": Source(_npy, _shuffled),
     "transform": Source(_transformed, _augmented),
+    "encoded": Source(_encoded, _augmented),
     "records": Source(_records, _recorded),
     "stream": Source(lambda folder: {"source": _stream()}, lambda epoch: _stacked(list(_stream())), streams=True),
 }

@@ -67,7 +67,7 @@ def test_steps_and_states_equal_those_of_one_process(outcome, layout, source, re
         assert_same(outcome(topology, a_pass, layout, source, remainder)["states"], alone)
 
 
-@pytest.mark.parametrize("source", ["memory", "npy", "transform", "records"])
+@pytest.mark.parametrize("source", ["memory", "npy", "transform", "encoded", "records"])
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_rows_of_a_state_are_the_rows_of_the_next_batch(outcome, source, remainder):
     for topology in (ALONE, *one_of_three("permuted", source, remainder)):

@@ -229,3 +229,29 @@ def test_no_more_is_fetched_ahead_than_the_cache_holds(store, tmp_path):
     out = np.empty((8, BLOCK), np.uint8)
     source.read(np.arange(8), out)
     assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK + (1 << 14)
+
+
+def test_mixtures_of_arrays_in_stores_and_in_memory(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    remote = feedline.open_source(f"{store.url}/x.npy", columns=["x"], store=options)
+    mixed = [
+        feedline.Mixture({"far": far, "near": {"x": -1 - LABELS}}, {"far": 2, "near": 1})
+        for far in (remote, {"x": LABELS})
+    ]
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    assert mixed[0].will_read is not None
+    assert getattr(mixed[1], "will_read", None) is None
+    with feedline.Feed(mixed[0], 64, sharding) as far, feedline.Feed(mixed[1], 64, sharding) as near:
+        for _ in range(5):
+            jax.tree.map(np.testing.assert_array_equal, next(far), next(near))
+
+
+@pytest.mark.slow
+def test_worker_processes_read_from_a_store(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    with feedline.Feed(source, 64, sharding, reading=feedline.Reading(workers=1)) as feed:
+        for _ in range(3):
+            rows = feed.rows_of(feed.get_state())
+            np.testing.assert_array_equal(np.asarray(next(feed)), rows)

@@ -5,10 +5,12 @@ hidden temporary that mode="raise" makes beside `out`. Six buffers, because a pi
 batches on their way, and fewer would stay in the cache.
 """
 
+import math
 import mmap
 import queue
 import threading
 
+import jax
 import numpy as np
 
 SETTINGS = {"buffers": 6}
@@ -21,7 +23,7 @@ def batches(task, buffers):
 
 
 def copied(task, buffers, gather):
-    """Batches that `gather(indices, out)` copies, on `task.threads` threads."""
+    """Batches that `gather(indices, out)` makes, on `task.threads` threads. A thread makes a whole batch."""
     order = next(task.orders())
     count = len(order) // task.batch_rows
     indices = order[: count * task.batch_rows].reshape(count, task.batch_rows)
@@ -39,9 +41,7 @@ def copied(task, buffers, gather):
 
     threads = [threading.Thread(target=copy) for _ in range(task.threads)]
     for _ in range(buffers):
-        free.put(
-            np.frombuffer(mmap.mmap(-1, indices.shape[1] * task.row_bytes), np.uint8).reshape(-1, task.row_bytes)
-        )
+        free.put(jax.tree.map(_mapped, task.spec))
     for thread in threads:
         thread.start()
     try:
@@ -54,6 +54,11 @@ def copied(task, buffers, gather):
             free.put(None)
         for thread in threads:
             thread.join()
+
+
+def _mapped(spec):
+    size = math.prod(spec.shape) * spec.dtype.itemsize
+    return np.frombuffer(mmap.mmap(-1, size), spec.dtype).reshape(spec.shape)
 
 
 def _turns(count, epochs):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from feedline.rows.shards import Indices
 from feedline.sources.formats import extras
-from feedline.sources.formats.arrow_columns import Bytes, rows_of
+from feedline.sources.formats.arrow_columns import Bytes, names_of, rows_of
 from feedline.sources.formats.grouped_file import Group
 from feedline.sources.formats.open_options import OpenOptions
 
@@ -84,22 +84,22 @@ class Columns(NamedTuple):
 
 
 def is_bytes(kind: Any) -> bool:
-    """Whether values of a `pyarrow.DataType` are bytes or text of any length."""
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+
+    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    """
     types = extras.require("pyarrow", "arrow").types
     return any(
         check(kind)
         for check in (
-            types.is_binary, types.is_large_binary, types.is_binary_view,
-            types.is_string, types.is_large_string, types.is_string_view,
+            types.is_binary, types.is_large_binary, types.is_string, types.is_large_string,
         )
     )  # fmt: skip
 
 
 def names_with_bytes(schema: Any, options: OpenOptions, path: Path) -> list[str]:
-    """The chosen columns of a table; empty if none of them holds bytes."""
-    if len(set(schema.names)) < len(schema.names):
-        return []  # an error, elsewhere
-    names = options.chosen(schema.names, str(path))
+    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
+    names = options.chosen(names_of(schema, path), str(path))
     return names if any(is_bytes(schema.field(name).type) for name in names) else []
 
 
@@ -113,8 +113,6 @@ def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | 
     kind = array.type
     if not is_bytes(kind):
         return rows_of(array, label, bytes_of)
-    if pyarrow.types.is_binary_view(kind) or pyarrow.types.is_string_view(kind):
-        array, bytes_of = array.cast(pyarrow.large_binary()), None
     validity, ends, data = array.buffers()
     wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
     memory = _memory(ends, bytes_of).view(np.int64 if wide else np.int32)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.rows.indexed import Indexed
+from feedline.rows.shards import Indices, Shards
 from feedline.sources.encoded.records import Record
 
 
@@ -43,3 +44,13 @@ class EncodedRows(Indexed):
 
     def _described(self) -> list[tuple[str, str]]:
         return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
+
+
+def read_by_shard(shards: Shards, rows: Indices, read: Callable[[int, Indices], Sequence[Record]]) -> list[Record]:
+    """The records of `rows`, in their order, of which `read` gives those of one shard: (shard, rows within it)."""
+    found: list[Record] = [b""] * len(rows)
+    for shard, local, offsets in shards.split(rows):
+        places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
+        for place, record in zip(places, read(shard, local), strict=True):
+            found[place] = record
+    return found

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.rows.shards import Shards
-from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.remote_shards import RemoteParts, RemoteShards
@@ -78,9 +78,9 @@ class ShardSource(EncodedRows):
           FeedError: a file or its index was changed or deleted.
         """
         if self._remote is None:
-            return self._records(rows)
+            return read_by_shard(self._rows, rows, self._read)
         with self._remote.present(self._places(rows)):
-            return self._records(rows)
+            return read_by_shard(self._rows, rows, self._read)
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
@@ -103,16 +103,6 @@ class ShardSource(EncodedRows):
             shard = self._shards[number]
             index = self._files.get(shard.index, None, shard.index_line)
             yield shard.path, self._located(shard, index, local).reshape(-1, 2)
-
-    def _records(self, rows: Indices) -> list[Record]:
-        found = np.empty(len(rows), object)
-        for number, local, offsets in self._rows.split(rows):
-            records = self._read(number, local)
-            # assigned one by one: NumPy would make an array of a list of equal dicts or bytes
-            places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
-            for place, record in zip(places, records, strict=True):
-                found[place] = record
-        return list(found)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""

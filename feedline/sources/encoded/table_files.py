@@ -43,7 +43,7 @@ def parquet_file(path: Path, options: OpenOptions) -> TableFile | None:
         return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **arguments)
 
     with naming_file(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
-        metadata, schema = file.metadata, file.schema_arrow
+        metadata, schema = file.metadata, _without_views(file.schema_arrow)
     names = names_with_bytes(schema, options, path)
     if not names:
         return None
@@ -57,13 +57,25 @@ def parquet_file(path: Path, options: OpenOptions) -> TableFile | None:
         columns = {}
         for name in names:
             column = table.column(name)
-            if is_bytes(column.type):  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
+            if kinds[name] == "bytes":  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
                 column = column.cast(pyarrow.large_binary())
             whole = column.combine_chunks()
             columns[name] = column_of(whole, f"column {name!r}")
         return Columns(columns)
 
     return TableFile(kinds, lengths, read)
+
+
+def _without_views(schema: Any) -> Any:
+    """Views as bytes. In Parquet they are only a wish for the type in memory."""
+    pyarrow = extras.require("pyarrow", "parquet")
+    types = pyarrow.types
+
+    def field(one: Any) -> Any:
+        is_view = types.is_binary_view(one.type) or types.is_string_view(one.type)
+        return one.with_type(pyarrow.large_binary()) if is_view else one
+
+    return pyarrow.schema([field(one) for one in schema])
 
 
 def arrow_file(path: Path, options: OpenOptions) -> TableFile | None:

@@ -14,7 +14,7 @@ from feedline.rows import digests
 from feedline.rows.shards import Indices, Shards
 from feedline.runtime.ending import check_may_read
 from feedline.sources.encoded.byte_columns import Columns
-from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.table_files import TableFile
 from feedline.sources.formats.file_version import FileVersion
@@ -90,12 +90,7 @@ class TableSource(EncodedRows):
           RowError: a value is null, or a group of rows cannot be read.
           FeedError: a file was changed.
         """
-        found: list[Record] = [b""] * len(rows)
-        for group, local, offsets in self._rows.split(rows):
-            places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
-            for place, record in zip(places, self._read(group, local), strict=True):
-                found[place] = record if self.fields is not None else next(iter(record.values()))
-        return found
+        return read_by_shard(self._rows, rows, self._read)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
@@ -105,7 +100,7 @@ class TableSource(EncodedRows):
         """Drop the cached groups."""
         self._cache.clear()
 
-    def _read(self, group: int, local: Indices) -> list[dict[str, Any]]:
+    def _read(self, group: int, local: Indices) -> Sequence[Record]:
         """Rows of one group."""
         file = int(self._groups.of(np.array([group]))[0])
         first = int(self._rows.firsts[group])
@@ -137,7 +132,7 @@ class TableSource(EncodedRows):
                 row=first + int(local[at]),
                 file=self._paths[file],
             )
-        return records
+        return records if self.fields is not None else [next(iter(record.values())) for record in records]
 
     def _group(self, file: int, group: int) -> Columns:
         if self._files[file].mapped:

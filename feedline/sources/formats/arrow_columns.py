@@ -121,7 +121,11 @@ def _remedy(kind: Any, types: Any) -> str:
     """How to convert a column of an unsupported type to numbers."""
     if types.is_dictionary(kind):
         return "take its codes: column.combine_chunks().indices"
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_string_view(kind):
+        return "cast it: column.cast(pyarrow.string())"
+    if types.is_binary_view(kind):
+        return "cast it: column.cast(pyarrow.binary())"
+    if types.is_string(kind) or types.is_large_string(kind):
         return "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices"
     if types.is_date32(kind) or types.is_time32(kind):
         return "cast it: column.cast(pyarrow.int32())"
@@ -129,7 +133,7 @@ def _remedy(kind: Any, types: Any) -> str:
         return "cast it: column.cast(pyarrow.int64())"
     if types.is_decimal(kind):
         return "cast it: column.cast(pyarrow.float64())"
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if types.is_binary(kind) or types.is_large_binary(kind):
         return "cast bytes of one length: column.cast(pyarrow.binary(length)), or decode others"
     if types.is_list(kind) or types.is_large_list(kind):
         return "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first"
@@ -138,14 +142,14 @@ def _remedy(kind: Any, types: Any) -> str:
     return "cast it to numbers"
 
 
-def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.ShapeDtypeStruct]:
-    """The spec of the chosen columns of a file.
+def names_of(schema: Any, path: object) -> list[str]:
+    """The names of the columns of a file.
 
     Raises:
-      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+      ValueError: there are none, one occurs twice, or one is not UTF-8.
     """
     try:
-        names = schema.names
+        names: list[str] = schema.names
     except UnicodeDecodeError as error:
         raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
     if not names:
@@ -153,6 +157,16 @@ def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.Sh
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
+    return names
+
+
+def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.ShapeDtypeStruct]:
+    """The spec of the chosen columns of a file.
+
+    Raises:
+      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+    """
+    names = names_of(schema, path)
     spec = {
         name: row_of(schema.field(name).type, f"column {name!r} of {path}")
         for name in options.chosen(names, str(path))

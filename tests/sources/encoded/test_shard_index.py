@@ -105,7 +105,7 @@ def test_an_index_of_another_format_is_not_used(path, scans):
     assert len(scans) == 7
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_damaged_index_is_made_again(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "x.tfrecord"

@@ -170,7 +170,7 @@ def test_a_huge_member_is_not_allocated(tmp_path):
             feedline.open_source(tmp_path / "x.tar")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_headers_give_records_or_a_value_error(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("fuzz")

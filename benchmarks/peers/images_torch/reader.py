@@ -1,0 +1,48 @@
+"""PyTorch's DataLoader over torchvision's ImageFolder, with its v2 transforms in worker processes.
+
+Sources: docs.pytorch.org/vision/stable/transforms.html ("Performance considerations": v2 transforms on uint8
+tensors), and docs.pytorch.org/docs/stable/data.html. Files are decoded by torchvision.io, or by Pillow.
+"""
+
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
+from torchvision.io import ImageReadMode, decode_image, read_file
+from torchvision.transforms import v2
+
+SETTINGS = {"workers": 2, "pillow": False, "antialias": True, "prefetch": 2}
+SWEEP = [{}, {"pillow": True}, {"antialias": False}, {"prefetch": 4}]
+AT_ONCE = 2
+
+
+def batches(task, workers, pillow, antialias, prefetch):
+    """The loader again for each epoch; workers stay."""
+    steps = [
+        *([v2.PILToTensor()] if pillow else []),
+        v2.RandomResizedCrop(task.size, task.scale, task.ratio, antialias=antialias),
+        v2.RandomHorizontalFlip(),
+        _pixels_last,
+    ]
+    loader = DataLoader(
+        ImageFolder(task.images, v2.Compose(steps), loader=pil_loader if pillow else _decoded),
+        batch_size=task.batch_rows,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        persistent_workers=True,
+        multiprocessing_context="forkserver",
+    )
+    epoch = 0
+    while task.epochs is None or epoch < task.epochs:
+        for image, label in loader:
+            yield task.placed(image.numpy(), label.numpy())
+        epoch += 1
+
+
+def _decoded(path):
+    return decode_image(read_file(path), ImageReadMode.RGB)
+
+
+def _pixels_last(image):
+    return image.permute(1, 2, 0).contiguous()

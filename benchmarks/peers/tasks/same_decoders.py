@@ -1,0 +1,30 @@
+"""feedline's decoders for another loader. Its environment lacks feedline, which is imported from this tree."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+from feedline.images import ImageDecoder
+from feedline.sources.decoded import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class FileDecoder:
+    """Decodes files of an `Images` task. It can be pickled."""
+
+    task: object
+
+    def into(self, image, path, key):
+        """Write the image in the file to `image`: a crop that depends on the key."""
+        decode = ImageDecoder(self.task.size, "random", True, self.task.scale, self.task.ratio, False, None, None)
+        decode(Path(path).read_bytes(), {"image": image}, Row(0, 0, 0, key))
+
+    def array(self, path, key):
+        """The image as a new array."""
+        image = np.empty((self.task.size, self.task.size, 3), np.uint8)
+        self.into(image, path, key)
+        return image

@@ -1,0 +1,120 @@
+"""The benchmark of images: its data, what recognises an image after a crop, and a short run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import images_data
+import numpy as np
+import pytest
+import simplejpeg
+from images import Images, standings, table
+from marked import MOST, marked_image, recognised
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "images.py"
+HERE = ["images_limit", "images_feedline", "images_grain"]
+
+
+@pytest.mark.slow
+def test_it_runs_in_this_interpreter(tmp_path):
+    out = tmp_path / "images.json"
+    options = ["--quick", "--environments", "none", "--work", tmp_path, "--json", "--out", out]
+    ran = subprocess.run(
+        [sys.executable, SCRIPT, *options, "--only", *HERE, "images_spdl"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr  # for SPDL, which is not here
+    result = json.loads(out.read_text())
+    assert json.loads(ran.stdout.splitlines()[-1]) == result
+    assert list(result["failures"]) == ["images_spdl"]
+    assert {check["entrant"]: (check["right"], check["rows"]) for check in result["checks"]} == dict.fromkeys(
+        HERE, (True, MOST)
+    )
+    found = result["standings"]["12288"]
+    assert found["best_other"] == "images_grain"
+    assert found["entrants"]["images_feedline"]["of_limit"]["rounds"] == 2
+    assert {len(samples) for key, samples in result["training"].items() if key != "step_s"} == {10}
+    assert result["data"]["files"] == 48
+
+
+def test_the_photographs_are_made_once(tmp_path):
+    folder = images_data.photo_jpegs(tmp_path, 12)
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")}
+    assert len(files) == 12
+    for path in files:
+        data = path.read_bytes()
+        height, width, space, sampling = simplejpeg.decode_jpeg_header(data)
+        assert (375 <= height <= 480, 500 <= width <= 640, space, sampling) == (True, True, "YCbCr", "420")
+        assert 30_000 < len(data) <= images_data.FILE_BYTES
+        assert simplejpeg.decode_jpeg(data).std() > 15
+    assert len({path.read_bytes() for path in files}) == 12
+    assert images_data.photo_jpegs(tmp_path, 12) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jpg")} == files
+    told = images_data.described(folder)
+    assert (told["files"], sum(told["classes"].values())) == (12, 12)
+    assert set(told["classes"]) == set(told["photographs"])
+
+
+def cropped(index, mirrored=False):
+    """Half of the width and of the height of a marked image, after JPEG."""
+    whole = simplejpeg.decode_jpeg(simplejpeg.encode_jpeg(marked_image(index), quality=95))
+    part = cv2.resize(whole[40:160, 100:260], (64, 64))
+    return part[:, ::-1] if mirrored else part
+
+
+@pytest.mark.parametrize("index", [0, 17, MOST - 1])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_crop_is_recognised(index, mirrored):
+    seen = recognised(cropped(index, mirrored))
+    assert (seen.index, seen.mirrored) == (index, mirrored)
+    assert (seen.height, seen.width) == (pytest.approx(0.5, abs=0.02), pytest.approx(0.5, abs=0.02))
+    assert seen.fits((0.08, 1.0), (3 / 4, 4 / 3))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda image: image[::-1],  # upside down is seen by its height, which is negative
+        lambda image: image[..., ::-1],  # BGR
+        lambda image: cv2.resize(image[28:36, 28:36], (64, 64)),  # too small an area
+        lambda image: cv2.resize(image[:, 20:40], (64, 64)),  # too narrow
+        lambda image: np.concatenate([image[:32], image[:32]]),
+    ],
+)
+def test_a_wrong_image_is_noticed(spoil):
+    seen = recognised(spoil(cropped(17)))
+    assert seen.index != 17 or not seen.fits((0.08, 1.0), (3 / 4, 4 / 3))
+
+
+def test_the_table():
+    samples = [
+        {"entrant": name, "row_bytes": 3, "round": turn, "rows_per_s": rate, "resident_bytes": 2**30}
+        for name, rate in [
+            ("images_limit", 1000),
+            ("images_feedline", 900),
+            ("images_grain", 600),
+            ("images_spdl", 450),
+        ]
+        for turn in range(2)
+    ]
+    found = standings(samples, 3)
+    checks = [
+        {"entrant": name, "right": name != "images_spdl", "area": 0.45, "mirrored": 0.5}
+        for name in found["entrants"]
+    ]
+    text = table({"standings": {"3": found}, "checks": checks, "samples": samples, "failures": {"x": "no"}}, 3)
+    assert "feedline ÷ the best other, images_grain: 1.5 [1.5, 1.5]" in text
+    assert text.count("WRONG IMAGES") == 1
+    assert "x                  not measured: no" in text
+
+
+def test_options_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"a batch has a multiple of 8 images .* got --batch-rows 100"):
+        Images(batch_rows=100).run()
+    with pytest.raises(ValueError, match="--seconds must be above 0, got 0"):
+        Images(seconds=0).run()

@@ -1,0 +1,96 @@
+"""Which differences of two fingerprints concern rows that were delivered."""
+
+import json
+
+import pytest
+
+from feedline import state as states
+from feedline.order.schedule import Cursor
+
+
+def fingerprint(phases, rows=2**63 - 1, end="endless", **more):
+    names = sorted({name for _, counts in phases for name in counts})
+    order = {"seed": 0, "end": end, "orders": {name: {"seed": 1, "shuffle": True} for name in names}}
+    return {
+        "rows": rows, "spec": {}, "data": "d", "format": "mixture",
+        "order": {**order, "phases": [list(phase) for phase in phases], **more},
+    }  # fmt: skip
+
+
+A, B, C = {"web": 7, "code": 3}, {"web": 1, "code": 1}, {"web": 1, "code": 1, "books": 1}
+SAVED = fingerprint([(0, A), (1000, B)])
+
+
+def check(own, position, epoch=0, step=0, saved=SAVED, allow=()):
+    state = json.loads(json.dumps(states.make(step, Cursor(epoch, position), saved, None)))
+    return states.check(state, own, allow)
+
+
+@pytest.mark.parametrize(
+    ("phases", "last"),
+    [
+        ([(0, A), (1000, B)], 5000),
+        ([(0, A), (1000, A)], 1000),
+        ([(0, A), (600, B)], 600),
+        ([(0, A)], 1000),
+        ([(0, A), (1000, B), (1500, A)], 1500),
+        ([(0, A), (1000, C)], 1000),
+        ([(0, B)], 0),
+    ],
+)
+def test_weights_may_change_from_the_position_of_a_state_on(phases, last):
+    own = fingerprint(phases, rows=5000, end="first_exhausted")
+    assert check(own, last) == (0, Cursor(0, last))
+    if last < 5000:
+        with pytest.raises(
+            ValueError, match=r"over other data: its 'order' is \{.*'phases': .* this feed's is \{"
+        ):
+            check(own, last + 1)
+        assert check(own, last + 1, allow=("order",))[1].position == last + 1
+
+
+def test_in_a_later_epoch_all_weights_are_of_the_past():
+    saved = fingerprint([(0, A), (1000, B)], rows=3000, end="first_exhausted")
+    assert check(saved, 5, epoch=1, saved=saved)[1] == Cursor(1, 5)
+    for own in (fingerprint([(0, A), (2000, B)], 3000, "first_exhausted"), fingerprint([(0, A), (1000, B)], 3000)):
+        with pytest.raises(ValueError, match="its 'order' is"):
+            check(own, 5, epoch=1, saved=saved)
+
+
+def test_other_sources_and_seeds_are_no_future():
+    for own in ({**SAVED, "data": "e"}, {**SAVED, "order": {**SAVED["order"], "seed": 1}}):
+        with pytest.raises(ValueError, match="over other data"):
+            check(own, 0)
+
+
+def test_a_position_beyond_an_epoch_that_became_shorter_is_refused():
+    with pytest.raises(ValueError, match="an epoch has 800; got 900"):
+        check(fingerprint([(0, A)], rows=800, end="all_exhausted"), 900)
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 5])
+def test_batch_sizes_may_change_from_the_step_of_a_state_on(step):
+    saved = fingerprint([(0, A)], batch_sizes=[[0, 8], [4, 16]])
+    for sizes, last in (([[0, 8], [4, 16]], 9), ([[0, 8], [5, 16]], 4), ([[0, 8]], 4), ([[0, 16]], 0)):
+        own = fingerprint([(0, A)], batch_sizes=sizes)
+        if step <= last:
+            assert check(own, 50, step=step, saved=saved)[0] == step
+        else:
+            with pytest.raises(ValueError, match="'batch_sizes'"):
+                check(own, 50, step=step, saved=saved)
+    for one, two in ((saved, SAVED), (SAVED, saved)):  # a constant size says nothing of the past
+        assert check(
+            {**one, "order": {**one["order"], "phases": two["order"]["phases"]}}, 50, step=step, saved=two
+        )
+
+
+@pytest.mark.parametrize("key", ["phases", "batch_sizes"])
+@pytest.mark.parametrize("wrong", [None, 5, [], [5], [[0]], [["a", {}]], [[0, 5, 6]], {"a": 1}, [[0, None]]])
+def test_phases_that_are_none_are_refused_as_other_data(key, wrong):
+    saved = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]], key: wrong}}
+    own = {**SAVED, "order": {**SAVED["order"], "batch_sizes": [[0, 8]]}}
+    if key == "phases" or wrong in ([], [[0, None]]):
+        with pytest.raises(ValueError, match="its 'order' is"):
+            check(own, 50, step=5, saved=saved)
+    else:
+        check(own, 50, step=5, saved=saved)

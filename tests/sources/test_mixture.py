@@ -1,0 +1,399 @@
+"""A feed over a mixture delivers what loops over single rows say, from sources of any kind, resumed anywhere."""
+
+import functools
+import json
+
+import grain
+import jax
+import mixture_oracle as oracle
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+from feedline import Feed, Mixture, Order, Reading
+from feedline.order.epoch import keys_at, substitutes_at
+
+LENGTHS = {"web": 20, "code": 7, "books": 3}
+WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
+COUNTS = (5, 3, 2)
+ORDERS = {"code": Order(seed=1, shuffle=False)}
+
+
+def columns(name, width=4):
+    """Rows that tell where they are from."""
+    first = {"web": 1000, "code": 2000, "books": 3000}[name]
+    index = np.arange(first, first + LENGTHS[name], dtype=np.int32)
+    return {"x": index[:, None] * 10 + np.arange(width, dtype=np.int32), "y": {"z": index.astype(np.float32)}}
+
+
+class Rows:
+    """The same as a `RowSource` of the user's; reads of row `bad` fail."""
+
+    def __init__(self, name, bad=None):
+        self.name, self.bad, self.columns = name, bad, columns(name)
+        self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self.columns)
+        self.identity = {"name": name}
+
+    def __len__(self):
+        return LENGTHS[self.name]
+
+    def read(self, rows, out):
+        if self.bad in rows:
+            raise OSError("unreadable")
+        jax.tree.map(lambda to, values: np.copyto(to, values[rows]), out, self.columns)
+
+    def close(self):
+        pass
+
+
+def arrays(**changes):
+    sources = {name: columns(name) for name in LENGTHS} | changes.pop("sources", {})
+    return Mixture(sources, **{"weights": WEIGHTS, "orders": ORDERS, **changes})
+
+
+def npy(folder):
+    for name in LENGTHS:
+        np.save(folder / f"{name}-x.npy", columns(name)["x"])
+        np.save(folder / f"{name}-z.npy", columns(name)["y"]["z"])
+    return {name: {"x": folder / f"{name}-x.npy", "y": {"z": folder / f"{name}-z.npy"}} for name in LENGTHS}
+
+
+def expected(order, most=200, end="endless", phases=((0, COUNTS),)):
+    """The rows of a run, as columns with the leaf "source"."""
+    run = oracle.run(order.lengths, order.orders, phases, end, most)
+    sources, rows = [each[1] for each in run], [each[3] for each in run]
+    whole = [columns(name) for name in order.names]
+    picked = [jax.tree.map(lambda a, row=row: a[row], whole[s]) for s, row in zip(sources, rows, strict=True)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *picked) | {"source": np.array(sources, np.int32)}
+
+
+def assert_delivers(feed, whole, batches, start=0):
+    for _, batch in zip(range(batches), feed, strict=False):
+        here = slice(start, start + len(batch["source"]))
+        jax.tree.map(lambda a, b, here=here: np.testing.assert_array_equal(a, b[here]), batch, whole)
+        start = here.stop
+    return start
+
+
+def test_it_reads_as_the_rows_of_all_sources_one_after_the_other(is_source_of, tmp_path):
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *map(columns, LENGTHS))
+    whole["source"] = np.repeat(np.arange(3, dtype=np.int32), list(LENGTHS.values()))
+    sources = npy(tmp_path)
+    for mixture in (arrays(), Mixture(sources, WEIGHTS), Mixture({**sources, "code": Rows("code")}, WEIGHTS)):
+        is_source_of(mixture, whole)
+        assert hasattr(mixture, "read_leaf") == (mixture.arrays is not None)
+
+
+@pytest.mark.parametrize("end", ["endless", "first_exhausted", "all_exhausted"])
+@pytest.mark.parametrize("size", [8, 24, 64])
+def test_a_feed_delivers_the_rows_of_the_loops(sharding, end, size):
+    mixture = arrays(end=end)
+    whole = expected(mixture.order, 200, end)
+    with Feed(mixture, size, sharding, remainder="wrap") as feed:
+        assert_delivers(feed, whole, 200 // size)
+    if end != "endless":
+        with Feed(mixture, 8, sharding, epochs=1) as feed:
+            assert len(list(feed)) == len(feed) == feed.steps_per_epoch == mixture.order.rows // 8
+
+
+def test_columns_that_are_cut_are_read_alone(sharding):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    rows = NamedSharding(mesh, P("data"))
+    cut = {"source": rows, "x": NamedSharding(mesh, P("data", "model")), "y": {"z": rows}}
+    mixture = arrays()
+    for source in (
+        mixture,
+        Mixture({**{n: columns(n) for n in LENGTHS}, "code": Rows("code")}, WEIGHTS, orders=ORDERS),
+    ):
+        with Feed(source, 10, cut) as feed:
+            assert_delivers(feed, expected(mixture.order), 20)
+
+
+def test_sources_of_any_kind(sharding, tmp_path):
+    """A file of arrays, one of row groups, a Grain dataset that augments by its epoch, and the user's own."""
+    table = pyarrow.table({"y": columns("code")["x"][:, 0], "r": np.zeros(7)})
+    pyarrow.parquet.write_table(table, tmp_path / "code.parquet", row_group_size=2)
+    np.savez(tmp_path / "web.npz", y=columns("web")["x"][:, 0], r=np.zeros(20))
+    augmented = (
+        grain.MapDataset.range(3)
+        .seed(5)
+        .random_map(lambda i, random: {"y": np.int32(30_000 + 10 * i), "r": np.float64(random.random())})
+    )
+    sources = {"web": tmp_path / "web.npz", "code": tmp_path / "code.parquet", "books": augmented}
+    mixture = Mixture(sources, WEIGHTS)
+    assert [order.shuffle for order in mixture.order.orders] == [True, True, False]
+    run = oracle.run((20, 7, 3), mixture.order.orders, [(0, COUNTS)], "endless", 160)
+    with Feed(mixture, 16, sharding) as feed:
+        assert feed.spec["y"].dtype == np.int32
+        delivered = [jax.tree.map(np.asarray, batch) for _, batch in zip(range(10), feed, strict=False)]
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *delivered)
+    assert whole["source"].tolist() == [source for _, source, _, _ in run]
+    assert whole["y"].tolist() == [10_000 * (s + 1) + 10 * row for _, s, _, row in run]
+    randoms = [augmented[epoch * 3 + row]["r"] if s == 2 else 0 for _, s, epoch, row in run]
+    np.testing.assert_array_equal(whole["r"], np.float32(randoms))
+    assert len(set(randoms)) == 1 + 32  # others in each of its epochs
+
+
+def test_records_that_are_decoded_are_told_where_they_stand_in_their_source(sharding, tmp_path):
+    (tmp_path / "code").mkdir()
+    for i in range(7):
+        (tmp_path / "code" / f"{i}.txt").write_bytes(bytes([i]))
+
+    def decode(record, out, row):
+        out["y"][...] = record[0]
+        out["where"][...] = [row.index, row.epoch, row.position, row.key >> 40]
+
+    spec = {"y": jax.ShapeDtypeStruct((), np.int32), "where": jax.ShapeDtypeStruct((4,), np.int32)}
+    code = feedline.decoded(tmp_path / "code", decode, spec)
+    web = {"y": np.arange(100, 120, dtype=np.int32), "where": np.zeros((20, 4), np.int32)}
+    mixture = Mixture({"web": web, "code": code}, {"web": 3, "code": 1}, seed=4)
+    run = oracle.run((20, 7), mixture.order.orders, [(0, (3, 1))], "endless", 160)
+    keys, position = keys_at(4, 0, np.arange(160)) >> 40, 0
+    with Feed(mixture, 16, sharding) as feed:
+        for _, batch in zip(range(10), feed, strict=False):
+            for y, where in zip(np.asarray(batch["y"]).tolist(), np.asarray(batch["where"]).tolist(), strict=True):
+                _, source, epoch, row = run[position]
+                own = sum(each[1] == source for each in run[:position]) % 7
+                assert (y, where) == ((row, [row, epoch, own, keys[position]]) if source else (100 + row, [0] * 4))
+                position += 1
+
+
+def test_a_transform_gets_the_rows_and_the_leaf(sharding):
+    mixture = arrays(seed=9)
+    flat = mixture.order.rows_at(0, range(80))
+    keys = keys_at(9, 0, np.arange(80))
+
+    def check(batch, rows):
+        if not rows.key.any():
+            return batch  # the call that learns the spec
+        assert (rows.index == flat[rows.position]).all()
+        assert (rows.key == keys[rows.position]).all()
+        return {**batch, "source": batch["source"] + 10}
+
+    with Feed(mixture, 16, sharding, transform=check) as feed:
+        whole = expected(mixture.order)
+        assert_delivers(feed, {**whole, "source": whole["source"] + 10}, 5)
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_batches(sharding, tmp_path):
+    mixture = Mixture(npy(tmp_path), WEIGHTS, orders=ORDERS)
+    assert mixture.picklable
+    with Feed(mixture, 16, sharding, reading=Reading(workers=1)) as feed:
+        assert_delivers(feed, expected(mixture.order), 10)
+    with pytest.raises(ValueError, match="this one holds arrays in memory"):
+        Feed(arrays(), 16, sharding, reading=Reading(workers=1))
+
+
+@functools.cache
+def a_run(end):
+    return expected(arrays(end=end).order, 200, end)
+
+
+@given(
+    st.integers(0, 100),
+    st.sampled_from([8, 16, 40]),
+    st.sampled_from([8, 24]),
+    st.sampled_from(["endless", "first_exhausted", "all_exhausted"]),
+)
+@settings(max_examples=30)
+def test_a_feed_resumes_at_any_position_with_any_batch_size(row, before, after, end):
+    sharding = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), P("data"))
+    with Feed(arrays(end=end), before, sharding, remainder="wrap", prefetch=0) as feed:
+        feed.seek(*divmod(row, arrays(end=end).order.rows))
+        start = assert_delivers(feed, a_run(end), 1, row)
+        state = json.loads(json.dumps(feed.get_state()))
+    with Feed(arrays(end=end), after, sharding, remainder="wrap", prefetch=0) as feed:
+        feed.set_state(state)
+        assert_delivers(feed, a_run(end), 2, start)
+
+
+def test_phases_change_the_weights_and_a_state_takes_another_future(sharding):
+    first, then = WEIGHTS, {"web": 0, "code": 1, "books": 1}
+    mixture = arrays(weights=[(0, first), (32, then)])
+    phases = [(0, COUNTS), (32, (0, 1, 1))]
+    with Feed(mixture, 16, sharding) as feed:
+        assert_delivers(feed, expected(mixture.order, phases=phases), 2)
+        at_32 = feed.get_state()
+        assert_delivers(feed, expected(mixture.order, phases=phases), 4, 32)
+        at_96 = feed.get_state()
+    other = arrays(weights=[(0, first), (32, {"web": 1, "code": 1, "books": 1}), (64, first)])
+    with Feed(other, 16, sharding) as feed:
+        feed.set_state(at_32)
+        assert_delivers(feed, expected(mixture.order, phases=[(0, COUNTS), (32, (1, 1, 1)), (64, COUNTS)]), 5, 32)
+        with pytest.raises(ValueError, match=r"its 'order' is \{'phases': .*\[32, \{'code': 1, 'books': 1\}\]"):
+            feed.set_state(at_96)
+        feed.set_state(at_96, allow=("order",))
+
+
+def test_a_source_may_be_added_later_on(sharding):
+    two = {name: columns(name) for name in ("web", "code")}
+    with Feed(Mixture(two, {"web": 3, "code": 1}), 16, sharding) as feed:
+        next(feed)
+        state = feed.get_state()
+    phases = [(0, {"web": 3, "code": 1, "books": 0}), (16, WEIGHTS)]
+    three = Mixture({**two, "books": columns("books")}, phases)
+    with Feed(three, 16, sharding) as feed:
+        with pytest.raises(ValueError, match="its 'data' is"):
+            feed.set_state(state)
+        feed.set_state(state, allow=("data",))
+        assert_delivers(feed, expected(three.order, phases=[(0, (3, 1, 0)), (16, COUNTS)]), 5, 16)
+
+
+def test_states_over_other_mixtures_are_refused(sharding):
+    with Feed(arrays(), 16, sharding) as feed:
+        next(feed)
+        state = feed.get_state()
+    others = {
+        "order": [
+            arrays(weights={**WEIGHTS, "web": 0.6}),
+            arrays(seed=1),
+            arrays(orders={}),
+            arrays(orders={"code": Order(2, False)}),
+        ],
+        "data": [
+            arrays(sources={"code": columns("books"), "books": columns("code")}),
+            Mixture({name: columns(name) for name in ("web", "books", "code")}, WEIGHTS, orders=ORDERS),
+        ],
+    }  # fmt: skip
+    for field, mixtures in others.items():
+        for mixture in mixtures:
+            with Feed(mixture, 16, sharding) as feed, pytest.raises(ValueError, match=f"its {field!r} is"):
+                feed.set_state(state)
+    with Feed(columns("web"), 16, sharding) as feed, pytest.raises(ValueError, match="its 'rows' is"):
+        feed.set_state(state)
+
+
+def test_the_statistics_count_the_epochs_of_each_source(sharding):
+    with Feed(arrays(), 20, jax.devices()[0]) as feed:
+        assert_delivers(feed, expected(arrays().order), 3)
+        statistics = feed.statistics()
+        assert statistics.source_epochs == {"web": 30 / 20, "code": 18 / 7, "books": 12 / 3}
+        assert str(statistics).endswith("\nepochs of each source: web 1.5, code 2.571, books 4")
+        assert "web 1.5, code 2.571, books 4" in statistics._repr_html_()
+        feed.seek(0, 10)
+        assert feed.statistics().source_epochs["books"] == 2 / 3
+    with Feed(columns("web"), 16, sharding) as feed:
+        assert feed.statistics().source_epochs is None
+
+
+@pytest.mark.parametrize("policy", ["substitute", "mask"])
+def test_a_bad_row_is_replaced_by_one_of_its_source(sharding, tmp_path, policy):
+    mixture = arrays(sources={"code": Rows("code", bad=4)})
+    whole = expected(mixture.order)
+    bad = np.flatnonzero(whole["y"]["z"] == 2004)
+    for position in bad:
+        drawn = next(row for row in substitutes_at(0, 7, 0, position) if row != 4)
+        whole["x"][position], whole["y"]["z"][position] = columns("code")["x"][drawn], 2000 + drawn
+    reading = Reading(bad_rows=policy, bad_rows_budget=0.5, quarantine=tmp_path / "bad.jsonl")
+    with Feed(mixture, 16, sharding, reading=reading) as feed:
+        if policy == "mask":
+            whole["valid"] = ~np.isin(np.arange(200), bad)
+        assert_delivers(feed, whole, 10)
+    noted = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert {(note["row"], note["position"]) for note in noted} == {(24, p) for p in bad if p < 160}
+
+
+def test_the_error_of_a_bad_row_names_it(sharding):
+    class Named(Rows):
+        def read(self, rows, out):
+            if self.bad in rows:
+                raise feedline.RowError("it is damaged", stage="read", row=self.bad, file="code.bin")
+            super().read(rows, out)
+
+    for source, message in ((Named, r"it is damaged \(in 'code' of the mixture\)"), (Rows, "OSError: unreadable")):
+        with Feed(arrays(sources={"code": source("code", bad=4)}), 16, sharding) as feed:
+            with pytest.raises(feedline.RowError, match=message) as error:
+                assert_delivers(feed, expected(arrays().order), 10)
+            assert (error.value.row, error.value.epoch) == (24, 0)
+            assert expected(arrays().order)["y"]["z"][error.value.position] == 2004
+
+
+SPEC = {"x": np.zeros((5, 4), np.float32)}
+
+
+def both(a, b, weights=None, **changes):
+    return Mixture({"a": a, "b": b}, weights or {"a": 1, "b": 1}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: both(SPEC, {"x": np.zeros((5, 3), np.float32)}), ValueError,
+         r"the same leaves, and batch\['x'\] is float32\[4\] in 'a', float32\[3\] in 'b'; store one like"),
+        (lambda: both(SPEC, {"x": np.zeros((5, 4))}), ValueError, r"is float32\[4\] in 'a', float64\[4\] in 'b'"),
+        (lambda: both(SPEC, {"x": SPEC["x"].astype(">f4")}), ValueError, r"float32\[4\] in 'a', >f4\[4\] in 'b'"),
+        (lambda: both(SPEC, {**SPEC, "y": np.zeros(5)}), ValueError,
+         r"and batch\['y'\] is missing in 'a', float64\[\] in 'b'"),
+        (lambda: both(SPEC["x"], SPEC["x"]), ValueError, r"a plain dict .* of 'a' are one array; name"),
+        (lambda: both({0: SPEC["x"]}, {0: SPEC["x"]}), ValueError, "plain dict with strings as keys"),
+        (lambda: both({"source": SPEC["x"]}, {"source": SPEC["x"]}), ValueError,
+         "adds a leaf 'source', and the rows of 'a' have one already; give that leaf another name"),
+        (lambda: Mixture({"m": both(SPEC, SPEC)}, {"m": 1}), ValueError, "pass the sources of that mixture"),
+        (lambda: both(SPEC, {"x": np.zeros((0, 4), np.float32)}), ValueError, "at least one row, got arrays"),
+        (lambda: both(SPEC, grain.MapDataset.range(5).repeat()), ValueError, "'b' has .*; .* leave repeat"),
+        (lambda: both(SPEC, grain.MapDataset.range(5).to_iter_dataset()), TypeError, "'b' is a stream; mix"),
+        (lambda: both(SPEC, 5), TypeError, "a source is"),
+        (lambda: Mixture([SPEC], {"a": 1}), TypeError, "sources must be a dict by name"),
+        (lambda: Mixture({}, {}), ValueError, "at least one source, got none"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": -0.1}), ValueError,
+         "weights: that of 'b' must be finite and not negative, got -0.1; give a share"),
+        (lambda: both(SPEC, SPEC, {"a": float("nan"), "b": 1}), ValueError, "of 'a' must be finite .* got nan"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": float("inf")}), ValueError, "of 'b' must be finite .* got inf"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": "1"}), TypeError, "that of 'b' must be a number, got '1'"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": True}), TypeError, "that of 'b' must be a number, got True"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": 0}), ValueError, "'b' is 0, so it would never be read; leave the"),
+        (lambda: both(SPEC, SPEC, {"a": 0, "b": 0}), ValueError, "one of them must be above 0, and all are 0"),
+        (lambda: both(SPEC, SPEC, {"a": 1}), ValueError, "those of the sources, 'a', 'b'; missing are 'b'"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "b": 1, "c": 1}), ValueError, "unknown are 'c'"),
+        (lambda: both(SPEC, SPEC, {"a": 1, "c": 1}), ValueError, "unknown are 'c'; missing are 'b'"),
+        (lambda: both(SPEC, SPEC, 0.5), TypeError, "weights must be a dict as in"),
+        (lambda: both(SPEC, SPEC, [{"a": 1, "b": 1}]), TypeError, "or phases of them as in"),
+        (lambda: both(SPEC, SPEC, [(0, 1)]), TypeError, "a phase must be a position and a dict"),
+        (lambda: both(SPEC, SPEC, [(1, {"a": 1, "b": 1})]), ValueError, r"the first at 0, got \[1\]; sort them"),
+        (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 1})] * 2), ValueError, r"ascending .* got \[0, 0\]"),
+        (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 0}), (9, {"a": 1, "b": 0})]), ValueError, "'b' is 0, so it"),
+        (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 1}), (9, {"a": -1, "b": 1})]), ValueError,
+         "weights from position 9 on: that of 'a' must be"),
+        (lambda: both(SPEC, SPEC, orders={"c": Order()}), ValueError, "orders: .* unknown are 'c'"),
+        (lambda: both(SPEC, SPEC, orders={"a": 5}), TypeError, "orders must be a dict as in"),
+        (lambda: both(SPEC, SPEC, seed=-1), ValueError, "seed must be at least 0"),
+        (lambda: both(SPEC, SPEC, end="never"), ValueError, "end must be one of .* got 'never'"),
+        (lambda: both(SPEC, SPEC, [(0, {"a": 1, "b": 1}), (4, {"a": 1, "b": 0})], end="all_exhausted").order.rows,
+         ValueError, "'b' has weight 0 before it has; give it a weight"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_feed_refuses_what_a_mixture_has_itself(sharding):
+    with pytest.raises(
+        ValueError, match=r"a mixture has an order of its own, got order=Order\(.*give Mixture seed"
+    ):
+        Feed(arrays(), 16, sharding, order=Order())
+    with pytest.raises(
+        ValueError, match="an endless mixture has no epochs to count, got epochs=1; leave epochs=None"
+    ):
+        Feed(arrays(), 16, sharding, epochs=1)
+    with pytest.raises(ValueError, match="10 rows do not fill one of 16; use a batch size of at most 10"):
+        Feed(both(SPEC, SPEC, end="all_exhausted"), 16, sharding)
+
+
+def test_sources_of_one_row_and_batches_larger_than_the_data(sharding):
+    one = Mixture({"a": {"x": np.arange(1)}, "b": {"x": np.arange(10, 12)}}, {"a": 1, "b": 3})
+    with Feed(one, 64, sharding) as feed:
+        batch = next(feed)
+        assert np.bincount(batch["source"]).tolist() == [16, 48]
+        assert np.bincount(batch["x"])[[0, 10, 11]].tolist() == [16, 24, 24]
+    alone = Mixture({"a": {"x": np.arange(5)}}, {"a": 0.1}, end="all_exhausted")
+    with Feed(alone, 8, sharding, remainder="pad", epochs=1) as feed:
+        (batch,) = feed
+        assert sorted(np.asarray(batch["x"])[np.asarray(batch["valid"])].tolist()) == [0, 1, 2, 3, 4]

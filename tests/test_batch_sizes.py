@@ -1,0 +1,158 @@
+"""Batch sizes that change at given steps: the rows of a run stay, and only their cuts into batches move."""
+
+import json
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+from feedline import Feed, Lanes, Order, Reading
+from feedline.order.epoch import rows_at
+
+N = 100
+ROWS = {"x": np.arange(N, dtype=np.int32)}
+SIZES = [(0, 8), (3, 24), (5, 16), (9, 40)]
+
+
+def expected(sizes, remainder, steps):
+    """The batches, cut out of shuffled epochs one by one."""
+    found, epoch, position = [], 0, 0
+    for step in range(steps):
+        (size,) = [size for start, size in sizes if start <= step][-1:]
+        if remainder == "drop" and position + size > N:
+            epoch, position = epoch + 1, 0
+        rows = []
+        for _ in range(size):
+            if position == N:
+                epoch, position = epoch + 1, 0
+            rows.append(rows_at(Order(), N, epoch, np.array([position]))[0])
+            position += 1
+        found.append(np.array(rows))
+    return found
+
+
+@pytest.mark.parametrize("remainder", ["wrap", "drop"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_the_rows_are_those_of_a_loop_over_steps(sharding, remainder, prefetch):
+    whole, placed = expected(SIZES, remainder, 14), 0
+    with Feed(ROWS, SIZES, sharding, remainder=remainder, prefetch=prefetch) as feed:
+        for rows in whole:
+            assert feed.batch_size == feed.spec["x"].shape[0] == len(rows)
+            np.testing.assert_array_equal(feed.rows_of(feed.get_state()), rows)
+            batch = next(feed)
+            assert (batch["x"].shape, batch["x"].sharding) == ((len(rows),), sharding)
+            np.testing.assert_array_equal(batch["x"], rows)
+            placed += 4 * len(rows)
+            assert feed.statistics().placed_bytes == placed
+            assert f"batch_size {feed.batch_size}" in repr(feed)
+        assert feed.statistics().rows == sum(map(len, whole))
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_state_goes_on_with_the_size_of_its_step(sharding, at):
+    whole = expected(SIZES, "wrap", 14)
+    with Feed(ROWS, SIZES, sharding, remainder="wrap", prefetch=0) as feed:
+        states = [feed.get_state() for _ in zip(range(at), feed, strict=False)]
+        states = json.loads(json.dumps([*states, feed.get_state()]))
+        feed.set_state(states[0])  # back over all changes
+        np.testing.assert_array_equal(next(feed)["x"], whole[min(at, 1) if at else 0])
+    with Feed(ROWS, SIZES, sharding, remainder="wrap") as feed:
+        feed.set_state(states[-1])
+        for rows, batch in zip(whole[at:], feed, strict=False):
+            np.testing.assert_array_equal(batch["x"], rows)
+
+
+def test_a_state_takes_other_sizes_from_its_step_on(sharding):
+    with Feed(ROWS, SIZES, sharding, remainder="wrap") as feed:
+        states = [feed.get_state() for _ in zip(range(6), feed, strict=False)]
+    later = [*SIZES[:2], (4, 8)]
+    with Feed(ROWS, later, sharding, remainder="wrap") as feed:
+        feed.set_state(states[3])  # after four steps
+        np.testing.assert_array_equal(next(feed)["x"], expected(later, "wrap", 5)[4])
+        with pytest.raises(ValueError, match=r"'batch_sizes': \[\[0, 8\], \[3, 24\], \[4, 8\]\]"):
+            feed.set_state(states[4])
+        feed.set_state(states[4], allow=("order",))
+    with Feed(ROWS, 32, sharding, remainder="wrap") as feed:  # one size, which may always change
+        feed.set_state(states[4])
+        at, saved = feed.position, feed.get_state()
+        np.testing.assert_array_equal(next(feed)["x"], expected([(0, at), (1, 32)], "wrap", 2)[1])
+    with Feed(ROWS, SIZES, sharding, remainder="wrap") as feed:
+        feed.set_state(saved)
+        assert feed.batch_size == 24 if saved["step"] in (3, 4) else 16
+
+
+def test_passes_end_and_begin_whatever_the_size(sharding):
+    with Feed(ROWS, [(0, 48), (2, 32)], sharding, epochs=1) as feed:
+        assert [len(batch["x"]) for batch in feed] == [48, 48]
+        assert feed.batch_size == 32
+        assert [len(batch["x"]) for batch in feed] == [32, 32, 32]
+        assert feed.steps_per_epoch == 3
+        with pytest.raises(
+            TypeError, match="passes differ in length where the batch size changes; bound the loop"
+        ):
+            len(feed)
+    with Feed(ROWS, [(0, 48), (1, 64)], sharding, epochs=1, remainder="pad") as feed:
+        padded = [np.asarray(batch["valid"]).sum() for batch in feed]
+        assert padded == [48, 52]
+
+
+def test_diagnosing_leaves_the_feed_at_its_step(sharding, capsys):
+    with Feed(ROWS, [(0, 8), (2, 16)], sharding, remainder="wrap") as feed:
+        next(feed), next(feed)
+        with feed.diagnose(steps=40):
+            sizes = {len(batch["x"]) for batch in feed}
+        assert sizes == {16}
+        np.testing.assert_array_equal(next(feed)["x"], expected([(0, 8), (2, 16)], "wrap", 3)[2])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ([], TypeError, r"pairs as in \[\(0, 256\), \(1000, 512\)\], got \[\]"),
+        ([8, 16], TypeError, "pairs as in"),
+        ([(0, 8, 1)], TypeError, "pairs as in"),
+        ([(1, 8)], ValueError, r"ascending steps, the first at 0, got \[1\]; sort them"),
+        ([(0, 8), (0, 16)], ValueError, "ascending steps"),
+        ([(0, 8), (-1, 16)], ValueError, "the first step of a size must be at least 0"),
+        ([(0, 8), (5, 0)], ValueError, "batch_size must be at least 1, got 0"),
+        ([(0, 8), (5, 12)], ValueError, "12"),
+        ([(0, 8), (5, 104)], ValueError, "100 rows do not fill one of 104"),
+        ([(0, 8.0)], TypeError, "batch_size must be an integer"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sharding, sizes, error, message):
+    with pytest.raises(error, match=message):
+        Feed(ROWS, sizes, sharding)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps_per_call": 2}, "got steps_per_call=2; leave that out"),
+        ({"reading": Reading(threads="auto", buffer="auto")}, 'got "auto" for buffer, threads; leave that out'),
+        ({"source": grain.MapDataset.range(100).to_iter_dataset()}, "got a stream; .* build another feed"),
+        ({"source": Lanes(lambda i, n: grain.MapDataset.range(100).to_iter_dataset(), 2)}, "got a stream"),
+    ],
+)
+def test_what_has_one_size_is_refused(sharding, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Feed(**{"source": ROWS, "batch_size": SIZES, "sharding": sharding} | arguments)
+
+
+def test_fit_compiles_each_size_once(sharding):
+    import optax
+
+    from feedline import trainer
+
+    traced = []
+
+    def loss(params, batch):
+        traced.append(batch["x"].shape)
+        return ((params["w"] * batch["x"].astype(np.float32) / N) ** 2).mean(), {}
+
+    with Feed(ROWS, [(0, 8), (3, 16)], sharding, remainder="wrap") as feed:
+        init = lambda key: {"w": jax.numpy.ones(())}  # noqa: E731
+        fitted = trainer.fit(feed, init, loss, optax.sgd(0.1), mode="jit_multi", steps=6)
+    assert fitted.progress.step == 6
+    assert set(traced) == {(8,), (16,)}
