@@ -161,15 +161,10 @@ class ArraySource(IndexedSource):
           int64[k]: the row at each position.
         """
         self._check_files()
-        if self._remote is None and (compiled := library()) is not None:
-            copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
-            made = [copy for copy in copies if copy is not None]
-            if isinstance(order, MixtureOrder):
-                struct = order.struct(epoch, positions)
-            else:
-                struct = epoch_order(order, len(self), epoch)
-            if len(made) == len(copies) and struct is not None:
-                return fill(compiled, struct, positions, made)
+        with contextlib.nullcontext(True) if self._remote is None else self._remote.all_present() as readable:
+            filled = self._filled(order, epoch, positions, cuts) if readable else None
+        if filled is not None:
+            return filled
         if isinstance(order, MixtureOrder):
             rows = order.rows_at(epoch, positions)
         else:
@@ -179,10 +174,30 @@ class ArraySource(IndexedSource):
                 self._gathers[leaf].read(rows, columns, out)
         return rows
 
+    def _filled(
+        self,
+        order: Order | MixtureOrder,
+        epoch: int,
+        positions: Positions,
+        cuts: Sequence[tuple[int, Columns, Array]],
+    ) -> Indices | None:
+        """As `read_in_order`, in one call of the C library; None if it cannot do this."""
+        if (compiled := library()) is None:
+            return None
+        copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+        made = [copy for copy in copies if copy is not None]
+        if isinstance(order, MixtureOrder):
+            struct = order.struct(epoch, positions)
+        else:
+            struct = epoch_order(order, len(self), epoch)
+        if len(made) < len(copies) or struct is None:
+            return None
+        return fill(compiled, struct, positions, made)
+
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of a `ToldSource`, for arrays in a store; None for others."""
-        return None if self._remote is None else self._remote.fetch_ahead
+        """As of a `ToldSource`, for arrays in a store of which some rows are not there; None for others."""
+        return None if self._remote is None or self._remote.is_complete else self._remote.fetch_ahead
 
     def close(self) -> None:
         """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""

@@ -112,6 +112,17 @@ class RemoteRows:
             self._residency.wait_for(self._blocks(leaves, rows))
             yield
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows can be read."""
+        return self._residency.is_complete
+
+    @contextlib.contextmanager
+    def all_present(self) -> Iterator[bool]:
+        """Whether all rows can be read within the `with` block."""
+        with self._residency.reading():
+            yield self._residency.is_complete
+
     def fetch_ahead(self, rows: Indices, ahead: int) -> bool:
         """Start to fetch rows that are read `ahead` batches later. Returns False if that is too early."""
         return self._residency.fetch_ahead(self._blocks(range(len(self._leaves)), rows), ahead)

@@ -100,6 +100,15 @@ class Residency:
                 for block in some:
                     item.unmap(block)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks are there. Within `reading`, they then all stay."""
+        self._maintain()
+        if not self._present.all():
+            return False
+        self._used[:] = True
+        return True
+
     def wait_for(self, blocks: Indices) -> None:
         """Fetch blocks that are not there. Called within `reading`.
 
