@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import itertools
 import os
 import threading
@@ -47,9 +48,10 @@ class RemoteObject:
         self.blocks = -(-version.size_bytes // BLOCK_BYTES)
         self.first_block, self._present, self._used = residency.add(self, self.blocks)
         # _present is written under _lock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a request may be done before its callback is added
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
-        """The requests that fetch a block. Guarded by _lock."""
+        """The requests that fetch a block. Guarded by _lock, as is their number:"""
+        self._requests = 0
 
     def __str__(self) -> str:
         return str(self.url)
@@ -66,8 +68,8 @@ class RemoteObject:
 
     @property
     def fetching(self) -> int:
-        """How many blocks are being fetched."""
-        return len(self._pending)
+        """How many requests for blocks are under way."""
+        return self._requests
 
     @property
     def memory(self) -> memoryview:
@@ -79,10 +81,15 @@ class RemoteObject:
         futures: set[concurrent.futures.Future[None]] = set()
         with self._lock:
             missing = [block for block in blocks if not self._present[block]]
-            futures.update(self._pending[block] for block in missing if block in self._pending)
-            for run in _runs([block for block in missing if block not in self._pending]):
+            # one that is done was evicted since
+            pending = {block: self._pending[block] for block in missing if block in self._pending}
+            pending = {block: future for block, future in pending.items() if not future.done()}
+            futures.update(pending.values())
+            for run in _runs([block for block in missing if block not in pending]):
                 future = fetcher().run(self._fetch(run))
                 self._pending.update(dict.fromkeys(run, future))
+                self._requests += 1
+                future.add_done_callback(functools.partial(self._done, run))
                 futures.add(future)
         return list(futures)
 
@@ -143,24 +150,27 @@ class RemoteObject:
     def cancel(self) -> None:
         """Give up what is being fetched."""
         with self._lock:
-            for future in self._pending.values():
-                future.cancel()
+            futures = set(self._pending.values())
+        for future in futures:
+            future.cancel()
 
     def _range(self, block: int) -> tuple[int, int]:
         return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
 
     async def _fetch(self, run: list[int]) -> None:
         """Make adjacent blocks present, from the cache or from the store."""
-        try:
-            absent = await asyncio.to_thread(self._from_cache, run)
-            for part in _runs(absent):
-                start, stop = self._range(part[0])[0], self._range(part[-1])[1]
-                data = memoryview(await self._get(start, stop))
-                await asyncio.to_thread(self._keep, part, data)
-        finally:
-            with self._lock:
-                for block in run:
-                    self._pending.pop(block, None)
+        absent = await asyncio.to_thread(self._from_cache, run)
+        for part in _runs(absent):
+            start, stop = self._range(part[0])[0], self._range(part[-1])[1]
+            data = memoryview(await self._get(start, stop))
+            await asyncio.to_thread(self._keep, part, data)
+
+    def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            self._requests -= 1
+            for block in run:
+                if self._pending.get(block) is future:
+                    del self._pending[block]
 
     async def _sample(self, start: int, stop: int) -> bytes:
         if stop <= start:

@@ -67,6 +67,8 @@ class Residency:
         """The numbers of the reads in progress, ascending. Guarded by _lock."""
         self._retired: dict[int, int] = {}
         """Blocks to be unmapped once no read with a lower number is in progress. Guarded by _lock."""
+        self._complete = False
+        """All blocks are there. Set to True, and to False together with retiring blocks, under _lock."""
         self._maintained = time.monotonic()
         self._evictions = 0
 
@@ -104,10 +106,10 @@ class Residency:
     def is_complete(self) -> bool:
         """Whether all blocks are there. Within `reading`, they then all stay."""
         self._maintain()
-        if not self._present.all():
-            return False
-        self._used[:] = True
-        return True
+        if not self._complete:
+            with self._lock:
+                self._complete = bool(self._present.all())
+        return self._complete
 
     def wait_for(self, blocks: Indices) -> None:
         """Fetch blocks that are not there. Called within `reading`.
@@ -158,7 +160,7 @@ class Residency:
                 return
             self._maintained, self._evictions = now, evictions
         mapped = np.flatnonzero(self._present)
-        used = self._used[mapped]
+        used = self._used[mapped] | self._complete
         self._used[:] = False
         names = [item.name(block) for item, some in self._by_object(mapped.tolist()) for block in some]
         gone = [
@@ -166,10 +168,13 @@ class Residency:
             for name, in_use in zip(names, used.tolist(), strict=True)
         ]
         retired = mapped[np.array(gone, bool) | (~used & (len(mapped) > _MOST_MAPPED))].tolist()
-        for item, some in self._by_object(retired):
-            for block in some:
-                item.retire(block)
+        if not retired:
+            return
         with self._lock:
+            self._complete = False
+            for item, some in self._by_object(retired):
+                for block in some:
+                    item.retire(block)
             self._retired.update(dict.fromkeys(retired, next(self._numbers)))
 
 
