@@ -6,6 +6,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from test_feed_lifecycle import interrupted_at
 
 from feedline import Feed, Lanes, Order, Reading
 from feedline.order.epoch import rows_at
@@ -156,3 +157,21 @@ def test_fit_compiles_each_size_once(sharding):
         fitted = trainer.fit(feed, init, loss, optax.sgd(0.1), mode="jit_multi", steps=6)
     assert fitted.progress.step == 6
     assert set(traced) == {(8,), (16,)}
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_a_change_loses_nothing():
+    whole = expected([(0, 8), (2, 16)], "wrap", 5)
+    for line in range(1, 3000):
+        sizes = [(0, 8), (2, 16)]
+        with Feed(ROWS, sizes, jax.devices()[0], remainder="wrap") as feed:
+            next(feed), next(feed)
+            where, _ = interrupted_at(line, lambda: next(feed))
+            step = feed.get_state()["step"]
+            assert step == 3 if where is None else step in (2, 3)
+            for rows, batch in zip(whole[step:], feed, strict=False):
+                np.testing.assert_array_equal(batch["x"], rows)
+            assert feed.statistics().placed_bytes == 4 * sum(map(len, whole))
+        if where is None:
+            break
+    assert 40 < line < 2999

@@ -89,6 +89,7 @@ def train(reader, task, settings, steps, step_s):
     found = {"next_us": [], "release_us": [], "resident_bytes": []}
     batches = reader.batches(task, **settings)
     batch = next(batches)
+    time.sleep(5 * step_s)  # as for a checkpoint: all buffers get full, which needs the most memory
     for _ in range(steps):
         time.sleep(step_s)
         before, asked = batch, time.perf_counter()

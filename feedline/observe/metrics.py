@@ -143,6 +143,12 @@ METRICS = (
     Metric("feedline_host_buffers", "Host buffers allocated so far.", lambda s, r: {"": s.slabs}),
     Metric("feedline_host_bytes", "Bytes of the host buffers allocated now.", lambda s, r: {"": s.host_bytes}),
     Metric(
+        "feedline_source_epochs",
+        "How often each source of a mixture was read, from the start of the run to the feed's position.",
+        lambda s, r: s.source_epochs or {},
+        "source",
+    ),
+    Metric(
         "feedline_bound",
         "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
         "(the training loop itself), straggler (another process).",

@@ -59,6 +59,7 @@ class MixtureOrder:
     def __post_init__(self) -> None:
         if self.end not in get_args(End):
             raise ValueError(f"end must be one of {get_args(End)}, got {self.end!r}")
+        _ = self.rows  # which may raise
 
     @functools.cached_property
     def rows(self) -> int:

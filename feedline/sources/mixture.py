@@ -71,7 +71,8 @@ class Mixture(IndexedSource):
         seed: int = 0,
         end: End = "endless",
     ) -> None:
-        self._given = sources, weights, orders, seed, end
+        self._given = dict(sources) if isinstance(sources, Mapping) else {}
+        self._arguments: dict[str, Any] = {"weights": weights, "seed": seed, "end": end}
         self._sources = opened(sources)
         check_specs(self._sources)
         seed = checked_integer("seed", seed, at_least=0, at_most=(1 << 64) - 1)
@@ -89,16 +90,9 @@ class Mixture(IndexedSource):
         self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self._ends = np.array(self.order.firsts[1:])
         told = any(is_told(source) for source in self._sources.values())
-        if told:
-            self.will_read = self._will_read
         found = [source for source in self._sources.values() if isinstance(source, ArraySource) and not told]
         self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
-        """All rows as one source, if all sources are arrays, and none in a store: read by one C call, order and
-        gather included."""
-        if any(is_positioned(source) for source in self._sources.values()):
-            self.read_positioned = self._read_positioned  # members that only such sources have
-        if all(is_columnar(source) for source in self._sources.values()):
-            self.read_leaf = self._read_leaf
+        """All rows as one source, if all are arrays outside of stores: read by one C call, order included."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -131,10 +125,28 @@ class Mixture(IndexedSource):
             with part.filled(self._own(rows, out)) as target:
                 part.source.read(part.rows, target)
 
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """Of a mixture with a source in a store; None for others."""
+        return self._will_read if any(is_told(source) for source in self._sources.values()) else None
+
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        """As of a `ToldSource`."""
         parts = [(part.source, part.rows) for part in self._parts(rows)]
         return all(source.will_read(some, ahead) for source, some in parts if is_told(source))
+
+    @property
+    def read_positioned(self) -> Callable[[Rows, Any], None]:
+        """Of a mixture with a source that has it; AttributeError of others."""
+        if not any(is_positioned(source) for source in self._sources.values()):
+            raise AttributeError("no source of this mixture has read_positioned")
+        return self._read_positioned
+
+    @property
+    def read_leaf(self) -> Callable[[int, Indices, Columns, Array], None]:
+        """Of a mixture whose sources all have it; AttributeError of others."""
+        if not all(is_columnar(source) for source in self._sources.values()):
+            raise AttributeError("not all sources of this mixture have read_leaf")
+        return self._read_leaf
 
     def _read_positioned(self, rows: Rows, out: Any) -> None:
         """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
@@ -169,7 +181,7 @@ class Mixture(IndexedSource):
     def close(self) -> None:
         """Close the sources that were opened here. A feed does not close a mixture, which it was given."""
         for name, source in self._sources.items():
-            if source is not self._given[0][name]:
+            if source is not self._given[name]:
                 source.close()
 
     def _numbers(self, rows: Indices) -> Indices:
@@ -194,9 +206,8 @@ class Mixture(IndexedSource):
         return [*super()._facts(), *of_sources]
 
     def __reduce__(self) -> Any:
-        _, weights, _, seed, end = self._given
         orders = dict(zip(self.order.names, self.order.orders, strict=True))
-        return functools.partial(Mixture, orders=orders, seed=seed, end=end), (self._sources, weights)
+        return functools.partial(Mixture, orders=orders, **self._arguments), (self._sources,)
 
 
 def epoch_rows(source: RowSource) -> int:

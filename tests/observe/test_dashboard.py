@@ -119,4 +119,5 @@ def test_the_dashboard_shows_what_a_user_asks_first():
         "feedline_slot_seconds_total",
         "feedline_queued_seconds_total",
         "feedline_host_buffers",
+        "feedline_source_epochs",  # of mixtures only
     }

@@ -14,7 +14,8 @@ from feedline.statistics import Statistics
 from feedline.trainer import Progress, TensorBoardLog, tensorboard
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
-FULL = Statistics(**{field.name: i + 1 for i, field in enumerate(dataclasses.fields(Statistics))})
+NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name != "source_epochs"]
+FULL = Statistics(**{name: i + 1 for i, name in enumerate(NUMBERS)}, source_epochs={"web": 0.1, "books": 0.2})
 
 
 def test_names_follow_the_rules_of_prometheus():
@@ -25,15 +26,15 @@ def test_names_follow_the_rules_of_prometheus():
         assert not re.search(r"_(s|ms|milliseconds|kb|percent|share)(_total)?$", metric.name)  # base units
         assert metric.help.endswith(".")
         assert "\n" not in metric.help
-        assert metric.label in ("", "stage", "bound")
+        assert metric.label in ("", "stage", "bound", "source")
 
 
 def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere():
     values = {(metric.name, label): value for metric, label, value in samples(FULL)}
     assert len({*values.values()}) == len(values)
-    left_out = {getattr(FULL, field.name) for field in dataclasses.fields(FULL)} - {*values.values()}
-    assert left_out == set()
-    assert {*values.values()} - {*dataclasses.astuple(FULL)} == {1 - FULL.au}
+    numbers = {getattr(FULL, name) for name in NUMBERS} | {*FULL.source_epochs.values()}
+    assert numbers - {*values.values()} == set()
+    assert {*values.values()} - numbers == {1 - FULL.au}
     assert {metric.name for metric, _, _ in samples(FULL)} == {
         metric.name for metric in METRICS if metric.name not in ("feedline_bound", "feedline_headroom_ratio")
     }
@@ -47,6 +48,7 @@ def test_what_is_not_known_yet_is_left_out():
         "feedline_wait_ratio",
         "feedline_readiness_ratio",
         "feedline_transfer_seconds",
+        "feedline_source_epochs",
     }
 
 
