@@ -18,6 +18,7 @@ then one folder a stage, in the order in which data flows::
     sources/    what rows are read from
       formats/    one module for each file format
       encoded/    records of bytes, such as image files
+    stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
     placement/  process-local batch → global jax.Array on the mesh
@@ -67,6 +68,7 @@ _MODULE_OF = {
     "Rows": "rows.row_source",
     "StallError": "errors",
     "Statistics": "statistics",
+    "Store": "stores.options",
     "WorkerError": "errors",
     "decoded": "sources.decoded",
     "load_lanes": "streams.lane_files",
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from feedline.sources.open_source import open_source as open_source
     from feedline.sources.ragged import Ragged as Ragged
     from feedline.statistics import Statistics as Statistics
+    from feedline.stores.options import Store as Store
     from feedline.streams.lane_files import load_lanes as load_lanes
     from feedline.streams.lane_files import save_lanes as save_lanes
 

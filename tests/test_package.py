@@ -68,9 +68,9 @@ def test_another_name_is_an_attribute_error(package):
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Mixture", "Order", "ProcessError", "Ragged",
-        "Reading",
-        "RowError", "RowSource", "Rows", "StallError", "Statistics", "WorkerError", "cluster", "decoded", "images",
+        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Mixture", "Order", "ProcessError", "Ragged", "Reading",
+        "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "decoded",
+        "images",
         "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
@@ -209,8 +209,9 @@ OF_FEEDLINE = {
     "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
-    "sources.formats": ["sources.formats", "rows", "errors", "options"],
-    "sources": ["sources", "rows", "order", "native", "runtime.ending",
+    "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
+    "sources.formats": ["sources.formats", "stores", "rows", "errors", "options"],
+    "sources": ["sources", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
     "loader": ["loader", "sources.arrays", "sources.mixture", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
@@ -259,6 +260,7 @@ FROM_OUTSIDE = {
     "observe.picture": ["matplotlib"],
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
+    "stores": ["numpy"],  # obstore by its name, since it is optional
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "loader": ["numpy", "jax", "grain", "absl"],
@@ -390,7 +392,10 @@ def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
     by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
-    by_hand |= {"sources/encoded/shard_index.py"}  # FEEDLINE_CACHE: where an index lies, not what it holds
+    by_hand |= {
+        "stores/options.py",
+        "sources/encoded/shard_index.py",
+    }  # FEEDLINE_CACHE: where an index lies, not what it holds
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("cli", "cluster")} == set()
     assert not any("make_digits" in module for tree in TREES.values() for module in imports(tree))
@@ -416,7 +421,7 @@ def test_threads_start_in_prefetch_and_cluster_only():  # and where they are wha
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    allowed = {"prefetch", "observe", "agreement", "cluster", "bench", "doctor"}
+    allowed = {"prefetch", "stores", "observe", "agreement", "cluster", "bench", "doctor"}
     assert {path.partition("/")[0] for path in found} <= allowed
 
 

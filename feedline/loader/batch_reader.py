@@ -18,7 +18,7 @@ from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged, is_told
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
@@ -91,6 +91,19 @@ class BatchReader:
         if not self.form.ragged or not is_ragged(self.source):
             return None
         return self.source.padded_length(self.locate(start, np.arange(self.schedule.batch_size)))
+
+    @property
+    def tells_source(self) -> bool:
+        """Whether the source fetches rows before they are read."""
+        return is_told(self.source)
+
+    def tell_source(self, start: Cursor, ahead: int) -> bool:
+        """Tell the source that the batch at `start` is read in `ahead` batches. Returns False if it is too
+        early."""
+        if not is_told(self.source):
+            return True
+        read = [self.source.will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads]
+        return all(read)
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> PartResult:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.

@@ -16,6 +16,10 @@ from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
 from feedline.runtime.annotations import annotation
 
+_MOST_AHEAD = (
+    1 << 8
+)  # deliveries: to tell of one that is in the cache already costs as much as the order of its rows
+
 
 class LocalBatches:
     """The process-local batches from `origin` to the end of the pass. Any thread may read any part, each once.
@@ -44,11 +48,14 @@ class LocalBatches:
         self._buffers = buffers
         self._origin = origin
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
+        self._told = 0  # the first delivery of which the source was not told; held by _telling
         # of each delivery of which parts are missing: its memory, and the parts read so far; held by _lock
         self._partial: dict[int, tuple[Buffers, dict[int, PartResult | Exception]]] = {}
 
     def read(self, number: int, part: int) -> HostBatch | None:
         """Read a part of delivery `number`. The call that completes it returns it, or raises its error."""
+        self._tell_source(number)
         step, part_of_batch = divmod(part, self._parts_of_batch)
         start = self._start(number, step)
         watch = Stopwatch()
@@ -77,6 +84,20 @@ class LocalBatches:
         if self.steps == 1:
             return self._reader.batch(start, self._before(number, 0), buffers, filled)
         return self._joined(number, buffers, filled)
+
+    def _tell_source(self, number: int) -> None:
+        """Tell a source that fetches rows which ones come next, from delivery `number` on, until it has enough."""
+        if not self._reader.tells_source or not self._telling.acquire(blocking=False):
+            return
+        try:
+            self._told = max(self._told, number)
+            while self._told < min(self.count, number + _MOST_AHEAD):
+                starts = [self._start(self._told, step) for step in range(self.steps)]
+                if not all(self._reader.tell_source(start, self._told - number) for start in starts):
+                    return
+                self._told += 1
+        finally:
+            self._telling.release()
 
     def _joined(self, number: int, buffers: Buffers, filled: list[PartResult]) -> HostBatch:
         """The batches of delivery `number` as one."""

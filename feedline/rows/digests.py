@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,29 @@ import numpy as np
 import numpy.typing as npt
 
 _SAMPLES = 16
-_SAMPLED_BYTES = 1 << 12
+SAMPLED_BYTES = 1 << 12
 
 
 def of_file(path: str | os.PathLike[str]) -> list[Any]:
     """The size of a file, and a digest of sixteen blocks of 4 KiB, spread evenly from its start to its end."""
     size = os.path.getsize(path)
-    hashed = hashlib.sha256()
     with Path(path).open("rb") as file:
-        for start in _sampled(max(0, size - _SAMPLED_BYTES) + 1, _SAMPLES):
-            file.seek(start)
-            hashed.update(file.read(_SAMPLED_BYTES))
-    return [size, hashed.hexdigest()[:32]]
+
+        def read(offset: int, length: int) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        return of_samples(size, [read(*part) for part in samples_of_file(size)])
+
+
+def samples_of_file(size: int) -> list[tuple[int, int]]:
+    """Offset and length of the blocks of which `of_file` is a digest."""
+    return [(start, SAMPLED_BYTES) for start in sampled(max(0, size - SAMPLED_BYTES) + 1, _SAMPLES)]
+
+
+def of_samples(size: int, samples: Sequence[bytes]) -> list[Any]:
+    """As `of_file`, of a size and the blocks of `samples_of_file`."""
+    return [size, hashlib.sha256(b"".join(samples)).hexdigest()[:32]]
 
 
 def of_array(array: npt.NDArray[Any], samples: int = _SAMPLES) -> list[Any]:
@@ -36,12 +47,12 @@ def of_rows(
 ) -> list[Any]:
     """As `of_array`, for rows that are read one by one."""
     hashed = hashlib.sha256()
-    for row in _sampled(shape[0], samples):
-        hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:_SAMPLED_BYTES].tobytes())
+    for row in sampled(shape[0], samples):
+        hashed.update(np.ascontiguousarray(row_at(row)).reshape(-1).view(np.uint8)[:SAMPLED_BYTES].tobytes())
     return [dtype.str, list(shape), hashed.hexdigest()[:32]]
 
 
-def _sampled(count: int, samples: int) -> list[int]:
+def sampled(count: int, samples: int) -> list[int]:
     """Evenly spaced numbers of 0 … count − 1, the first and the last among them."""
     last = max(count - 1, 0)
     return [int(number) for number in np.unique(np.linspace(0, last, samples).astype(np.int64))][:count]

@@ -124,6 +124,26 @@ def is_ragged(source: RowSource) -> TypeGuard[RaggedSource]:
     return hasattr(source, "padded_length")
 
 
+class ToldSource(RowSource, Protocol):
+    """A `RowSource` that is told which rows come next, so that it can fetch them from far away before they are
+    read.
+
+    `will_read = None` says that this object need not be told.
+    """
+
+    def will_read(self, rows: npt.NDArray[np.int64], ahead: int) -> bool:
+        """Start to fetch these rows, which are read `ahead` batches later. It must return at once.
+
+        Returns:
+          False: it is too early; tell again later. The batches after that one are not told before.
+        """
+
+
+def is_told(source: RowSource) -> TypeGuard[ToldSource]:
+    """Whether a source is a `ToldSource`."""
+    return getattr(source, "will_read", None) is not None
+
+
 def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:
     """Whether a source is a `PositionedSource`."""
     return hasattr(source, "read_positioned")

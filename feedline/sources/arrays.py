@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,13 +21,12 @@ from feedline.placement.plan import Columns
 from feedline.rows import digests
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices
-from feedline.rows.spec import is_numeric
-from feedline.rows.values import as_array, is_in_memory, is_list
-from feedline.sources.formats import arrow, files
+from feedline.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.remote_rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
-from feedline.sources.windows import windows
+from feedline.stores.client import Version
 
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
@@ -65,20 +63,22 @@ class ArraySource(IndexedSource):
         self._options = options or OpenOptions()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
-        self._versions: dict[str, FileVersion] = {}
-        """The versions of the open files, by path."""
+        self._opened = OpenedArrays.of(self._paths, self._options)
         self._open()
 
     @classmethod
     def joined(cls, sources: Sequence[ArraySource], number: str) -> ArraySource:
         """One source with the rows of all of these, which have one spec: a dict. It does not pickle.
 
+        None of them may lie in a store.
+
         Args:
           number: the key of a leaf more: the number of the source of each row.
         """
         source = cls.__new__(cls)
-        source._versions = {path: version for each in sources for path, version in each._versions.items()}
-        source._files_to_check = itertools.cycle(source._versions.items())
+        versions = {path: version for each in sources for path, version in each._opened.versions.items()}
+        source._opened, source._remote = OpenedArrays(versions, None), None
+        source._files_to_check = itertools.cycle(versions.items())
         parts: list[Any] = [
             tuple(itertools.chain(*leaves)) for leaves in zip(*(each._leaves for each in sources), strict=True)
         ]
@@ -96,16 +96,18 @@ class ArraySource(IndexedSource):
     def _open(self) -> None:
         trees, names = [], []
         for i, shard in enumerate(self._given):
-            opened = _as_trees(shard, self._options, self._versions)
+            opened = as_trees(shard, self._options, self._opened)
             trees += opened
             names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
-        self._files_to_check = itertools.cycle(self._versions.items())
-        parts = [_checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
+        self._files_to_check = itertools.cycle(self._opened.versions.items())
+        parts = [checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))
         self._rows = sum(len(part[0]) for part in parts)
         if self._rows == 0:
-            raise ValueError(f"a source must have at least one row, got {_why_empty(self._options, names[0])}")
+            raise ValueError(f"a source must have at least one row, got {why_empty(self._options, names[0])}")
         self._gathers = [RowGather(leaf) for leaf in self._leaves]
+        remote = self._opened.objects
+        self._remote = None if remote is None else RemoteRows(self._leaves, remote)
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
@@ -113,9 +115,10 @@ class ArraySource(IndexedSource):
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
         self._check_files()
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
-        sampled = [
-            [digests.of_array(part, samples) for part in parts] for parts in zip(*self._leaves, strict=True)
-        ]
+        parts = list(zip(*self._leaves, strict=True))
+        if self._remote is not None:
+            return {"kind": "arrays", "shards": self._remote.digests(parts, samples)}
+        sampled = [[digests.of_array(part, samples) for part in shard] for shard in parts]
         return {"kind": "arrays", "shards": sampled}
 
     @property
@@ -133,13 +136,15 @@ class ArraySource(IndexedSource):
           FeedError: a file was written to or truncated.
         """
         self._check_files()
-        for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
-            gather.read(rows, (slice(None),) * (target.ndim - 1), target)
+        with self._present(range(len(self._leaves)), rows):
+            for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
+                gather.read(rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         self._check_files()
-        self._gathers[leaf].read(rows, columns, out)
+        with self._present([leaf], rows):
+            self._gathers[leaf].read(rows, columns, out)
 
     def read_in_order(
         self,
@@ -156,136 +161,75 @@ class ArraySource(IndexedSource):
           int64[k]: the row at each position.
         """
         self._check_files()
-        if (compiled := library()) is not None:
-            copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
-            made = [copy for copy in copies if copy is not None]
-            if isinstance(order, MixtureOrder):
-                struct = order.struct(epoch, positions)
-            else:
-                struct = epoch_order(order, len(self), epoch)
-            if len(made) == len(copies) and struct is not None:
-                return fill(compiled, struct, positions, made)
+        with contextlib.nullcontext(True) if self._remote is None else self._remote.all_present() as readable:
+            filled = self._filled(order, epoch, positions, cuts) if readable else None
+        if filled is not None:
+            return filled
         if isinstance(order, MixtureOrder):
             rows = order.rows_at(epoch, positions)
         else:
             rows = rows_at(order, len(self), epoch, positions)
-        for leaf, columns, out in cuts:
-            self._gathers[leaf].read(rows, columns, out)
+        with self._present([leaf for leaf, _, _ in cuts], rows):
+            for leaf, columns, out in cuts:
+                self._gathers[leaf].read(rows, columns, out)
         return rows
 
+    def _filled(
+        self,
+        order: Order | MixtureOrder,
+        epoch: int,
+        positions: Positions,
+        cuts: Sequence[tuple[int, Columns, Array]],
+    ) -> Indices | None:
+        """As `read_in_order`, in one call of the C library; None if it cannot do this."""
+        if (compiled := library()) is None:
+            return None
+        copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
+        made = [copy for copy in copies if copy is not None]
+        if isinstance(order, MixtureOrder):
+            struct = order.struct(epoch, positions)
+        else:
+            struct = epoch_order(order, len(self), epoch)
+        if len(made) < len(copies) or struct is None:
+            return None
+        return fill(compiled, struct, positions, made)
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for arrays in a store of which some rows are not there; None for others."""
+        return None if self._remote is None or self._remote.is_complete else self._remote.fetch_ahead
+
     def close(self) -> None:
-        """Do nothing: a mapped file is unmapped with the last array that refers to it."""
+        """Give up what is being fetched. A mapped file is unmapped with the last array that refers to it."""
+        if self._opened.objects is not None:
+            self._opened.objects.close()
+
+    def _present(self, leaves: Sequence[int], rows: Indices) -> contextlib.AbstractContextManager[None]:
+        """Within the `with` block, these rows of these leaves can be read."""
+        return contextlib.nullcontext() if self._remote is None else self._remote.present(leaves, rows)
 
     def _check_files(self) -> None:
         """Refuse files that were written to. Each call checks only the next few of many files, to stay cheap."""
-        for path, version in itertools.islice(self._files_to_check, min(_CHECKS_A_READ, len(self._versions))):
+        for path, version in itertools.islice(
+            self._files_to_check, min(_CHECKS_A_READ, len(self._opened.versions))
+        ):
             version.check_open(path)
 
     def __reduce__(self) -> Any:
-        return _opened_again, (self._given, self._options, self._versions)
+        remote = None if self._opened.objects is None else self._opened.objects.versions
+        return _opened_again, (self._given, self._options, self._opened.versions, remote)
 
 
-def _opened_again(given: list[Any], options: OpenOptions, versions: dict[str, FileVersion]) -> ArraySource:
+def _opened_again(
+    given: list[Any], options: OpenOptions, versions: dict[str, FileVersion], remote: dict[str, Version] | None
+) -> ArraySource:
     """A copy of a source that another process has open. FeedError if a file has changed since."""
     try:
-        return ArraySource(given, options)
+        source = ArraySource(given, options)
     finally:  # also if it cannot be opened: a change explains that better
         for path, version in versions.items():
             version.check(path)
-
-
-def _as_trees(shard: Any, options: OpenOptions, versions: dict[str, FileVersion]) -> list[Any]:
-    """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
-    if isinstance(shard, str | os.PathLike):
-        path = Path(shard)
-        if path.suffix in arrow.SUFFIXES:
-            if path.is_file():
-                versions[os.path.abspath(path)] = FileVersion.of(
-                    path
-                )  # before it is mapped, so that no change is missed
-            return arrow.mapped(path, options)
-        arrays = _loaded(path, versions, options.dtype)
-        shard = jax.tree_util.tree_map_with_path(
-            functools.partial(_checked, path), options.named(arrays, str(path))
-        )
-    tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, versions), shard, is_leaf=is_list)
-    length = options.window
-    if length is None:
-        return [tree]
-    return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
-
-
-def _loaded(path: Path, versions: dict[str, FileVersion], dtype: Any = None) -> Any:
-    """The arrays of a file. Its version is added to `versions`."""
-    arrays, versions[os.path.abspath(path)] = files.load(path, dtype)
-    return arrays
-
-
-def _as_array(versions: dict[str, FileVersion], path: Any, leaf: Any) -> Array:
-    name = f"source{jax.tree_util.keystr(path)}"
-    file = None
-    if isinstance(leaf, str | os.PathLike):
-        file = Path(leaf)
-        array: Any = _loaded(Path(leaf), versions)
-        if not isinstance(array, np.ndarray):
-            raise ValueError(
-                f"{name}: a leaf is one array, and {leaf} holds several; pass the path itself as the source"
-            )
-    elif is_in_memory(leaf):
-        array = as_array(name, leaf)
-    elif is_list(leaf):
-        raise TypeError(
-            f"{name}: a list may mean rows or columns, so it is refused, got one of {len(leaf)} elements. For "
-            "columns pass a tuple or a dict of arrays. For rows pass numpy.stack(rows); or an object with __len__ "
-            "and __getitem__, as grain.MapDataset.source(rows) is; or, of files, a glob"
-        )
-    else:
-        raise TypeError(
-            f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
-            "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
-            "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
-            "with __len__ and __getitem__"
-        )
-    return _checked(file, path, array)
-
-
-def _checked(file: Path | None, path: Any, array: Array) -> Array:
-    """The array of a leaf, after a check that it holds rows of numbers; `file` is None if it lies in memory."""
-    name = f"source{jax.tree_util.keystr(path)}{f' of {file}' if file else ''}"
-    if array.ndim == 0:
-        raise ValueError(f"{name}: an array needs a first axis that counts rows, got a scalar")
-    if not is_numeric(array.dtype):
-        raise TypeError(
-            f"{name}: an accelerator holds numbers and booleans, got dtype {array.dtype}; encode it as "
-            "numbers first (rows of different lengths make dtype object: pad them)"
-        )
-    return np.asarray(array)
-
-
-def _checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Array]:
-    """The leaves of a shard, after checks of their lengths and that they have the form of the first shard."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    if not leaves:
-        raise ValueError("a source must have at least one array, got an empty tree")
-    form: Any = jax.tree_util.tree_structure(tree)
-    if form != jax.tree_util.tree_structure(first):
-        raise ValueError(f"shards must have the same leaves; {name} has other ones than {first_name}")
-    lengths = {f"source{jax.tree_util.keystr(path)}": len(leaf) for path, leaf in leaves}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{leaf} has {length}" for leaf, length in lengths.items())
-        raise ValueError(
-            f"all leaves must have the same number of rows, but {listed} in {name}; cut them to one length"
-        )
-    for (path, leaf), reference in zip(leaves, jax.tree_util.tree_leaves(first), strict=True):
-        if (leaf.dtype, leaf.shape[1:]) != (reference.dtype, reference.shape[1:]):
-            raise ValueError(
-                f"source{jax.tree_util.keystr(path)}: shards must agree in dtype and row shape; {name} has "
-                f"{leaf.dtype}{list(leaf.shape[1:])}, {first_name} {reference.dtype}{list(reference.shape[1:])}"
-            )
-    return [leaf for _, leaf in leaves]
-
-
-def _why_empty(options: OpenOptions, first: str) -> str:
-    if options.window is None:
-        return f"arrays of length 0 in {first}"
-    return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"
+    for url, before in (remote or {}).items():
+        assert source._opened.objects is not None
+        before.check(source._opened.objects.by_url[url].version, url)
+    return source

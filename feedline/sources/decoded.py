@@ -126,6 +126,11 @@ class DecodedSource(IndexedSource):
             for i, record in enumerate(records, start):
                 self._decode_into(record, targets, i, Row(*next(places)))
 
+    @property
+    def will_read(self) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
+        """As of a `ToldSource`, for records in a store; None for others."""
+        return getattr(self._source, "will_read", None)
+
     def close(self) -> None:
         """Close the source of the records."""
         self._source.close()

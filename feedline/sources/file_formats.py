@@ -20,16 +20,20 @@ from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
+from feedline.stores.urls import is_url
 
 
 class Format(NamedTuple):
-    """How to open files of a format, and the options that it takes."""
+    """How to open files of a format, the options that it takes, and whether they may lie in a store."""
 
     open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
     takes: frozenset[str]
+    in_stores: bool = False
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if is_url(paths[0]):  # columns of numbers
+        return GroupSource(parquet.grouped, paths, options)
     if parquet_file(Path(paths[0]), options) is not None:
         return TableSource(parquet_file, paths, options)
     return GroupSource(parquet.grouped, paths, options)
@@ -63,7 +67,7 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
 
 _FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = Format(_open_folder, frozenset())
-_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
+_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}), in_stores=True)
 _RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
 _TAR = Form("tar", tar.scan, bytes)
@@ -71,14 +75,14 @@ _GROUPED = frozenset({"columns", "cache_bytes"})
 FORMATS = {
     ".npy": _ARRAYS,
     ".npz": _ARRAYS,
-    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}),
+    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}, in_stores=True),
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": Format(_open_parquet, _GROUPED),
+    ".parquet": Format(_open_parquet, _GROUPED, in_stores=True),
     **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
     **dict.fromkeys(
-        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
+        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset(), True)
     ),
-    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
+    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"}), True),
     ".zarr": Format(
         lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),

@@ -23,6 +23,10 @@ from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits
 from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.row_gather import RowGather
+from feedline.stores.client import Version
+from feedline.stores.opening import RemoteObjects
+from feedline.stores.options import Store
+from feedline.stores.urls import is_url
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +42,7 @@ class GroupSource(IndexedSource):
     read, and sent to worker processes with the source.
 
     Args:
-      open_file: (path, options) → the open file.
+      open_file: (path or object in a store, options) → the open file.
       paths: of the files, in the order of their rows.
       options: columns and cache_bytes.
       versions: the expected versions of the files, None for a directory; by default, the present ones.
@@ -50,15 +54,16 @@ class GroupSource(IndexedSource):
 
     def __init__(
         self,
-        open_file: Callable[[Path, OpenOptions], GroupedFile],
+        open_file: Callable[[Any, OpenOptions], GroupedFile],
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Sequence[FileVersion | None] | None = None,
+        versions: Sequence[FileVersion | Version | None] | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versions = [_version(path) for path in paths] if versions is None else versions
+        self._objects = RemoteObjects(paths, options.store or Store()) if is_url(paths[0]) else None
+        self._versions = self._versions_now() if versions is None else versions
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):
@@ -145,6 +150,8 @@ class GroupSource(IndexedSource):
     def close(self) -> None:
         """Drop the cached groups."""
         self._cache.clear()
+        if self._objects is not None:
+            self._objects.close()
 
     def _read_group(self, leaf: int, group: int) -> Group:
         """Read a group from its file, and check it."""
@@ -192,14 +199,39 @@ class GroupSource(IndexedSource):
 
     def _opened(self, file: int) -> GroupedFile:
         self._check_unchanged(file)
-        opened = self._open_file(Path(self._paths[file]), self._options)
+        path = self._paths[file]
+        opened = self._open_file(
+            Path(path) if self._objects is None else self._objects.by_url[path], self._options
+        )
         self._check_unchanged(file)
         return opened
 
     def _check_unchanged(self, file: int) -> None:
-        version = self._versions[file]
-        if version is not None:
-            version.check(self._paths[file])
+        version, path = self._versions[file], self._paths[file]
+        if isinstance(version, FileVersion):
+            version.check(path)
+        elif version is not None and self._objects is not None:  # compared whenever a block is fetched, too
+            version.check(self._objects.by_url[path].version, path)
+
+    def _versions_now(self) -> Sequence[FileVersion | Version | None]:
+        if self._objects is None:
+            return [_version(path) for path in self._paths]
+        return [self._objects.by_url[path].version for path in self._paths]
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for objects in a store; None for files."""
+        return None if self._objects is None else self._fetch_ahead
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        assert self._objects is not None
+        blocks = [np.zeros(0, np.int64)]
+        for leaf, shards in enumerate(self._shards):
+            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
+                item, extent = self._objects.by_url[self._paths[file]], self._files[file].extent
+                if extent is not None:
+                    blocks += [item.blocks_of(*extent(leaf, group)) for group in within.tolist()]
+        return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
 
     def __reduce__(self) -> Any:
         return type(self), (self._open_file, self._paths, self._options, self._versions)

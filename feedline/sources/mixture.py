@@ -16,7 +16,7 @@ from feedline.options import Order, checked_integer
 from feedline.order.mixture import End, MixtureOrder
 from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged
+from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged, is_told
 from feedline.sources.arrays import ArraySource
 from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
 
@@ -89,9 +89,10 @@ class Mixture(IndexedSource):
         """The number of the leaf "source"."""
         self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self._ends = np.array(self.order.firsts[1:])
-        found = [source for source in self._sources.values() if isinstance(source, ArraySource)]
+        told = any(is_told(source) for source in self._sources.values())
+        found = [source for source in self._sources.values() if isinstance(source, ArraySource) and not told]
         self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
-        """All rows as one source, if all sources are arrays: read by one C call, order and gather included."""
+        """All rows as one source, if all are arrays outside of stores: read by one C call, order included."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -123,6 +124,15 @@ class Mixture(IndexedSource):
         for part in self._parts(rows):
             with part.filled(self._own(rows, out)) as target:
                 part.source.read(part.rows, target)
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """Of a mixture with a source in a store; None for others."""
+        return self._will_read if any(is_told(source) for source in self._sources.values()) else None
+
+    def _will_read(self, rows: Indices, ahead: int) -> bool:
+        parts = [(part.source, part.rows) for part in self._parts(rows)]
+        return all(source.will_read(some, ahead) for source, some in parts if is_told(source))
 
     @property
     def read_positioned(self) -> Callable[[Rows, Any], None]:

@@ -133,7 +133,7 @@ class NumpyGather:
 def _evenly_spaced(filled: Sequence[Array]) -> bool:
     """Whether all rows are contiguous, and equally far apart in memory, in ascending order."""
     distances = _distances(filled)
-    return all(part[0].flags.c_contiguous for part in filled) and len(distances) == 1 and min(distances) >= 0
+    return all(part[0, ...].flags.c_contiguous for part in filled) and len(distances) == 1 and min(distances) >= 0
 
 
 def _segments(parts: Sequence[Array], distance: int, row_bytes: int) -> tuple[list[Array], Indices, Indices]:

@@ -24,6 +24,9 @@ from feedline.sources.file_formats import FORMATS, format_of
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
+from feedline.stores.opening import matches
+from feedline.stores.options import Store
+from feedline.stores.urls import is_url
 
 
 def open_source(
@@ -36,6 +39,7 @@ def open_source(
     decode: Decode | None = None,
     cache_bytes: int = CACHE_BYTES,
     missing_chunks: Literal["error", "fill"] = "error",
+    store: Store | None = None,
 ) -> IndexedSource | EncodedRows:
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
@@ -48,7 +52,8 @@ def open_source(
     ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
-      path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files.
+      path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
+        or an object in a store, "s3://bucket/train/*.npy".
       dtype: the type of one element of a `.bin` file, or of one ArrayRecord record. A structured dtype gives a
         dict of its fields: `np.dtype([("image", np.uint8, (32, 32, 3)), ("label", np.int32)])`.
       window: rows are windows of that many adjacent elements (tokens) of a `.npy`, `.npz` or `.bin` file. They
@@ -66,6 +71,7 @@ def open_source(
       missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
         (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
         chunk cannot be distinguished from one that was left out.
+      store: the cache on local disk and the patience for objects in a store: `s3://`, `gs://`, `https://`.
 
     Raises:
       FileNotFoundError: no such file, or no match.
@@ -84,12 +90,21 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
-    options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks)
-    paths = _matches(os.fsdecode(path_or_glob))
+    options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
+    if is_url(path_or_glob):
+        paths = matches(os.fsdecode(path_or_glob), store or Store())
+    else:
+        paths = _matches(os.fsdecode(path_or_glob))
     form = format_of(paths, is_glob=paths != [os.fsdecode(path_or_glob)])
-    for option in sorted(options.given() - form.takes):
+    for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
+    if is_url(paths[0]) and not form.in_stores:
+        readable = ", ".join(suffix for suffix, other in FORMATS.items() if other.in_stores)
+        raise ValueError(
+            f"rows of objects in a store are read from {readable}, got {paths[0]}; convert it, or copy it to a "
+            "local disk"
+        )
     return form.open(paths, options)
 
 

@@ -40,7 +40,7 @@ class RowGather:
         compiled, filled = library(), [part for part in parts if len(part)]
         self._by_c: tuple[ctypes.CDLL, Segments] | None = None
         self._by_numpy: NumpyGather | None = None
-        if compiled is not None and filled and all(part[0].flags.c_contiguous for part in filled):
+        if compiled is not None and filled and all(part[0, ...].flags.c_contiguous for part in filled):
             self._by_c = compiled, Segments(filled)
         else:
             self._by_numpy = NumpyGather(parts)

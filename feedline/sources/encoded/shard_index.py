@@ -24,6 +24,10 @@ import numpy as np
 from feedline.rows import digests
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.opening import opening
+from feedline.stores.client import Version
+from feedline.stores.options import Store
+from feedline.stores.remote_file import open_object
+from feedline.stores.remote_object import RemoteObject
 
 _FORMAT = 1  # a file with another number is made again
 _MOST_HEADER_BYTES = 1 << 20
@@ -70,7 +74,7 @@ class Shard:
     """
 
     path: str
-    version: FileVersion
+    version: FileVersion | Version
     digest: Sequence[Any]
     index: str
     index_line: bytes
@@ -107,6 +111,29 @@ def open_shard(path: str, form: Form) -> Shard:
     return shard
 
 
+def open_remote_shard(item: RemoteObject, form: Form, store: Store) -> Shard:
+    """As `open_shard`, for an object, whose index lies in the cache folder. To make it, the object is read whole.
+
+    Raises:
+      ValueError: it is not of this format.
+      OSError: the index cannot be written.
+      FeedError: it cannot be read.
+    """
+    path, version = str(item.url), item.version
+    digest = digests.of_samples(item.size, item.samples(digests.samples_of_file(item.size)))
+    belongs = {"index": _FORMAT, "of": form.name, "file": [*digest, version.tag]}
+    name = hashlib.sha256(path.encode()).hexdigest()[:32]
+    place = os.path.join(store.folder, "index", f"{name}.feedline-index")
+    shard = _found(place, path, version, belongs)
+    if shard is None:
+        scanned = form.scan(open_object(item, sequential=True), item.size, path)
+        _write([place], belongs, scanned, 0o666)
+        shard = _found(place, path, version, belongs)
+    if shard is None:
+        raise OSError(f"{place} cannot be read although it was just written; check the disk")
+    return shard
+
+
 def _beside(path: str) -> str:
     """A hidden file, so that globs and folders of files leave it out."""
     folder, name = os.path.split(path)
@@ -119,7 +146,7 @@ def _in_cache(path: str) -> str:
     return os.path.join(folder, "index", f"{hashlib.sha256(whole).hexdigest()[:32]}.feedline-index")
 
 
-def _found(place: str, path: str, version: FileVersion, belongs: dict[str, Any]) -> Shard | None:
+def _found(place: str, path: str, version: FileVersion | Version, belongs: dict[str, Any]) -> Shard | None:
     """The shard with the index at `place`; None if there is no whole index there that belongs to the file."""
     try:
         with open(place, "rb") as file:

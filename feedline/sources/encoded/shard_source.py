@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,12 @@ from feedline.rows.shards import Shards
 from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline.sources.encoded.records import Record
-from feedline.sources.encoded.shard_index import Form, Shard, open_shard
-from feedline.sources.formats.file_version import changed
+from feedline.sources.encoded.remote_shards import RemoteParts, RemoteShards
+from feedline.sources.encoded.shard_index import Form, Shard, open_remote_shard, open_shard
+from feedline.sources.formats.file_version import FileVersion, changed
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.stores.client import Version
+from feedline.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
 _PART_BYTES = 16  # offset and length in the index
@@ -42,7 +45,11 @@ class ShardSource(EncodedRows):
         self._form = form
         self._paths = paths
         self._options = options
-        self._shards = [open_shard(path, form) for path in paths] if shards is None else shards
+        self._remote = RemoteShards.of(paths, options)
+        self._shards = self._opened() if shards is None else shards
+        for shard in self._shards:  # a file is compared when it is read
+            if self._remote is not None and isinstance(shard.version, Version):
+                shard.version.check(self._remote.objects.by_url[shard.path].version, shard.path)
         self._rows = Shards([shard.count for shard in self._shards])
         if len(self._rows) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with no records")
@@ -54,7 +61,8 @@ class ShardSource(EncodedRows):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
         for shard in self._shards:
-            shard.version.check(shard.path)
+            if isinstance(shard.version, FileVersion):
+                shard.version.check(shard.path)
         fields = None if self.fields is None else list(self.fields)
         return {"kind": self._form.name, "fields": fields, "files": [list(shard.digest) for shard in self._shards]}
 
@@ -69,7 +77,32 @@ class ShardSource(EncodedRows):
           RowError: a record cannot be read, or is damaged.
           FeedError: a file or its index was changed or deleted.
         """
-        return read_by_shard(self._rows, rows, self._read)
+        if self._remote is None:
+            return read_by_shard(self._rows, rows, self._read)
+        with self._remote.present(self._places(rows)):
+            return read_by_shard(self._rows, rows, self._read)
+
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for objects in a store; None for files."""
+        return None if self._remote is None else self._fetch_ahead
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        assert self._remote is not None
+        return self._remote.fetch_ahead(self._places(rows), ahead)
+
+    def _opened(self) -> list[Shard]:
+        if self._remote is None:
+            return [open_shard(path, self._form) for path in self._paths]
+        store, objects = self._options.store or Store(), self._remote.objects.by_url
+        return [open_remote_shard(objects[path], self._form, store) for path in self._paths]
+
+    def _places(self, rows: Indices) -> Iterator[tuple[str, Indices]]:
+        """The files of some rows, and where in them their parts lie."""
+        for number, local, _ in self._rows.split(rows):
+            shard = self._shards[number]
+            index = self._files.get(shard.index, None, shard.index_line)
+            yield shard.path, self._located(shard, index, local).reshape(-1, 2)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
@@ -78,6 +111,8 @@ class ShardSource(EncodedRows):
     def close(self) -> None:
         """Close the files. A later `records` opens them again."""
         self._files.close()
+        if self._remote is not None:
+            self._remote.objects.close()
 
     def _read(self, number: int, local: Indices) -> list[Record]:
         """Records of one file, by their numbers in it."""
@@ -88,7 +123,7 @@ class ShardSource(EncodedRows):
             index = self._files.get(shard.index, None, shard.index_line)
             parts = self._located(shard, index, local)
             path = shard.path
-            file = self._files.get(shard.path, shard.version)
+            file = self._data_file(shard)
             stored = file.read(parts[:, :, 0].ravel(), parts[:, :, 1].ravel())
             file.check()
         except (OSError, MemoryError) as error:
@@ -101,6 +136,12 @@ class ShardSource(EncodedRows):
             return list(data)
         width = len(self.fields)
         return [dict(zip(self.fields, data[i : i + width], strict=True)) for i in range(0, len(data), width)]
+
+    def _data_file(self, shard: Shard) -> OpenFile | RemoteParts:
+        if isinstance(shard.version, FileVersion):
+            return self._files.get(shard.path, shard.version)
+        assert self._remote is not None
+        return self._remote.parts(shard.path)
 
     def _located(self, shard: Shard, index: OpenFile, local: Indices) -> Indices:
         """int64[k, parts, 2]: offset and length of each part of these records, within the file."""

@@ -142,7 +142,7 @@ def _remedy(kind: Any, types: Any) -> str:
     return "cast it to numbers"
 
 
-def names_of(schema: Any, path: Path) -> list[str]:
+def names_of(schema: Any, path: object) -> list[str]:
     """The names of the columns of a file.
 
     Raises:
@@ -160,7 +160,7 @@ def names_of(schema: Any, path: Path) -> list[str]:
     return names
 
 
-def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.ShapeDtypeStruct]:
     """The spec of the chosen columns of a file.
 
     Raises:
@@ -178,7 +178,7 @@ def spec_of(schema: Any, options: OpenOptions, path: Path) -> dict[str, jax.Shap
 
 
 @contextlib.contextmanager
-def naming_file(path: Path, form: str, remedy: str) -> Iterator[None]:
+def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
     """Turn errors of pyarrow inside a `with` block, few of which name the file, into errors that do.
 
     Args:
@@ -192,7 +192,7 @@ def naming_file(path: Path, form: str, remedy: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}; check the path") from None
     except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
-        if path.is_dir():
+        if isinstance(path, Path) and path.is_dir():
             raise folder_error(path) from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
             raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.formats import npz
 from feedline.sources.formats.file_version import FileVersion
-from feedline.sources.formats.mapped_file import MappedFile
+from feedline.sources.formats.mapped_file import Mapped, MappedFile
 from feedline.sources.formats.npy import read_header
 from feedline.sources.formats.opening import opening
 
@@ -47,26 +47,32 @@ def load(path: Path, dtype: Any = None) -> Loaded:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a file of arrays ends in {', '.join(SUFFIXES)}, got {path}; convert it with numpy.save")
     with opening(path) as opened:
-        try:
-            file = MappedFile(opened)
-            if path.suffix == ".npz":
-                arrays: Any = npz.read_members(file, opened)
-            elif path.suffix == ".npy":
-                arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
-            else:
-                arrays = _raw(file, dtype)
-        except ValueError as error:
-            raise ValueError(
-                f"{path} cannot be read as a {path.suffix} file of numbers: {error}. It may be truncated or "
-                f"another format; write it again with {_WRITERS[path.suffix]}"
-            ) from error
-    if path.suffix != ".bin":
+        file = MappedFile(opened)
+        return Loaded(arrays_in(file, opened, str(path), dtype), file.version)
+
+
+def arrays_in(file: Mapped, opened: BinaryIO, path: str, dtype: Any) -> Any:
+    """As `load`, of a file that is mapped and open."""
+    suffix = PurePosixPath(path).suffix
+    try:
+        if suffix == ".npz":
+            arrays: Any = npz.read_members(file, opened)
+        elif suffix == ".npy":
+            arrays = file.array(read_header(opened.read, len(file.bytes)), 0)
+        else:
+            arrays = _raw(file, dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read as a {suffix} file of numbers: {error}. It may be truncated or "
+            f"another format; write it again with {_WRITERS[suffix]}"
+        ) from error
+    if suffix != ".bin":
         for name, array in (arrays if isinstance(arrays, dict) else {"": arrays}).items():
             _check_dtype(path, name, array)
-    return Loaded(arrays if isinstance(arrays, dict) else fields(arrays), file.version)
+    return arrays if isinstance(arrays, dict) else fields(arrays)
 
 
-def _check_dtype(path: Path, name: str, array: Array) -> None:
+def _check_dtype(path: str, name: str, array: Array) -> None:
     """Refuse elements of raw bytes, which is how `numpy.save` writes dtypes that are not NumPy's own."""
     dtype = array.dtype
     inner = [dtype] if dtype.names is None else [dtype[field] for field in dtype.names]
@@ -82,7 +88,7 @@ def _check_dtype(path: Path, name: str, array: Array) -> None:
     )
 
 
-def _raw(file: MappedFile, dtype: Any) -> Array:
+def _raw(file: Mapped, dtype: Any) -> Array:
     """The array of a file that consists only of elements of one dtype."""
     if dtype is None:
         raise ValueError(

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.npy import Header
+
+
+class Mapped(Protocol):
+    """The bytes of a file or of an object in a store as memory, in which not all may be read at any time.
+
+    Attributes:
+      bytes: of which arrays may be views.
+    """
+
+    bytes: Any
+
+    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
+        """The array of a `.npy` that begins at byte `offset`: a view."""
+
+
+class MappedObject:
+    """The memory of an object in a store.
+
+    Args:
+      memory: all of its bytes, which must not be read before they were fetched.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self.bytes = memory
+
+    def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
+        """The array of a `.npy` that begins at byte `offset`: a view."""
+        return np.ndarray(header.shape, header.dtype, self.bytes, offset + header.start, order=header.order)
 
 
 class MappedFile:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from feedline.sources.formats.mapped_file import MappedFile
+from feedline.sources.formats.mapped_file import Mapped
 from feedline.sources.formats.npy import MOST_HEADER_BYTES, read_header
 
 Array = npt.NDArray[Any]
@@ -20,7 +20,7 @@ _ENCRYPTED = 1  # bit of the flags of a member
 _CHUNK_BYTES = 1 << 20
 
 
-def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
+def read_members(file: Mapped, opened: BinaryIO) -> dict[str, Array]:
     """The arrays of a `.npz`, by name.
 
     Args:
@@ -37,7 +37,7 @@ def read_members(file: MappedFile, opened: BinaryIO) -> dict[str, Array]:
             if name in arrays:
                 raise ValueError(f"its members must have different names, and two are called {name!r}")
             try:
-                arrays[name] = _member(file, archive, member)
+                arrays[name] = _member(file, opened, archive, member)
             except Exception as error:  # of many types, from zipfile and the decompressors
                 raise ValueError(f"its member {name!r}: {error or type(error).__name__}") from error
     if not arrays:
@@ -52,11 +52,11 @@ def _archive(opened: BinaryIO) -> zipfile.ZipFile:
         raise ValueError(f"it is no zip archive ({error or type(error).__name__})") from error
 
 
-def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+def _member(file: Mapped, opened: BinaryIO, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     if member.flag_bits & _ENCRYPTED:
         raise ValueError("it is encrypted; write it without a password")
     if member.compress_type == zipfile.ZIP_STORED:
-        return _stored(file, member)
+        return _stored(file, opened, member)
     with archive.open(member) as stream:
         header = read_header(stream.read, member.file_size)
         array = np.empty(header.shape, header.dtype, header.order)
@@ -74,10 +74,11 @@ def _member(file: MappedFile, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
     return array
 
 
-def _stored(file: MappedFile, member: zipfile.ZipInfo) -> Array:
+def _stored(file: Mapped, opened: BinaryIO, member: zipfile.ZipInfo) -> Array:
     """A member that is not compressed: a view of the file."""
+    opened.seek(member.header_offset)
+    local = opened.read(_LOCAL_HEADER.size)
     start = member.header_offset + _LOCAL_HEADER.size
-    local = file.bytes[member.header_offset : start]
     if len(local) < _LOCAL_HEADER.size or not local.startswith(_SIGNATURE):
         raise ValueError("the archive's directory leads to a place where no member is")
     _, name, extra = _LOCAL_HEADER.unpack(local)
@@ -85,7 +86,6 @@ def _stored(file: MappedFile, member: zipfile.ZipInfo) -> Array:
     end = start + member.file_size
     if end > len(file.bytes):
         raise ValueError(f"it ends at byte {end}, and the file has {len(file.bytes)}")
-    header = read_header(
-        io.BytesIO(file.bytes[start : min(end, start + MOST_HEADER_BYTES)]).read, member.file_size
-    )
+    opened.seek(start)
+    header = read_header(io.BytesIO(opened.read(min(end - start, MOST_HEADER_BYTES))).read, member.file_size)
     return file.array(header, start)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.options import checked_integer
+from feedline.stores.options import Store
 
 Decode = Callable[[list[bytes]], Any]
 CACHE_BYTES = 1 << 30
@@ -30,6 +31,7 @@ class OpenOptions:
     decode: Decode | None = None
     cache_bytes: int = CACHE_BYTES
     missing_chunks: str = "error"
+    store: Store | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -38,6 +40,8 @@ class OpenOptions:
                 raise TypeError(f"dtype must be of numbers of a fixed size, got {dtype!r}; np.uint16, for example")
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
+        if self.store is not None and not isinstance(self.store, Store):
+            raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")
         if self.missing_chunks not in ("error", "fill"):
             raise ValueError(
                 f'missing_chunks must be "error", or "fill" for the fill value, got {self.missing_chunks!r}'

@@ -12,10 +12,12 @@ from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.stores.remote_file import open_object
+from feedline.stores.remote_object import RemoteObject
 
 
-def grouped(path: Path, options: OpenOptions) -> GroupedFile:
-    """The row groups of a file.
+def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
+    """The row groups of a file, or of an object in a store.
 
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
@@ -24,7 +26,7 @@ def grouped(path: Path, options: OpenOptions) -> GroupedFile:
 
     def opened(**arguments: Any) -> Any:
         # read, not mapped: a failing disk then is an error, not a SIGBUS
-        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **arguments)
+        return parquet.ParquetFile(readable(path), memory_map=False, pre_buffer=False, **arguments)
 
     with naming_file(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
         metadata, schema = file.metadata, file.schema_arrow
@@ -38,7 +40,30 @@ def grouped(path: Path, options: OpenOptions) -> GroupedFile:
             column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
-    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digests.of_file(path))
+    def extent(leaf: int, group: int) -> tuple[int, int]:
+        columns = metadata.row_group(group)
+        found = [columns.column(i) for i in range(metadata.num_columns)]
+        chunks = [each for each in found if each.path_in_schema.partition(".")[0] == names[leaf]]
+        first = min(
+            min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in chunks
+        )
+        return first, sum(each.total_compressed_size for each in chunks)
+
+    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extent)
+
+
+def readable(path: Path | RemoteObject) -> Any:
+    """What pyarrow reads a file or an object from."""
+    if isinstance(path, Path):
+        return str(path)
+    return extras.require("pyarrow", "parquet").PythonFile(open_object(path), mode="r")
+
+
+def digest_of(path: Path | RemoteObject) -> list[Any]:
+    """As `digests.of_file`."""
+    if isinstance(path, Path):
+        return digests.of_file(path)
+    return digests.of_samples(path.size, path.samples(digests.samples_of_file(path.size)))
 
 
 def _joined(parts: list[Group]) -> Group:

@@ -1,0 +1,198 @@
+"""Blocks of objects on local disk, shared by all processes and jobs of a host.
+
+A block is one file: its bytes, and after them a trailer with their length and checksum (after them, because the
+bytes are mapped into memory, and a mapping starts where the file does). Its name is a digest of the address, the
+version and the range of bytes, so that a replaced object has other files. It is written under another name and
+renamed, so that it appears whole whatever is killed meanwhile. The time of modification of a file says when it
+was last used."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from feedline.errors import FeedError
+
+_TRAILER = struct.Struct("<8sQI")  # magic, length, checksum
+_MAGIC = b"feedline"
+_OLD_S = 3600.0
+"""A temporary file that is older was left by a process that was killed."""
+_KEPT = 0.9
+"""The share of the limit that remains after an eviction, so that not every block that is stored causes one."""
+_STORED = 1 / 32
+"""The share of the limit after which a process counts the files again: others store blocks, too."""
+
+
+def name_of(address: str, tag: str, start: int, stop: int) -> str:
+    """The name of the file for a range of bytes of a version of an object."""
+    return hashlib.sha256(f"{address}\n{tag}\n{start}-{stop}".encode()).hexdigest()[:40]
+
+
+class BlockCache:
+    """A folder of blocks with a size limit. Thread-safe, and safe with other processes.
+
+    Args:
+      folder: is created. Only its subfolder "blocks" is used.
+      limit_bytes: of all blocks; None: half of the space that is free or that the cache has already. A process may
+        exceed it by a thirty-second and a block.
+
+    Attributes:
+      limit_bytes: of all blocks.
+      evictions: how many blocks this process has deleted.
+
+    Raises:
+      FeedError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: str, limit_bytes: int | None) -> None:
+        self._folder = os.path.join(folder, "blocks")
+        self._lock = threading.Lock()
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            if limit_bytes is None:
+                limit_bytes = (shutil.disk_usage(self._folder).free + self._size()) // 2
+        except OSError as error:
+            raise self._unusable(error) from error
+        self.limit_bytes = limit_bytes
+        self.evictions = 0
+        self._uncounted: float = limit_bytes
+        """Bytes that this process stored since it counted the files; at first more than is allowed. Held by
+        _lock."""
+
+    def open(self, name: str, length: int) -> int | None:
+        """A descriptor of the block, whose checksum is right; None if it must be fetched."""
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            if self._is_whole(descriptor, length):
+                os.utime(descriptor)
+                return descriptor
+        except (OSError, ValueError):
+            pass  # unreadable: it is fetched again
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+        return None
+
+    def store(self, name: str, data: Any) -> int:
+        """Write a block, and return a descriptor of it: it may be evicted at once, and stays readable by that.
+
+        Raises:
+          FeedError: it cannot be written.
+        """
+        try:
+            try:
+                descriptor = self._write(name, data)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._evict(self._size() // 2)  # others filled the disk
+                descriptor = self._write(name, data)
+        except OSError as error:
+            raise self._unusable(error) from error
+        with self._lock:
+            self._uncounted += len(data)
+            count = self._uncounted > self.limit_bytes * _STORED
+            if count:
+                self._uncounted = 0
+        if count:
+            self._evict(self.limit_bytes)
+        return descriptor
+
+    def touch(self, name: str) -> bool:
+        """Note that a block is in use. Returns whether the cache has it."""
+        try:
+            os.utime(self.path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def has(self, name: str) -> bool:
+        """Whether the cache has the block."""
+        return os.path.exists(self.path(name))
+
+    def path(self, name: str) -> str:
+        """Where the block lies."""
+        return os.path.join(self._folder, name[:2], name)
+
+    def _is_whole(self, descriptor: int, length: int) -> bool:
+        if os.fstat(descriptor).st_size != length + _TRAILER.size:
+            return False
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            magic, stored, checksum = _TRAILER.unpack(view[length:])
+            with view[:length] as data:
+                return bool((magic, stored, checksum) == (_MAGIC, length, zlib.crc32(data)))
+
+    def _write(self, name: str, data: Any) -> int:
+        place = self.path(name)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place), suffix=".tmp")
+        try:
+            trailer = _TRAILER.pack(_MAGIC, len(data), zlib.crc32(data))
+            view = memoryview(data).cast("B")
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.write(descriptor, trailer)
+            os.replace(temporary, place)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        return descriptor
+
+    def _files(self) -> Iterator[os.DirEntry[str]]:
+        for folder in os.scandir(self._folder):
+            if folder.is_dir():
+                yield from os.scandir(folder)
+
+    def _size(self) -> int:
+        return sum(size for _, size, _ in self._found())
+
+    def _found(self) -> list[tuple[float, int, str]]:
+        """When it was used, size and path of each file."""
+        found = []
+        for entry in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                found.append((status.st_mtime, status.st_size, entry.path))
+        return found
+
+    def _evict(self, limit: int) -> None:
+        """Delete the blocks that were not used for the longest time, unless all fit."""
+        with open(os.path.join(self._folder, "lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
+            found = self._found()
+            size = sum(each for _, each, _ in found)
+            old = time.time() - _OLD_S
+            left = limit if size <= limit else limit * _KEPT
+            for used, each, path in sorted(found):
+                abandoned = path.endswith(".tmp")
+                if (abandoned and used < old) or (not abandoned and size > left):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+                    size -= each
+                    self.evictions += 1
+
+    def _unusable(self, error: OSError) -> FeedError:
+        return FeedError(
+            f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be written "
+            f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with "
+            f"space",
+            stage="read",
+            file=self._folder,
+        )

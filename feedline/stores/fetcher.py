@@ -1,0 +1,198 @@
+"""All requests of a process: many at a time, repeated if they fail, asked twice if they take long; and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from feedline.errors import FeedError
+from feedline.runtime.exit import close_at_exit
+from feedline.stores.client import TransientError
+
+T = TypeVar("T")
+AT_ONCE = 32
+"""Requests in flight: at a latency of 50 ms and 2 MiB each, 1.3 GB/s. Each holds up to 8 MiB of memory."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_SAMPLES, _FEWEST_SAMPLES = 256, 20
+_HEDGED = 0.1
+"""The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
+load."""
+_SHORTEST_HEDGE_S = 0.02
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was asked of stores by this process.
+
+    Attributes:
+      requests: of all kinds, the repeated ones among them.
+      fetched_bytes: that came.
+      retries: requests that were repeated after an error.
+      hedged: requests that took longer than 95 % of the others, and were asked a second time.
+      cached: blocks that were in the cache on local disk.
+    """
+
+    requests: int = 0
+    fetched_bytes: int = 0
+    retries: int = 0
+    hedged: int = 0
+    cached: int = 0
+
+
+class Fetcher:
+    """Runs requests on one thread, which starts with the first of them.
+
+    Any thread calls `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`,
+    because obstore ends the process with an abort if an answer arrives while the interpreter finalises.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # set under _lock
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._slots: asyncio.Semaphore
+        self._durations: dict[int, collections.deque[float]] = {}
+        """Of the last requests, by the logarithm of their size. Used by the thread only."""
+
+    def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the thread."""
+        with self._lock:
+            if self._closed:
+                request.close()
+                raise FeedError("no object can be read while the interpreter exits", stage="read")
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+    async def patiently(self, name: str, patience_s: float, size: int, request: Callable[[], Awaitable[T]]) -> T:
+        """What `request` returns, which is repeated while its errors are transient.
+
+        Raises:
+          FeedError: errors for longer than `patience_s`.
+        """
+        failing_since = None
+        pause = _FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                async with self._slots:
+                    return await self._hedged(size, request)
+            except TransientError as error:
+                failing_since = failing_since or began
+                failing_s = time.monotonic() - failing_since
+                if failing_s >= patience_s:
+                    raise FeedError(
+                        f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
+                        f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
+                        "longer with feedline.Store(patience_s=...). The feed can be built again from its last "
+                        "state",
+                        stage="read",
+                        file=name,
+                    ) from None
+            self.counts.retries += 1
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), patience_s - failing_s))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Cancel all requests. Later ones are refused."""
+        with self._lock:
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the thread. Returns its name if it is still alive."""
+        if self._thread is None:
+            return None
+        self._thread.join(timeout_s)
+        return self._thread.name if self._thread.is_alive() else None
+
+    async def _hedged(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
+        """What `request` returns first, if it is asked a second time once it takes longer than 95 % of the
+        others."""
+        first = self._asked(size, request)
+        tasks = {first}
+        try:
+            await asyncio.wait(tasks, timeout=self._late_after_s(size))
+            if not first.done() and self.counts.hedged < _HEDGED * self.counts.requests:
+                self.counts.hedged += 1
+                tasks.add(self._asked(size, request))
+            waiting = tasks
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                good = next((task for task in done if task.exception() is None), None)
+                if good is not None:
+                    return good.result()
+                if not waiting:
+                    return done.pop().result()  # raises
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _asked(self, size: int, request: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+        async def timed() -> T:
+            self.counts.requests += 1
+            began = time.monotonic()
+            result = await request()
+            durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_SAMPLES))
+            durations.append(time.monotonic() - began)
+            self.counts.fetched_bytes += size
+            return result
+
+        task = asyncio.ensure_future(timed())
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # so that none is logged
+        return task
+
+    def _late_after_s(self, size: int) -> float | None:
+        durations = self._durations.get(size.bit_length(), ())
+        if len(durations) < _FEWEST_SAMPLES:
+            return None
+        return max(_SHORTEST_HEDGE_S, sorted(durations)[math.ceil(0.95 * len(durations)) - 1])
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
+        self._thread.start()
+        close_at_exit(self)
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        self._loop.run_forever()
+        self._loop.run_until_complete(_drain())
+        self._loop.close()
+
+    def _cancel(self) -> None:
+        assert self._loop is not None
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.stop()
+
+
+async def _drain() -> None:
+    """Let cancelled requests end, and their last answers arrive."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0.05)
+
+
+@functools.cache
+def fetcher() -> Fetcher:
+    """The one of this process."""
+    return Fetcher()
+
+
+os.register_at_fork(after_in_child=fetcher.cache_clear)  # a thread does not survive a fork

@@ -1,0 +1,112 @@
+"""Finding and opening the objects of a source, all at once: each alone would cost the latency of the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from feedline.stores.client import Version, client_of
+from feedline.stores.fetcher import fetcher
+from feedline.stores.options import Store
+from feedline.stores.remote_object import RemoteObject
+from feedline.stores.residency import BLOCK_BYTES, Residency
+from feedline.stores.urls import Url
+
+
+def matches(url: str, options: Store) -> list[str]:
+    """The addresses of the objects that a glob matches, in sorted order; an address that is no glob as it is.
+
+    Raises:
+      FileNotFoundError: no match.
+      ValueError: no address, or a glob where the store does not list its keys.
+      FeedError: the store cannot be read.
+    """
+    parsed = Url.parse(url)
+    if not parsed.is_glob:
+        return [str(parsed)]
+    if not parsed.can_list:
+        raise ValueError(
+            f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
+            "glob over s3:// or gs://, or name each file"
+        )
+    prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
+    client = client_of(parsed.base)
+    name = f"{parsed.base}/{prefix}"
+    listed = fetcher().run(fetcher().patiently(name, options.patience_s, 0, lambda: client.list(prefix))).result()
+    pattern = re.compile(_expression(parsed.key))
+    found = [str(each.url) for each in listed if pattern.fullmatch(each.url.key)]
+    if not found:
+        raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """A glob as a regular expression: "*" and "?" match no slash, "**/" any folders."""
+    parts = []
+    for token in re.findall(r"\*\*/|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
+        if token == "**/":
+            parts.append("(?:.*/)?")
+        elif token in ("*", "?"):
+            parts.append("[^/]" + token.replace("?", ""))
+        elif len(token) > 2 and token[0] == "[":
+            parts.append(token.replace("[!", "[^", 1).replace("\\", r"\\"))
+        else:
+            parts.append(re.escape(token))
+    return "".join(parts)
+
+
+class RemoteObjects:
+    """The objects of a source, open.
+
+    Attributes:
+      residency: their cache, and which of their blocks are there.
+      by_url: the objects.
+
+    Args:
+      urls: their addresses.
+      options: cache and patience.
+
+    Raises:
+      FileNotFoundError: there is no such object.
+      FeedError: the store cannot be read.
+    """
+
+    def __init__(self, urls: Sequence[str], options: Store) -> None:
+        self.residency = Residency(options)
+        parsed = [Url.parse(url) for url in dict.fromkeys(urls)]
+        found = [
+            future.result() for future in [fetcher().run(_version_of(url, options.patience_s)) for url in parsed]
+        ]
+        self.residency.reserve(sum(-(-version.size_bytes // BLOCK_BYTES) for version in found))
+        self.by_url = {
+            str(url): RemoteObject(url, version, self.residency)
+            for url, version in zip(parsed, found, strict=True)
+        }
+
+    @property
+    def versions(self) -> dict[str, Version]:
+        """The version of each object."""
+        return {url: item.version for url, item in self.by_url.items()}
+
+    def samples(self, ranges: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int, int], bytes]:
+        """The bytes of some (address, offset, length), all fetched at once."""
+        asked: dict[str, list[tuple[int, int]]] = {}
+        for url, offset, length in dict.fromkeys(ranges):
+            asked.setdefault(url, []).append((offset, length))
+        started: list[Any] = [
+            ((url, *part), future)
+            for url, parts in asked.items()
+            for part, future in zip(parts, self.by_url[url].start_samples(parts), strict=True)
+        ]
+        return {key: self.by_url[key[0]].result(future) for key, future in started}
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        for item in self.by_url.values():
+            item.cancel()
+
+
+async def _version_of(url: Url, patience_s: float) -> Version:
+    client = client_of(url.base)
+    return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key))

@@ -1,0 +1,201 @@
+"""Which blocks of the objects of a source are mapped, and when an evicted one may be let go of."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.errors import FeedError
+from feedline.runtime.ending import check_may_read
+from feedline.stores.cache import BlockCache
+from feedline.stores.fetcher import AT_ONCE
+from feedline.stores.options import Store
+
+Indices = npt.NDArray[np.int64]
+T = TypeVar("T")
+BLOCK_BYTES = 1 << 21
+"""A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link.
+Each is a file of the cache, so a smaller one makes more of them."""
+_EVERY_S = 20.0
+_AHEAD = 0.25
+_MOST_MAPPED = 1 << 15  # blocks: Linux allows a process some 65,000 mappings
+
+
+class _Object(Protocol):
+    url: Any
+    first_block: int
+
+    @property
+    def fetching(self) -> int: ...
+    def fetch(self, blocks: Sequence[int]) -> list[concurrent.futures.Future[None]]: ...
+    def name(self, block: int) -> str: ...
+    def retire(self, block: int) -> None: ...
+    def unmap(self, block: int) -> None: ...
+
+
+class Residency:
+    """The cache of a source, and its mapped blocks, which are numbered over all of its objects.
+
+    An evicted block is deleted from the cache folder by any process, and keeps its space on disk while it is
+    mapped. So this class notices it, and unmaps it once all reads have ended that began before; a later read
+    fetches it again.
+
+    Attributes:
+      cache: on local disk.
+      patience_s: how long a store may fail.
+    """
+
+    def __init__(self, options: Store) -> None:
+        self.cache = BlockCache(options.folder, options.cache_bytes)
+        self.patience_s = options.patience_s
+        self._objects: list[_Object] = []
+        self._firsts = np.zeros(0, np.int64)
+        self._present = np.zeros(0, bool)
+        self._used = np.zeros(0, bool)
+        """Blocks that were read since `_maintain` looked."""
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._reads: dict[int, None] = {}
+        """The numbers of the reads in progress, ascending. Guarded by _lock."""
+        self._retired: dict[int, int] = {}
+        """Blocks to be unmapped once no read with a lower number is in progress. Guarded by _lock."""
+        self._complete = False
+        """All blocks are there. Set to True, and to False together with retiring blocks, under _lock."""
+        self._maintained = time.monotonic()
+        self._evictions = 0
+
+    def reserve(self, blocks: int) -> None:
+        """Make room for all blocks of all objects, before the first is added."""
+        self._present, self._used = np.zeros(blocks, bool), np.zeros(blocks, bool)
+
+    def add(self, item: _Object, blocks: int) -> tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """The number of the first block of an object, and views of which are present and which in use."""
+        first = int(self._firsts[-1]) if len(self._firsts) else 0
+        self._firsts = np.append(self._firsts if len(self._firsts) else [0], first + blocks)
+        self._objects.append(item)
+        return first, self._present[first : first + blocks], self._used[first : first + blocks]
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Blocks that are there within the `with` block stay there until its end."""
+        with self._lock:
+            number = next(self._numbers)
+            self._reads[number] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._reads[number]
+                oldest = next(iter(self._reads), None)
+                ready = [block for block, at in self._retired.items() if oldest is None or at < oldest]
+                for block in ready:
+                    del self._retired[block]
+            for item, some in self._by_object(ready):
+                for block in some:
+                    item.unmap(block)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks are there. Within `reading`, they then all stay."""
+        self._maintain()
+        if not self._complete:
+            with self._lock:
+                self._complete = bool(self._present.all())
+        return self._complete
+
+    def wait_for(self, blocks: Indices) -> None:
+        """Fetch blocks that are not there. Called within `reading`.
+
+        Raises:
+          FeedError: they cannot be fetched.
+        """
+        self._used[blocks] = True
+        self._maintain()
+        if self._present[blocks].all():
+            return
+        for item, future in self._start(blocks):
+            result_of(future, item.url)
+
+    def fetch_ahead(self, blocks: Indices, ahead: int) -> bool:
+        """Start to fetch blocks that are needed `ahead` batches later. Returns False if that is too early.
+
+        It is too early while enough is being fetched to keep the link busy, and where the batches until then would
+        not fit into a quarter of the cache, which could evict blocks before they are read.
+        """
+        needed = len(np.unique(blocks)) * BLOCK_BYTES
+        if (ahead + 1) * needed > self.cache.limit_bytes * _AHEAD:
+            return False
+        if sum(item.fetching for item in self._objects) >= 2 * AT_ONCE:
+            return False
+        self._start(blocks)
+        return True
+
+    def _start(self, blocks: Indices) -> list[tuple[_Object, concurrent.futures.Future[None]]]:
+        missing = np.unique(blocks[~self._present[blocks]]).tolist()
+        return [(item, future) for item, some in self._by_object(missing) for future in item.fetch(some)]
+
+    def _by_object(self, blocks: Sequence[int]) -> Iterator[tuple[_Object, list[int]]]:
+        """Blocks of each object, by their numbers in it."""
+        numbers = np.searchsorted(self._firsts, np.asarray(blocks, np.int64), side="right") - 1
+        for number, some in itertools.groupby(zip(numbers.tolist(), blocks, strict=True), lambda pair: pair[0]):
+            item = self._objects[number]
+            yield item, [block - item.first_block for _, block in some]
+
+    def _maintain(self) -> None:
+        """Every 20 s, and after an eviction: say which blocks are in use, and retire those that are gone."""
+        now = time.monotonic()
+        evictions = self.cache.evictions
+        if now < self._maintained + _EVERY_S and evictions == self._evictions:
+            return
+        with self._lock:  # one thread
+            if now < self._maintained + _EVERY_S and evictions == self._evictions:
+                return
+            self._maintained, self._evictions = now, evictions
+        mapped = np.flatnonzero(self._present)
+        used = self._used[mapped] | self._complete
+        self._used[:] = False
+        names = [item.name(block) for item, some in self._by_object(mapped.tolist()) for block in some]
+        gone = [
+            not (self.cache.touch(name) if in_use else self.cache.has(name))
+            for name, in_use in zip(names, used.tolist(), strict=True)
+        ]
+        retired = mapped[np.array(gone, bool) | (~used & (len(mapped) > _MOST_MAPPED))].tolist()
+        if not retired:
+            return
+        with self._lock:
+            self._complete = False
+            for item, some in self._by_object(retired):
+                for block in some:
+                    item.retire(block)
+            self._retired.update(dict.fromkeys(retired, next(self._numbers)))
+
+
+def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
+    """The result of a request. Any error is a FeedError: what a store does is never a bad row.
+
+    Raises:
+      FeedError: the request failed, or was cancelled.
+      SystemExit: the interpreter exits, and this is a daemon thread.
+    """
+    try:
+        return future.result()
+    except FeedError:
+        raise
+    except FileNotFoundError:
+        found = "it is not there any more; put it back, or build a new feed over what is there"
+    except concurrent.futures.CancelledError:
+        check_may_read()
+        found = "its source was closed during a read"
+    except OSError as error:
+        found = f"reading it failed: {error}"
+    raise FeedError(
+        f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(url)
+    )

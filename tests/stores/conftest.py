@@ -1,0 +1,19 @@
+"""A store on this machine for each test, and a cache of its own."""
+
+import pytest
+from store_server import serving
+
+import feedline
+from feedline.stores.fetcher import fetcher
+
+
+@pytest.fixture
+def store():
+    fetcher()._durations.clear()  # what is late for one test is not for another
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def options(tmp_path):
+    return feedline.Store(cache=tmp_path / "cache", patience_s=10)

@@ -1,0 +1,152 @@
+"""A store on this machine: HTTP with ranges and ETags, and planted latency, bandwidth, errors and cuts."""
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import socketserver
+import threading
+import time
+
+
+class Store:
+    """Objects by path, served over HTTP.
+
+    Attributes:
+      objects: the bytes of each path, such as "/data/x.npy".
+      latency_s: before each answer.
+      bytes_s: of each connection; None: unlimited.
+      fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut
+        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number
+        of seconds to wait.
+      requests: (method, path, (start, stop) or None) of each request.
+    """
+
+    def __init__(self, objects=None):
+        self.objects = dict(objects or {})
+        self.latency_s = 0.0
+        self.bytes_s = None
+        self.fault = lambda method, path, part: None
+        self.requests = []
+        self.most_at_once = self._now = 0
+        self._lock = threading.Lock()
+        self.url = ""
+
+    @contextlib.contextmanager
+    def one_more(self, request):
+        with self._lock:
+            self.requests.append(request)
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        yield
+        with self._lock:
+            self._now -= 1
+
+    def gets(self):
+        return [part for method, _, part in self.requests if method == "GET"]
+
+
+@functools.lru_cache(maxsize=64)
+def etag(data):
+    return f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        store = self.server.store
+        given = self.headers.get("Range")
+        part = None
+        if given:
+            first, _, last = given.removeprefix("bytes=").partition("-")
+            part = int(first), int(last) + 1
+        with store.one_more((self.command, self.path, part)):
+            self._answer(store, part)
+            self.wfile.flush()
+
+    def _answer(self, store, part):
+        time.sleep(store.latency_s)
+        fault = store.fault(self.command, self.path, part)
+        if isinstance(fault, float):
+            time.sleep(fault)
+            fault = None
+        if fault == "drop":
+            self.close_connection = True
+            return
+        if fault == "html":
+            self._reply(200, b"<!DOCTYPE html><html>Sign in</html>", [("Content-Type", "text/html")])
+            return
+        data = store.objects.get(self.path)
+        status = fault if isinstance(fault, int) else 404 if data is None else 200
+        if status != 200:
+            self._reply(status, b"no", [])
+            return
+        headers = [("ETag", etag(data)), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")]
+        match = self.headers.get("If-Match")
+        if match is not None and match != etag(data):
+            self._reply(412, b"", headers)
+            return
+        if part is not None and part[0] >= len(data):
+            self._reply(416, b"", headers)
+        elif part is not None:
+            stop = min(part[1], len(data))
+            headers.append(("Content-Range", f"bytes {part[0]}-{stop - 1}/{len(data)}"))
+            self._reply(206, memoryview(data)[part[0] : stop], headers, cut=fault == "cut")
+        else:
+            self._reply(200, data, headers, cut=fault == "cut")
+
+    def _reply(self, status, body, headers, cut=False):
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if cut:
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+            return
+        rate = self.server.store.bytes_s
+        if rate is None:
+            self.wfile.write(body)
+            return
+        began = time.monotonic()
+        for start in range(0, len(body), 1 << 16):
+            self.wfile.write(body[start : start + (1 << 16)])
+            time.sleep(max(0.0, began + min(len(body), start + (1 << 16)) / rate - time.monotonic()))
+
+
+class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def handle_error(self, request, client_address):
+        pass  # a client that cancelled its request
+
+
+@contextlib.contextmanager
+def serving(objects=None, port=0):
+    """A `Store` that is served while the block runs."""
+    store = Store(objects)
+    server = _Server(("127.0.0.1", port), _Handler)
+    server.store = store
+    store.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield store
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,258 @@
+"""Arrays in a store: the same rows, identities and batches as from local files; what is fetched, and how."""
+
+import contextlib
+import io
+import pickle
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.stores.fetcher import AT_ONCE, fetcher
+
+BLOCK = 1 << 21
+ROWS = np.random.default_rng(0).integers(0, 256, (5000, 3000)).astype(np.uint8)  # 7.2 blocks
+LABELS = np.arange(5000, dtype=np.int32)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(save, **arrays):
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+RECORDS = np.zeros(2000, [("image", np.uint8, (7, 5)), ("label", np.int16)])
+RECORDS["label"] = np.arange(2000)
+FILES = {
+    "x.npy": (npy(ROWS), {}),
+    "one.npy": (npy(np.arange(3)), {}),
+    "scalars.npy": (npy(np.arange(1_000_000)), {}),
+    "records.npy": (npy(RECORDS), {}),
+    "fortran.npy": (npy(np.asfortranarray(ROWS[:100])), {}),
+    "stored.npz": (npz(np.savez, image=ROWS[:2000], label=LABELS[:2000]), {}),
+    "compressed.npz": (npz(np.savez_compressed, image=ROWS[:50], label=LABELS[:50]), {"columns": ["label"]}),
+    "tokens.bin": (ROWS.tobytes(), {"dtype": np.uint16, "window": 1025, "stride": 700}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_rows_and_identity_are_those_of_the_local_file(name, store, options, tmp_path):
+    data, arguments = FILES[name]
+    (tmp_path / name).write_bytes(data)
+    store.objects[f"/data/{name}"] = data
+    local = feedline.open_source(tmp_path / name, **arguments)
+    remote = feedline.open_source(f"{store.url}/data/{name}", store=options, **arguments)
+    assert (len(remote), remote.identity) == (len(local), local.identity)
+    assert repr(remote) == repr(local).replace(str(tmp_path), f"{store.url}/data")
+    rows = np.random.default_rng(1).integers(0, len(local), 100)
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        for row in (*rows[:3].tolist(), -1):
+            jax.tree.map(np.testing.assert_array_equal, source[row], local[row])
+        out = [jax.tree.map(lambda leaf: np.empty((100, *leaf.shape), leaf.dtype), local.spec) for _ in range(2)]
+        source.read(rows, out[0])
+        local.read(rows, out[1])
+        jax.tree.map(np.testing.assert_array_equal, *out)
+
+
+def test_a_feed_of_shards_gives_the_batches_of_the_local_files(store, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEEDLINE_CACHE", str(tmp_path / "cache"))
+    names = [f"{i}.npy" for i in range(4)]
+    for i, name in enumerate(names):
+        np.save(tmp_path / name, ROWS[1000 * i : 1000 * (i + 1)])
+        store.objects[f"/{name}"] = (tmp_path / name).read_bytes()
+    np.save(tmp_path / "label.npy", LABELS)
+    store.objects["/label.npy"] = (tmp_path / "label.npy").read_bytes()
+    store.objects["/x.npy"] = npy(ROWS)
+    np.save(tmp_path / "x.npy", ROWS)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+
+    def feed(place):
+        return feedline.Feed({"x": f"{place}/x.npy", "label": f"{place}/label.npy"}, 64, sharding, epochs=1)
+
+    with feed(tmp_path) as local, feed(store.url) as remote:
+        for _ in range(10):
+            jax.tree.map(np.testing.assert_array_equal, next(remote), next(local))
+        state = remote.get_state()
+    assert store.url not in str(state)
+    with feed(tmp_path) as moved:  # a state of the remote data continues over the local copy
+        moved.set_state(state)
+        label = np.asarray(next(moved)["label"])
+        np.testing.assert_array_equal(label, moved.rows_of(state))
+
+
+def test_only_samples_are_fetched_to_open_a_source(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    assert source.identity
+    gets = store.gets()
+    assert len(gets) <= 17
+    assert sum(stop - start for start, stop in gets) < 100_000
+    store.requests.clear()
+    again = feedline.open_source(f"{store.url}/x.npy", store=options)
+    assert again.identity == source.identity
+    assert [method for method, _, _ in store.requests] == ["HEAD"]  # the samples are in the cache
+
+
+def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, options):
+    data = bytes(6 * 4 * BLOCK)
+    store.objects["/x.bin"] = data
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 20)), store=options)
+    store.latency_s = 0.1
+    store.requests.clear()
+    rows, out = np.arange(len(source)), np.empty((len(source), 1 << 20), np.uint8)
+    threads = [threading.Thread(target=source.read, args=(rows, out.copy())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.gets()) == [(start, start + 4 * BLOCK) for start in range(0, len(data), 4 * BLOCK)]
+    assert store.most_at_once >= 6
+
+
+def test_a_cache_that_is_too_small_costs_fetches_and_stays_small(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(
+        f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, cache_bytes=3 * BLOCK)
+    )
+    out = np.empty((50, 3000), np.uint8)
+    for _ in range(3):
+        for start in range(0, 5000, 50):
+            source.read(np.arange(start, start + 50), out)
+            np.testing.assert_array_equal(out, ROWS[start : start + 50])
+    rows = np.random.default_rng(2).permutation(5000)[:200]  # needs all blocks at once
+    source.read(rows, whole := np.empty((200, 3000), np.uint8))
+    np.testing.assert_array_equal(whole, ROWS[rows])
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 4.1 * BLOCK
+    source[0]
+    mapped = Path("/proc/self/maps").read_text().count(str(tmp_path))
+    assert 1 <= mapped <= 5, "evicted blocks are unmapped"
+    assert len(store.gets()) > 3 * 5
+
+
+def test_evictions_never_disturb_reads(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(
+        f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, cache_bytes=2 * BLOCK)
+    )
+    wrong = []
+
+    def read(seed):
+        random, out = np.random.default_rng(seed), np.empty((20, 3000), np.uint8)
+        for _ in range(15):
+            rows = random.integers(0, 5000, 20)
+            source.read(rows, out)
+            if not (out == ROWS[rows]).all():
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_closing_gives_up_what_is_being_fetched(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fault(method, path, part):
+        reached.set()
+        go_on.wait(20)
+
+    store.fault = fault
+    found = []
+
+    def read():
+        with contextlib.suppress(feedline.RowError):
+            try:
+                source[0]
+            except feedline.FeedError as error:
+                found.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    reached.wait(20)
+    source.close()
+    thread.join(5)
+    go_on.set()
+    assert "closed during a read" in found[0]
+    np.testing.assert_array_equal(source[0], ROWS[0])  # a later read fetches again
+
+
+def test_requests_are_counted(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    before = fetcher().counts.requests
+    feedline.open_source(f"{store.url}/x.npy", store=options)[0]
+    assert fetcher().counts.requests - before == len(store.requests)
+
+
+def test_rows_are_fetched_before_they_are_read(store, tmp_path):
+    """The source is told which rows come next: the blocks of later batches are fetched while the first waits."""
+    store.objects["/x.bin"] = bytes(64 * BLOCK)
+    options = feedline.Store(cache=tmp_path, cache_bytes=1 << 30)
+    row = np.dtype((np.uint8, BLOCK))
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=row, store=options)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    reading = feedline.Reading(threads=1, buffer=1)
+    with feedline.Feed(source, 8, sharding, order=feedline.Order(seed=1), reading=reading, prefetch=1) as feed:
+        feed.seek(0, 24)
+        expected = feed.rows_of(feed.get_state())
+        store.requests.clear()
+        go_on = threading.Event()
+        store.fault = lambda *request: go_on.wait(20) and None
+        threading.Timer(0.5, go_on.set).start()
+        next(feed)
+        assert store.most_at_once >= AT_ONCE
+    first = {start // BLOCK for start, _ in store.gets()[:8]}
+    assert len(first & set(np.asarray(expected).tolist())) >= 2
+
+
+def test_no_more_is_fetched_ahead_than_the_cache_holds(store, tmp_path):
+    store.objects["/x.bin"] = bytes(64 * BLOCK)
+    options = feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK)
+    row = np.dtype((np.uint8, BLOCK))
+    source = feedline.open_source(f"{store.url}/x.bin", dtype=row, store=options)
+    assert source.will_read(np.arange(4), 0)
+    assert source.will_read(np.arange(4, 8), 1)
+    assert not source.will_read(np.arange(8, 12), 2)
+    out = np.empty((8, BLOCK), np.uint8)
+    source.read(np.arange(8), out)
+    assert sum(stop - start for start, stop in store.gets()) == 8 * BLOCK + (1 << 14)
+
+
+def test_mixtures_of_arrays_in_stores_and_in_memory(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    remote = feedline.open_source(f"{store.url}/x.npy", columns=["x"], store=options)
+    mixed = [
+        feedline.Mixture({"far": far, "near": {"x": -1 - LABELS}}, {"far": 2, "near": 1})
+        for far in (remote, {"x": LABELS})
+    ]
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    assert mixed[0].will_read is not None
+    assert getattr(mixed[1], "will_read", None) is None
+    with feedline.Feed(mixed[0], 64, sharding) as far, feedline.Feed(mixed[1], 64, sharding) as near:
+        for _ in range(5):
+            jax.tree.map(np.testing.assert_array_equal, next(far), next(near))
+
+
+@pytest.mark.slow
+def test_worker_processes_read_from_a_store(store, options):
+    store.objects["/x.npy"] = npy(LABELS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    with feedline.Feed(source, 64, sharding, reading=feedline.Reading(workers=1)) as feed:
+        for _ in range(3):
+            rows = feed.rows_of(feed.get_state())
+            np.testing.assert_array_equal(np.asarray(next(feed)), rows)

@@ -1,0 +1,133 @@
+"""The cache on local disk: damage, limits, several processes, kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from feedline.stores.cache import BlockCache, name_of
+
+NAME = name_of("s3://bucket/x", "tag", 0, 1000)
+
+
+def stored(cache, name, data):
+    os.close(cache.store(name, data))
+
+
+def read(cache, name, length):
+    descriptor = cache.open(name, length)
+    if descriptor is None:
+        return None
+    try:
+        return os.pread(descriptor, length, 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_names_tell_address_version_and_range_apart():
+    names = {name_of(url, tag, *part) for url in "ab" for tag in "ab" for part in ((0, 1), (0, 2), (1, 2))}
+    assert len(names) == 12
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:500],
+        lambda data: data + b"x",
+        lambda data: b"y" + data[1:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data: bytes(len(data)),
+    ],
+)
+def test_a_damaged_block_is_fetched_again(tmp_path, damage):
+    cache, data = BlockCache(str(tmp_path), 1 << 20), os.urandom(1000)
+    assert read(cache, NAME, 1000) is None
+    stored(cache, NAME, data)
+    assert read(cache, NAME, 1000) == data
+    with open(cache.path(NAME), "rb+") as file:
+        content = damage(file.read())
+    with open(cache.path(NAME), "wb") as file:
+        file.write(content)
+    assert read(cache, NAME, 1000) is None
+    assert not cache.has(NAME)
+    stored(cache, NAME, data)
+    assert read(cache, NAME, 1000) == data
+
+
+def test_the_least_recently_used_blocks_are_evicted(tmp_path):
+    cache = BlockCache(str(tmp_path), 100_000)
+    for i in range(90):
+        stored(cache, f"{i:040}", bytes(1000))
+        os.utime(cache.path(f"{i:040}"), (i, i))
+    assert cache.touch(f"{3:040}")
+    abandoned = tmp_path / "blocks" / "00" / "killed.tmp"
+    abandoned.write_bytes(bytes(10))
+    os.utime(abandoned, (1, 1))
+    for i in range(90, 120):
+        stored(cache, f"{i:040}", bytes(1000))
+    there = [i for i in range(120) if cache.has(f"{i:040}")]
+    assert 85 <= len(there) <= 104
+    assert 3 in there
+    assert set(range(90, 120)) <= set(there)
+    assert not abandoned.exists()
+
+
+WRITER = """
+import os, sys
+from feedline.stores.cache import BlockCache
+cache, i = BlockCache(sys.argv[1], 1 << 20), int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    i += 1
+    os.close(cache.store(f"{i % 40:040}", bytes([i % 40]) * 50_000))
+"""
+
+
+def test_processes_share_a_cache_and_may_be_killed(tmp_path):
+    """Whatever is there is whole, and the limit holds, while three processes write and two are killed."""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(i)], stdout=subprocess.PIPE)
+        for i in (0, 7, 20)
+    ]
+    try:
+        assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 3
+        cache, seen, until = BlockCache(str(tmp_path), 1 << 20), 0, time.monotonic() + 1
+        while time.monotonic() < until or not seen:
+            for i in range(40):
+                found = read(cache, f"{i:040}", 50_000)
+                assert found in (None, bytes([i]) * 50_000)
+                seen += found is not None
+        for writer in writers[:2]:
+            writer.send_signal(signal.SIGKILL)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            writer.stdout.close()
+    for i in range(40):
+        assert read(cache, f"{i:040}", 50_000) in (None, bytes([i]) * 50_000)
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix != ".tmp" and p.is_file()) < 1.3 * (
+        1 << 20
+    )
+
+
+def test_threads_that_store_the_same_block(tmp_path):
+    cache, data = BlockCache(str(tmp_path), 1 << 20), os.urandom(1000)
+    threads = [threading.Thread(target=stored, args=(cache, NAME, data)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(cache, NAME, 1000) == data
+    assert len(list((tmp_path / "blocks" / NAME[:2]).iterdir())) == 1
+
+
+def test_the_default_limit_is_half_of_the_space(tmp_path):
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    assert 0.3 * free < BlockCache(str(tmp_path), None).limit_bytes < 0.7 * free

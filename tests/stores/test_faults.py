@@ -1,0 +1,171 @@
+"""Stores in trouble: errors, cuts, delays, wrong answers; and addresses that are refused."""
+
+import time
+
+import numpy as np
+import pytest
+from store_server import etag
+from test_arrays_in_stores import BLOCK, ROWS, npy
+
+import feedline
+from feedline.stores.fetcher import fetcher
+
+OUT = np.empty((3000,), np.uint8)
+
+
+@pytest.fixture
+def source(store, options):
+    store.objects["/x.npy"] = npy(ROWS)
+    return feedline.open_source(f"{store.url}/x.npy", store=options)
+
+
+def read_all(source):
+    out = np.empty((5000, 3000), np.uint8)
+    source.read(np.arange(5000), out)
+    np.testing.assert_array_equal(out, ROWS)
+
+
+@pytest.mark.parametrize("fault", [500, 503, 429, "cut", "drop"])
+def test_passing_faults_cost_retries_which_are_counted(store, source, fault):
+    failed = set()
+
+    def first_time(method, path, part):
+        return None if part in failed else failed.add(part) or fault
+
+    store.fault = first_time
+    before = fetcher().counts.retries
+    read_all(source)
+    assert fetcher().counts.retries - before >= len(failed) > 0
+
+
+def test_a_store_that_is_gone_for_a_while_costs_waiting(store, source):
+    back = time.monotonic() + 1.0
+    store.fault = lambda *request: 503 if time.monotonic() < back else None
+    read_all(source)
+    assert time.monotonic() > back
+
+
+def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path, patience_s=0.3))
+    np.testing.assert_array_equal(source[0], ROWS[0])
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0.3, and .*x.npy failed for .* 503 Service"):
+        source[4999]
+    np.testing.assert_array_equal(source[1], ROWS[1])  # in the cache
+    store.fault = lambda *request: None
+    read_all(source)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            403,
+            r"must let this process read it, and .*/x.npy failed with 403 Forbidden; check the address and the "
+            r"cred",
+        ),
+        (401, "401 Unauthorized"),
+        (400, "must answer requests, and .* 400 Bad Request"),
+        (404, "it is not there any more"),
+        ("html", "ranges of bytes, and .* answered with something else, such as a page to sign in"),
+    ],
+)
+def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault, message):
+    store.fault = lambda *request: fault
+    began = time.monotonic()
+    with pytest.raises(feedline.FeedError, match=message) as caught:
+        source[0]
+    assert not isinstance(caught.value, feedline.RowError)
+    assert caught.value.file == f"{store.url}/x.npy"
+    assert time.monotonic() - began < 5
+
+
+def test_a_replaced_object_is_an_error(store, source):
+    np.testing.assert_array_equal(source[0], ROWS[0])
+    before = etag(store.objects["/x.npy"])
+    store.objects["/x.npy"] = npy(ROWS[::-1])
+    np.testing.assert_array_equal(source[1], ROWS[1])  # of the same block: the old version
+    with pytest.raises(feedline.FeedError, match=rf"must not change .* its ETag is .* and was {before} since"):
+        source[4999]
+    store.objects["/x.npy"] = npy(ROWS[:10])
+    with pytest.raises(feedline.FeedError, match=r"it has 30128 bytes and had 15000128 since"):
+        source[4998]
+    again = feedline.open_source(f"{store.url}/x.npy", store=feedline.Store(cache=source._options.store.cache))
+    np.testing.assert_array_equal(again[0], ROWS[0])
+
+
+def test_a_late_answer_is_asked_for_a_second_time(store, source):
+    for row in range(0, 5000, 40):  # small samples, until the usual time is known
+        fetcher().run(
+            source._opened.objects.by_url[f"{store.url}/x.npy"]._sample(row * 3000, row * 3000 + 99)
+        ).result()
+    slow = []
+
+    def first_is_late(method, path, part):
+        return None if slow else slow.append(part) or 5.0
+
+    store.fault = first_is_late
+    before, began = fetcher().counts.hedged, time.monotonic()
+    item = source._opened.objects.by_url[f"{store.url}/x.npy"]
+    assert item.samples([(777, 99)]) == [store.objects["/x.npy"][777:876]]
+    assert time.monotonic() - began < 3
+    assert fetcher().counts.hedged == before + 1
+    assert store.gets().count((777, 876)) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://bucket/../x.npy", "must not have empty parts, '.' or '..', got s3://bucket/../x.npy"),
+        ("s3://../x.npy", "must not have empty parts"),
+        ("gs:///x.npy", "must not have empty parts"),
+        ("s3://bucket/a//x.npy", "must not have empty parts"),
+        ("https://host/./x.npy", "must not have empty parts"),
+        ("https://host/*.npy", "a web server does not list its files"),
+        ("https://me:secret@host/x.npy", "no user, password, query or fragment"),
+        ("https://host/x.npy?X-Amz-Signature=secret", "no user, password, query or fragment"),
+    ],
+)
+def test_addresses_that_are_refused(url, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        feedline.open_source(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_is_no_array(store, options):
+    store.objects |= {"/page.npy": b"<html>", "/empty.npy": b"", "/cut.npy": npy(ROWS)[: 3 * BLOCK], "/x.zip": b""}
+    for name, message in [
+        ("page.npy", "does not begin as a .npy"),
+        ("empty.npy", "cannot be read as a .npy"),
+        ("cut.npy", "its header promises 15000128 bytes, but there are 6291456"),
+        ("x.zip", "files of rows end in"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(f"{store.url}/{name}", store=options)
+    with pytest.raises(FileNotFoundError, match=r"there is no object .*/no.npy; check the address"):
+        feedline.open_source(f"{store.url}/no.npy", store=options)
+    store.fault = lambda *request: "html"
+    with pytest.raises(feedline.FeedError, match=r"must answer with data, and .*x.npy is a page"):
+        feedline.open_source(f"{store.url}/x.npy", store=options)
+
+
+def test_options_are_checked(tmp_path):
+    for arguments, error in [
+        ({"cache": 3}, TypeError),
+        ({"cache_bytes": 0}, ValueError),
+        ({"patience_s": -1}, ValueError),
+        ({"patience_s": float("nan")}, ValueError),
+    ]:
+        with pytest.raises(error):
+            feedline.Store(**arguments)
+    np.save(tmp_path / "x.npy", np.arange(3))
+    with pytest.raises(TypeError, match=r"store must be a feedline.Store, got str"):
+        feedline.open_source(tmp_path / "x.npy", store="cache")
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(feedline.FeedError, match=r"kept in a cache on local disk, and .*set FEEDLINE_CACHE"):
+        feedline.open_source(f"{store.url}/x.npy", store=feedline.Store(cache=tmp_path / "file"))

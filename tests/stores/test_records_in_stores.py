@@ -1,0 +1,116 @@
+"""Records of bytes in a store: the same as from local files."""
+
+import io
+import pickle
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+from feedline.stores.fetcher import fetcher
+
+RANDOM = np.random.default_rng(3)
+RECORDS = [RANDOM.bytes(int(length)) for length in RANDOM.integers(0, 60_000, 200)]  # 6 MB: 3 blocks
+
+
+def tar(records):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for i, record in enumerate(records):
+            for name, data in ((f"{i:04}.bin", record), (f"{i:04}.txt", str(i).encode())):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def tfrecord(records):
+    import google_crc32c
+
+    def checksum(data):
+        crc = google_crc32c.value(data)
+        return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32).to_bytes(4, "little")
+
+    lengths = [len(record).to_bytes(8, "little") for record in records]
+    return b"".join(
+        length + checksum(length) + record + checksum(record)
+        for length, record in zip(lengths, records, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("write", "suffix"), [(tar, "tar"), (tfrecord, "tfrecord")])
+def test_records_and_identity_are_those_of_the_local_file(write, suffix, store, options, tmp_path):
+    (tmp_path / f"x.{suffix}").write_bytes(write(RECORDS))
+    store.objects[f"/x.{suffix}"] = (tmp_path / f"x.{suffix}").read_bytes()
+    local = feedline.open_source(tmp_path / f"x.{suffix}")
+    remote = feedline.open_source(f"{store.url}/x.{suffix}", store=options)
+    assert remote.identity == local.identity
+    assert (len(remote), remote.fields) == (200, local.fields)
+    rows = RANDOM.integers(0, 200, 50)
+    assert remote.records(rows) == local.records(rows)
+    assert pickle.loads(pickle.dumps(remote)).records(rows) == local.records(rows)
+    assert remote.file_of(3) == f"{store.url}/x.{suffix}"
+    store.requests.clear()
+    again = feedline.open_source(f"{store.url}/x.{suffix}", store=options)
+    assert again.records(rows) == local.records(rows)
+    assert store.gets() == []  # the index, too, is in the cache
+    store.objects[f"/x.{suffix}"] = write(RECORDS[::-1])
+    changed = feedline.open_source(f"{store.url}/x.{suffix}", store=options)
+    assert changed.records(199 - rows) == [
+        r if suffix == "tfrecord" else {**r, "txt": s["txt"]}
+        for r, s in zip(local.records(rows), changed.records(199 - rows), strict=True)
+    ]
+    with pytest.raises(feedline.FeedError, match="its ETag is"):
+        pickle.loads(pickle.dumps(remote))
+
+
+def test_damage_is_a_bad_row_and_a_store_in_trouble_is_not(store, tmp_path):
+    data = bytearray(tfrecord(RECORDS))
+    data[-5] ^= 1
+    store.objects["/x.tfrecord"] = bytes(data)
+    options = feedline.Store(cache=tmp_path, patience_s=0.2)
+    source = feedline.open_source(f"{store.url}/x.tfrecord", store=options)
+    with pytest.raises(feedline.RowError, match="record 199 its data has another checksum"):
+        source[199]
+    for path in (tmp_path / "blocks").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    source = pickle.loads(pickle.dumps(source))
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
+        source[0]
+    assert not isinstance(caught.value, feedline.RowError)
+
+
+def decode(record, out, row):
+    out["length"][...] = len(record)
+
+
+def test_decoded_records_are_fetched_before_they_are_read(store, options, tmp_path):
+    for i in range(3):
+        store.objects[f"/{i}.tfrecord"] = tfrecord(RECORDS)
+    store.objects["/x.tfrecord"] = tfrecord(RECORDS * 4)
+    spec = {"length": jax.ShapeDtypeStruct((), np.int32)}
+    source = feedline.decoded(feedline.open_source(f"{store.url}/x.tfrecord", store=options), decode, spec)
+    assert source.will_read is not None
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    with feedline.Feed(source, 40, sharding, epochs=1) as feed:
+        rows = feed.rows_of(feed.get_state())
+        lengths = np.asarray(next(feed)["length"])
+        np.testing.assert_array_equal(lengths, [len(RECORDS[row % 200]) for row in rows.tolist()])
+        assert sum(1 for _ in feed) == 19
+    assert fetcher().counts.cached >= 0
+
+
+def test_what_is_no_archive(store, options):
+    store.objects |= {"/x.tar": b"<html>" * 200, "/x.tfrecord": b"", "/y.tfrecord": tfrecord(RECORDS)[:-1]}
+    for name, message in [
+        ("x.tar", "cannot be read as a tar archive"),
+        ("x.tfrecord", "at least one row"),
+        ("y.tfrecord", "the file is truncated"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(f"{store.url}/{name}", store=options)

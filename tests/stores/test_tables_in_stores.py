@@ -1,0 +1,82 @@
+"""Parquet files in a store: the same rows and identities as of local files; groups are fetched ahead."""
+
+import io
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import feedline
+from feedline.stores.fetcher import AT_ONCE
+
+X = np.random.default_rng(5).normal(size=(200_000, 8)).astype(np.float32)  # 6.4 MB
+Y = np.arange(200_000)
+
+
+def parquet():
+    file = io.BytesIO()
+    x = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 8)
+    pq.write_table(pa.table({"y": Y, "x": x}), file, row_group_size=20_000, compression="zstd")
+    return file.getvalue()
+
+
+def test_rows_and_identity_are_those_of_the_local_file(store, options, tmp_path):
+    (tmp_path / "x.parquet").write_bytes(parquet())
+    store.objects["/x.parquet"] = (tmp_path / "x.parquet").read_bytes()
+    local = feedline.open_source(tmp_path / "x.parquet")
+    remote = feedline.open_source(f"{store.url}/x.parquet", store=options)
+    assert sum(stop - start for start, stop in store.gets()) < 300_000  # the footer
+    assert remote.identity == local.identity
+    rows = np.random.default_rng(6).integers(0, 200_000, 300)
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        out = {"x": np.empty((300, 8), np.float32), "y": np.empty(300, np.int64)}
+        source.read(rows, out)
+        np.testing.assert_array_equal(out["x"], X[rows])
+        np.testing.assert_array_equal(out["y"], rows)
+
+
+def test_groups_are_fetched_before_they_are_read(store, options):
+    store.objects["/x.parquet"] = parquet()
+    source = feedline.open_source(f"{store.url}/x.parquet", store=options)
+    store.requests.clear()
+    assert source.will_read(np.array([0, 100_000]), 0)
+    out = {"x": np.empty((2, 8), np.float32), "y": np.empty(2, np.int64)}
+    source.read(np.array([0, 100_000]), out)
+    assert out["y"].tolist() == [0, 100_000]
+    assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
+    assert AT_ONCE > 3
+
+
+def test_changes_and_troubles_are_no_bad_rows(store, tmp_path):
+    store.objects["/x.parquet"] = parquet()
+    options = feedline.Store(cache=tmp_path, patience_s=0.2)
+    source = feedline.open_source(f"{store.url}/x.parquet", store=options)
+    sent = pickle.dumps(source)
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
+        source[199_999]
+    assert not isinstance(caught.value, feedline.RowError)
+    store.fault = lambda *request: None
+    assert source[199_999]["y"] == 199_999
+    store.objects["/x.parquet"] += b"x"
+    with pytest.raises(feedline.FeedError, match="must not change") as caught:
+        source[100_000]
+    assert not isinstance(caught.value, feedline.RowError)
+    with pytest.raises((feedline.FeedError, ValueError), match="must not change"):
+        pickle.loads(sent)
+
+
+def test_what_is_no_parquet(store, options):
+    store.objects |= {"/x.parquet": b"<html>" * 100, "/y.parquet": parquet()[:-100], "/z.parquet": b""}
+    for name in "xyz":
+        with pytest.raises(ValueError, match=f"{name}.parquet cannot be read as a Parquet file"):
+            feedline.open_source(f"{store.url}/{name}.parquet", store=options)
+
+
+def test_formats_that_cannot_lie_in_a_store(store, options):
+    for name in ("x.zarr", "x.array_record", "x.arrow"):
+        store.objects[f"/{name}"] = b""
+        with pytest.raises(ValueError, match=rf"are read from .npy, .*, got .*{name}; convert it, or copy it"):
+            feedline.open_source(f"{store.url}/{name}", store=options)
