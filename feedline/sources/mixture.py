@@ -153,16 +153,13 @@ class Mixture(IndexedSource):
         """Of a mixture whose sources all have it; AttributeError of others, which have the largest length."""
         if not all(is_ragged(source) for source in self._sources.values()):
             raise AttributeError("not all sources of this mixture have padded_length")
-        return lambda rows: max(
-            part.source.padded_length(part.rows) for part in self._parts(rows) if is_ragged(part.source)
-        )
+        return lambda rows: max(p.source.padded_length(p.rows) for p in self._parts(rows) if is_ragged(p.source))
 
     @property
     def ragged_leaves(self) -> tuple[int, ...]:
         """The numbers of the leaves that are ragged in the sources."""
-        first = next(iter(self._sources.values()))
-        assert is_ragged(first)
-        return tuple(leaf + (leaf >= self._at) for leaf in first.ragged_leaves)
+        leaves = next(source.ragged_leaves for source in self._sources.values() if is_ragged(source))
+        return tuple(leaf + (leaf >= self._at) for leaf in leaves)
 
     def _read_positioned(self, rows: Rows, out: Any) -> None:
         """As `read`. A source is given epochs and positions in its own order, and the keys of the mixture."""
