@@ -98,9 +98,10 @@ class Residency:
                 ready = [block for block, at in self._retired.items() if oldest is None or at < oldest]
                 for block in ready:
                     del self._retired[block]
-            for item, some in self._by_object(ready):
-                for block in some:
-                    item.unmap(block)
+                # under the lock: a block that is fetched and retired again meanwhile has later readers
+                for item, some in self._by_object(sorted(ready)):
+                    for block in some:
+                        item.unmap(block)
 
     @property
     def is_complete(self) -> bool:
