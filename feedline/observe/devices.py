@@ -20,7 +20,7 @@ import jax
 
 _AT_A_TIME = 2
 """Batches whose transfers are watched together: a batch is kept alive meanwhile."""
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.05
 """From the end of a look at the devices to the next one, on average, at the least."""
 _LOOK_SHARE = 0.01
 """The share of the time that listing the arrays in use may take."""
