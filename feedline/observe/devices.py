@@ -99,6 +99,7 @@ class StepWatch:
         self._report = report
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_PLACED_LATELY)
         self._due = 0.0  # when the next look is due; infinite during a look
+        self._random = random.Random()  # not the module's own generator, which the user may have seeded
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
         """These arrays are a batch. Any thread may call it."""
@@ -121,7 +122,7 @@ class StepWatch:
         with contextlib.suppress(RuntimeError):  # donated or deleted meanwhile: the loop goes on
             jax.block_until_ready(arrays)
             look.idle = look.idle or time.perf_counter()
-        pause_s = max(_LOOK_EVERY_S, seconds / _LOOK_SHARE) * random.uniform(0.5, 1.5)
+        pause_s = max(_LOOK_EVERY_S, seconds / _LOOK_SHARE) * self._random.uniform(0.5, 1.5)
         self._due = time.perf_counter() + pause_s
 
 

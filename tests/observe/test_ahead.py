@@ -4,6 +4,7 @@ import _thread
 import gc
 import math
 import queue
+import random
 import threading
 import time
 import weakref
@@ -191,3 +192,13 @@ def test_each_look_ends_its_thread_and_keeps_nothing_alive(watch):
     arrays.clear()
     gc.collect()
     assert alive() is None
+
+
+def test_the_generator_of_the_module_random_is_left_alone(watch):
+    """A user may have seeded it."""
+    state = random.getstate()
+    watch.waits()
+    watch.looks.get(timeout=10)
+    while watch._due == math.inf:
+        time.sleep(1e-3)
+    assert random.getstate() == state

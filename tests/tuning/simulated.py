@@ -82,10 +82,9 @@ class Load:
         return Window(batches, len(batches), True), _how(self, settings)
 
     def allows(self, settings):
-        """Whether settings need no more processors than there are."""
-        return settings.workers <= self.cores and (
-            settings.threads <= 1 or settings.threads * self.busy <= self.cores
-        )
+        """Whether settings need no more processors than there are: threads need none while they place."""
+        busy = self.busy * self.make_s / (self.make_s + self.place_s)
+        return settings.workers <= self.cores and (settings.threads <= 1 or settings.threads * busy <= self.cores)
 
 
 def _how(load, settings):
