@@ -116,7 +116,7 @@ class StepWatch:
     def _look(self, asked: float) -> None:
         began = time.perf_counter()
         arrays = _computed([array() for batch in list(self._batches) for array in batch])
-        look = Look(asked, began, None if arrays else began)
+        look = Look(asked, began, None if arrays else asked)
         seconds = time.perf_counter() - began
         self._report(look)
         with contextlib.suppress(RuntimeError):  # donated or deleted meanwhile: the loop goes on

@@ -144,7 +144,7 @@ def test_a_batch_that_is_being_placed_is_no_computation(watch):
     watch.placed([batch])
     watch.waits()
     look = watch.looks.get(timeout=10)
-    assert look.idle == look.seen
+    assert look.idle == look.asked
     jax.block_until_ready(batch)
 
 
