@@ -98,8 +98,7 @@ class BatchReader:
         return is_told(self.source)
 
     def tell_source(self, start: Cursor, ahead: int) -> bool:
-        """Tell the source that the batch at `start` is read in `ahead` batches. Returns False if it is too
-        early."""
+        """Tell the source that the batch at `start` is read in `ahead` batches. False: that is too early."""
         if not is_told(self.source):
             return True
         read = [self.source.will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads]

@@ -16,9 +16,8 @@ from feedline.observe.times import Stopwatch, after_lease
 from feedline.order.schedule import Cursor
 from feedline.runtime.annotations import annotation
 
-_MOST_AHEAD = (
-    1 << 8
-)  # deliveries: to tell of one that is in the cache already costs as much as the order of its rows
+_MOST_AHEAD = 1 << 8
+"""Deliveries of which a source is told. To tell of one costs as much as the order of its rows."""
 
 
 class LocalBatches:

@@ -110,8 +110,8 @@ class StepWatch:
         asked = time.perf_counter()
         if asked >= self._due:
             self._due = math.inf
-            # threading.Thread.start would wait for the thread
-            _thread.start_new_thread(self._look, (asked,))
+            with contextlib.suppress(RuntimeError):  # no further thread can be started: then nobody looks any more
+                _thread.start_new_thread(self._look, (asked,))  # threading.Thread.start would wait for it
 
     def _look(self, asked: float) -> None:
         began = time.perf_counter()

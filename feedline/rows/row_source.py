@@ -125,8 +125,7 @@ def is_ragged(source: RowSource) -> TypeGuard[RaggedSource]:
 
 
 class ToldSource(RowSource, Protocol):
-    """A `RowSource` that is told which rows come next, so that it can fetch them from far away before they are
-    read.
+    """A `RowSource` that is told which rows come next, so that it can fetch them from far away in time.
 
     `will_read = None` says that this object need not be told.
     """

@@ -194,6 +194,16 @@ def test_each_look_ends_its_thread_and_keeps_nothing_alive(watch):
     assert alive() is None
 
 
+def test_a_machine_that_starts_no_more_threads_ends_no_training(watch, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refused)
+    watch.waits()
+    watch.waits()
+    assert watch.looks.empty()
+
+
 def test_the_generator_of_the_module_random_is_left_alone(watch):
     """A user may have seeded it."""
     state = random.getstate()
