@@ -33,6 +33,7 @@ and the other folders::
     runtime/    what Python and JAX require of threads and processes
     agreement/  what processes tell each other
     cluster/    joins the processes of a run, and launches runs
+    conversion/ rows of any source as files of one format, in shards
     inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
@@ -70,6 +71,7 @@ _MODULE_OF = {
     "Statistics": "statistics",
     "Store": "stores.options",
     "WorkerError": "errors",
+    "convert": "conversion.convert",
     "decoded": "sources.decoded",
     "load_lanes": "streams.lane_files",
     "local_rows": "placement.plan",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from feedline import cluster as cluster
     from feedline import images as images
     from feedline import trainer as trainer
+    from feedline.conversion.convert import convert as convert
     from feedline.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline.errors import FeedError as FeedError
     from feedline.errors import ProcessError as ProcessError

@@ -69,7 +69,8 @@ def test_another_name_is_an_attribute_error(package):
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
         "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Mixture", "Order", "ProcessError", "Ragged", "Reading",
-        "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "decoded",
+        "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "convert",
+        "decoded",
         "images",
         "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
@@ -231,6 +232,8 @@ OF_FEEDLINE = {
     "images": ["sources.decoded", "sources.open_source", "sources.encoded", "sources.formats.extras",
                "rows.row_source", "options"],
     # beside them
+    "conversion": ["conversion", "sources.open_source", "sources.encoded", "sources.formats.extras",
+                   "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors", "options"],
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
     "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
@@ -247,8 +250,8 @@ OF_FEEDLINE = {
                    "options"],
     "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
     "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
-    "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",
-            "data", "trainer", "feed", "native.library", "version", "errors", "options"],
+    "cli": ["cli", "audit", "bench", "conversion", "doctor", "inspection", "cluster", "agreement.monitor",
+            "agreement.stop", "data", "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -277,6 +280,7 @@ FROM_OUTSIDE = {
     "trainer.tensorboard": ["tensorboardX"],
     "bench": ["numpy", "jax", "matplotlib", "optax"],
     "audit": ["numpy", "jax", "rich"],
+    "conversion": ["numpy", "jax", "grain"],  # grain: to tell streams from other sources
     "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources
     "doctor": ["numpy", "jax", "rich"],
     "cli": ["jax", "numpy", "optax", "rich", "tyro"],

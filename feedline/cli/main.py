@@ -77,6 +77,7 @@ def _parsed(arguments: list[str]) -> Command:
 
     from feedline.cli.audit import Audit
     from feedline.cli.bench import Bench
+    from feedline.cli.convert import Convert
     from feedline.cli.diagnose import Diagnose
     from feedline.cli.doctor import Doctor
     from feedline.cli.help_text import help_text
@@ -91,10 +92,11 @@ def _parsed(arguments: list[str]) -> Command:
         text = help_text(command, alone=arguments[:1] == [name])
         return Annotated[command, tyro.conf.subcommand(name, description=text)]
 
-    parsed: Train | Launch | Inspect | Audit | Bench | Diagnose | Doctor = tyro.cli(
+    parsed: Train | Launch | Inspect | Convert | Audit | Bench | Diagnose | Doctor = tyro.cli(
         subcommand("train", Train)
         | subcommand("launch", Launch)
         | subcommand("inspect", Inspect)
+        | subcommand("convert", Convert)
         | subcommand("audit", Audit)
         | subcommand("bench", Bench)
         | subcommand("diagnose", Diagnose)

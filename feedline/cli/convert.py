@@ -1,0 +1,89 @@
+"""The `feedline convert` command and its options."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from typing import Any, Literal
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+    """Write the rows of any source as files that are read fast, and compare them with the source.
+
+    Row i of the result is row i of the source, with the same shapes and dtypes. Files are written to
+    DESTINATION.partial, which is renamed once all rows have been read back and compared. A run that was stopped
+    continues where it was: run the same command again.
+
+        feedline convert 'raw/*.parquet' rows --format npy --workers 8
+
+    Attributes:
+      source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, or
+        a function without arguments that returns one.
+      destination: a new folder.
+      format: of the files. None: npy for arrays, array_record for bytes, parquet for records with several fields.
+      rows_per_shard: rows of each file. None: files of about 256 MB, 512 at most.
+      workers: processes that convert. 0: only this one.
+    """
+
+    source: tyro.conf.Positional[str]
+    destination: tyro.conf.Positional[str]
+    format: Literal["array_record", "npy", "parquet", "zarr"] | None = None
+    rows_per_shard: int | None = None
+    workers: int = 0
+
+    def run(self) -> int:
+        """Convert, check, and print how the result is opened. Returns the exit code.
+
+        Raises:
+          ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.
+          FeedError: a row cannot be read, or is not the source's when it is read back.
+          KeyboardInterrupt: Ctrl-C; the message says how to continue.
+        """
+        from feedline.conversion.convert import checked_destination, converting, open_any
+        from feedline.conversion.plan import Plan
+
+        with contextlib.closing(open_any(self._named())) as source:
+            plan = Plan.of(source, checked_destination(self.destination), self.format, self.rows_per_shard)
+            with contextlib.closing(converting(plan, source, self.workers)) as steps:
+                try:
+                    _show(steps)
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt(
+                        f"interrupted; finished files are in {plan.folder}, and the same command continues"
+                    ) from None
+        print(f"{plan.rows:,} rows in {plan.shards:,} files, equal to those of the source; open them with")
+        print(plan.open_line, flush=True)
+        return 0
+
+    def _named(self) -> Any:
+        """The path, or the source that module:name names."""
+        from feedline.audit.target import is_name, load_name
+
+        if not is_name(self.source):
+            return self.source
+        try:
+            named = load_name(self.source)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"SOURCE is a path, a glob or module:name, and loading {self.source} failed with "
+                f"{type(error).__name__}: {error}; run the command in the folder of the module, and check "
+                "both names"
+            ) from error
+        return named() if inspect.isroutine(named) else named
+
+
+def _show(steps: Any) -> None:
+    """Run the steps, with one line of progress on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("opening", total=None)
+        for step in steps:
+            name = {"convert": "converting", "check": "reading back"}[step.stage]
+            progress.update(task, description=name, completed=step.rows, total=step.total)

@@ -1,0 +1,1 @@
+"""`feedline.convert`: rows of any source as files of one format, in shards that many machines can write."""

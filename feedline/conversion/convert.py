@@ -1,0 +1,210 @@
+"""`convert`: the rows of a source as files of one format, resumable and checked."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import grain
+
+from feedline.conversion.columns import reader_of
+from feedline.conversion.formats import FormatName
+from feedline.conversion.manifest import Manifest, check_same, read_lines
+from feedline.conversion.plan import Plan
+from feedline.conversion.processes import map_in_processes
+from feedline.conversion.shards import UNFINISHED, check_shard, convert_shard, sync
+from feedline.errors import FeedError
+from feedline.options import checked_integer
+from feedline.rows.indexed import IndexedSource
+from feedline.sources.encoded.encoded_rows import EncodedRows
+from feedline.sources.encoded.records import is_encoded_source
+from feedline.sources.lanes import Lanes
+from feedline.sources.open_source import as_source, open_source
+from feedline.stores.urls import is_url
+
+Map = Callable[[Callable[[int], dict[str, Any]], Sequence[int]], Iterable[dict[str, Any]]]
+"""As the builtin `map`, but results may come in any order."""
+
+
+class Progress(NamedTuple):
+    """How far a conversion is: `rows` of `total` are converted, or checked."""
+
+    stage: Literal["convert", "check"]
+    rows: int
+    total: int
+
+
+def convert(
+    source: Any,
+    destination: str | os.PathLike[str],
+    *,
+    format: FormatName | None = None,
+    rows_per_shard: int | None = None,
+    workers: int = 0,
+    map: Map | None = None,
+) -> IndexedSource | EncodedRows:
+    """Write the rows of a source as files, compare them with the source, and open them.
+
+    Row i of the files is row i of the source, with the same shapes and dtypes. The files are written to
+    `destination`.partial, which is renamed once all rows have been read back and have the digests of the source's
+    rows. If a run ends before that, call `convert` again with the same arguments: finished shards are kept.
+
+    Args:
+      source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
+      destination: a new folder.
+      format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
+        "parquet" for records of several fields with bytes.
+      rows_per_shard: rows of each file; the last has the rest. None: files of about 256 MB, 512 at most.
+      workers: processes that convert and check shards; the source must pickle. 0: this process.
+      map: what runs the shards in place of `workers`, on other machines for example: it is called as the builtin
+        `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
+        must see the source and the destination under the same paths.
+
+    Returns:
+      The open files.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong, the format cannot hold the rows, the destination holds something
+        else, or the source has changed since an earlier run.
+      FeedError: a row cannot be read, or is not the source's when it is read back.
+      OSError: a file cannot be written.
+
+    Example:
+      >>> import tempfile
+      >>> import numpy as np
+      >>> folder = tempfile.mkdtemp()
+      >>> np.savez(f"{folder}/rows.npz", x=np.arange(10), y=np.zeros((10, 2)))
+      >>> source = convert(f"{folder}/rows.npz", f"{folder}/rows", rows_per_shard=4)
+      >>> len(source), source.spec["x"].dtype.name, sorted(os.listdir(f"{folder}/rows"))[:2]
+      (10, 'int64', ['conversion.jsonl', 'rows-00000-of-00003.npy'])
+    """
+    opened = open_any(source)
+    try:
+        plan = Plan.of(opened, checked_destination(destination), format, rows_per_shard)
+        for _ in converting(plan, opened, workers, map):
+            pass
+    finally:
+        if opened is not source:
+            opened.close()
+    return open_source(plan.pattern_in(plan.destination), **plan.open_options)
+
+
+def open_any(source: Any) -> Any:
+    """The `RowSource` or `EncodedSource` for what `convert` takes.
+
+    Raises:
+      TypeError: it has no rows with random access.
+    """
+    if isinstance(source, str | bytes | os.PathLike):
+        return open_source(source)
+    if is_encoded_source(source):
+        return source
+    opened = as_source(source)
+    if isinstance(opened, grain.IterDataset | Lanes):
+        raise TypeError(
+            f"a conversion reads rows by their numbers, got the stream {type(opened).__name__}; convert what the "
+            "stream reads from"
+        )
+    return opened
+
+
+def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None) -> Generator[Progress]:
+    """The steps of `convert`, which reports its progress after each shard.
+
+    Args:
+      source: of the plan.
+    """
+    run = _checked_map(source, workers, map)
+    description = plan.description(source.identity)
+    if os.path.lexists(plan.destination):
+        _check_finished(Path(plan.destination), description)
+        return
+    with Manifest(plan.folder, description) as manifest:
+        _remove_unfinished(plan.folder)
+        try:
+            yield from _written(plan, manifest, run)
+            yield from _checked(plan, manifest, run)
+        finally:
+            _remove_unfinished(plan.folder)
+        _check_whole(plan)
+        os.rename(plan.folder, plan.destination)
+        sync(plan.folder.parent)
+
+
+def _written(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
+    """Convert the shards that are not there."""
+    missing = [i for i in range(plan.shards) if i not in manifest.digests or not plan.path_of(i).exists()]
+    rows = plan.rows - sum(len(plan.rows_of(shard)) for shard in missing)
+    yield Progress("convert", rows, plan.rows)
+    for result in run(functools.partial(convert_shard, plan), missing):
+        manifest.add(result)
+        rows += len(plan.rows_of(result["shard"]))
+        yield Progress("convert", rows, plan.rows)
+
+
+def _checked(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
+    """Read all shards back, and compare their digests."""
+    rows = 0
+    for result in run(functools.partial(check_shard, plan, dict(manifest.digests)), range(plan.shards)):
+        rows += len(plan.rows_of(result["shard"]))
+        yield Progress("check", rows, plan.rows)
+
+
+def _check_whole(plan: Plan) -> None:
+    """Open all files by one glob, as a user does, and compare the leaves and the number of rows."""
+    with contextlib.closing(open_source(plan.pattern_in(plan.folder), **plan.open_options)) as written:
+        found, expected = reader_of(written).kinds, plan.reader.kinds
+        if len(written) != plan.rows or dict(found) != dict(expected):
+            raise FeedError(
+                f"the files must hold {plan.rows} rows of {dict(expected)}, and there are {len(written)} "
+                f"of {dict(found)}; take foreign files out of {plan.folder}, and run the conversion again",
+                file=str(plan.folder),
+            )
+
+
+def checked_destination(destination: str | os.PathLike[str]) -> str:
+    """The path without a slash at its end. ValueError: it is an address in a store."""
+    path = os.fspath(destination)
+    if is_url(path):
+        raise ValueError(
+            f"a conversion writes to a folder on a disk, got {path}; convert to a local folder, and copy it there"
+        )
+    return os.path.join(os.path.dirname(path.rstrip("/")), os.path.basename(path.rstrip("/")))
+
+
+def _checked_map(source: Any, workers: int, map: Map | None) -> Map:
+    """What runs the shards."""
+    checked_integer("workers", workers, at_least=0)
+    if map is not None and workers:
+        raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
+    if (map is not None or workers) and not getattr(source, "picklable", True):
+        raise TypeError(
+            "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
+            "source of files"
+        )
+    if map is not None:
+        return map
+    return functools.partial(map_in_processes, workers) if workers else builtins.map
+
+
+def _check_finished(destination: Path, description: dict[str, Any]) -> None:
+    """Refuse a destination that is not the finished result of this conversion."""
+    lines = read_lines(destination)
+    if not lines:
+        raise ValueError(
+            f"the destination of a conversion must be a new folder, and {destination} exists and holds something "
+            "else; choose another one"
+        )
+    check_same(destination, lines[0], description)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what runs that were killed have left."""
+    for left in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)

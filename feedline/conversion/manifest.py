@@ -1,0 +1,105 @@
+"""The manifest of a conversion: what is converted, and then a line for each finished shard."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAME = "conversion.jsonl"
+
+
+class Manifest:
+    """The open manifest of a folder, which this process locks. Create it in a `with` block.
+
+    It is a kernel lock (flock), which the kernel releases when the process ends, even by SIGKILL.
+
+    Args:
+      folder: is created if it does not exist.
+      description: JSON values that identify the conversion.
+
+    Attributes:
+      digests: of the finished shards, by number.
+
+    Raises:
+      ValueError: the folder holds another conversion, or another process writes it.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / NAME).open("a+b", buffering=0)
+        try:
+            self._lock(folder)
+            lines = read_lines(folder)
+            if lines:
+                check_same(folder, lines[0], description)
+            self.digests = {line["shard"]: line["digest"] for line in lines[1:]}
+            self._file.truncate(sum(len(_line(line)) for line in lines))  # a killed run may leave half a line
+            if not lines:
+                self._append(description)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Note a finished shard: {"shard": number, "digest": digest}."""
+        self.digests[result["shard"]] = result["digest"]
+        self._append(result)
+
+    def __enter__(self) -> Manifest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(_line(line))
+        os.fsync(self._file.fileno())
+
+    def _lock(self, folder: Path) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"only one process at a time may run a conversion into {folder}, and another one does; wait "
+                "for it, or choose another destination"
+            ) from None
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The complete lines of the manifest of a folder; empty if it has none.
+
+    Raises:
+      ValueError: it is damaged.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return []
+    *complete, _ = path.read_bytes().split(b"\n")
+    try:
+        return [json.loads(line) for line in complete]
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}; delete {folder}, or choose another destination"
+        ) from error
+
+
+def check_same(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds another conversion. The error names the fields that differ."""
+    differing = [name for name in here if there.get(name) != here[name]]
+    if differing:
+        listed = "; ".join(f"{name} is {there.get(name)} there and {here[name]} here" for name in differing)
+        raise ValueError(
+            f"{folder} holds another conversion, or the source has changed: {listed}. Delete it, or choose "
+            "another destination"
+        )
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True).encode() + b"\n"
