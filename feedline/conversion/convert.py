@@ -17,7 +17,7 @@ from feedline.conversion.columns import reader_of
 from feedline.conversion.formats import FormatName
 from feedline.conversion.manifest import Manifest, check_same, read_lines
 from feedline.conversion.plan import Plan
-from feedline.conversion.processes import map_in_processes
+from feedline.conversion.processes import mapped_in_processes
 from feedline.conversion.shards import UNFINISHED, check_shard, convert_shard, sync
 from feedline.errors import FeedError
 from feedline.options import checked_integer
@@ -120,12 +120,12 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
     Args:
       source: of the plan.
     """
-    run = _checked_map(source, workers, map)
+    _check_processes(source, workers, map)
     description = plan.description(source.identity)
     if os.path.lexists(plan.destination):
         _check_finished(Path(plan.destination), description)
         return
-    with Manifest(plan.folder, description) as manifest:
+    with Manifest(plan.folder, description) as manifest, _runner(workers, map) as run:
         _remove_unfinished(plan.folder)
         try:
             yield from _written(plan, manifest, run)
@@ -178,8 +178,8 @@ def checked_destination(destination: str | os.PathLike[str]) -> str:
     return os.path.join(os.path.dirname(path.rstrip("/")), os.path.basename(path.rstrip("/")))
 
 
-def _checked_map(source: Any, workers: int, map: Map | None) -> Map:
-    """What runs the shards."""
+def _check_processes(source: Any, workers: int, map: Map | None) -> None:
+    """Refuse other processes for a source that only this process can read."""
     checked_integer("workers", workers, at_least=0)
     if map is not None and workers:
         raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
@@ -188,9 +188,13 @@ def _checked_map(source: Any, workers: int, map: Map | None) -> Map:
             "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
             "source of files"
         )
-    if map is not None:
-        return map
-    return functools.partial(map_in_processes, workers) if workers else builtins.map
+
+
+def _runner(workers: int, map: Map | None) -> contextlib.AbstractContextManager[Map]:
+    """What runs the shards, within a `with` block."""
+    if workers:
+        return mapped_in_processes(workers)
+    return contextlib.nullcontext(builtins.map if map is None else map)
 
 
 def _check_finished(destination: Path, description: dict[str, Any]) -> None:

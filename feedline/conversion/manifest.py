@@ -94,11 +94,19 @@ def check_same(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]) 
     """Refuse a folder that holds another conversion. The error names the fields that differ."""
     differing = [name for name in here if there.get(name) != here[name]]
     if differing:
-        listed = "; ".join(f"{name} is {there.get(name)} there and {here[name]} here" for name in differing)
+        listed = "; ".join(_difference(name, there.get(name), here[name]) for name in differing)
         raise ValueError(
             f"{folder} holds another conversion, or the source has changed: {listed}. Delete it, or choose "
             "another destination"
         )
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    if name == "source":
+        return "the data of the source differ"
+    if name == "sampled_rows":
+        return "the source gives other values for its first, middle or last row"
+    return f"{name} is {there} there and {here} here"
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

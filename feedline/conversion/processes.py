@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import pickle
 import signal
@@ -12,45 +14,58 @@ from typing import Any
 
 from feedline.errors import WorkerError
 
+Running = dict[Connection, SpawnProcess]
 
-def map_in_processes(workers: int, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
-    """The results of `function` for all items, in the order in which they are ready.
 
-    Processes are spawned, and end with the iterator. A process whose parent was killed ends after its item.
+@contextlib.contextmanager
+def mapped_in_processes(workers: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]]:
+    """Within the `with` block, a `map` over spawned processes. Results come as soon as they are ready.
 
-    Args:
-      function: picklable, as items and results are. Each process unpickles it once.
+    Functions, items and results must pickle. The processes end with the block. If this process is killed, each
+    ends after its item.
 
-    Raises:
-      TypeError: `function` cannot be pickled.
+    Raises, from the `map`:
+      TypeError: the function cannot be pickled.
       WorkerError: a process ended without a result.
-      Exception: what `function` raised; processes do not begin other items then.
+      Exception: what the function raised.
     """
-    pickled = _pickled(function)
-    waiting = list(reversed(items))
-    spawn = multiprocessing.get_context("spawn")
-    running: dict[Connection, SpawnProcess] = {}
+    running: Running = {}
     try:
-        for _ in range(min(workers, len(items))):
-            ours, theirs = spawn.Pipe()
-            running[ours] = spawn.Process(target=_serve, args=(theirs, pickled), daemon=True)
-            running[ours].start()
-            theirs.close()  # so that the end of the process is the end of the pipe
-            ours.send(waiting.pop())
-        while running:
-            for pipe in wait(list(running)):
-                assert isinstance(pipe, Connection)
-                yield _received(pipe, running[pipe])
-                if waiting:
-                    pipe.send(waiting.pop())
-                else:
-                    pipe.close()
-                    running.pop(pipe).join()
+        yield functools.partial(_map, running, workers)
     finally:
         for pipe, process in running.items():
             process.kill()
             process.join()
             pipe.close()
+
+
+def _map(running: Running, workers: int, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    pickled = _pickled(function)
+    waiting = list(reversed(items))
+    _start(running, min(workers, len(items)))
+    busy = []
+    for pipe in list(running)[: len(items)]:
+        pipe.send((pickled, waiting.pop()))
+        busy.append(pipe)
+    while busy:
+        for ready in wait(busy):
+            assert isinstance(ready, Connection)
+            result = _received(ready, running[ready])
+            if waiting:
+                ready.send((None, waiting.pop()))
+            else:
+                busy.remove(ready)
+            yield result
+
+
+def _start(running: Running, count: int) -> None:
+    """Start processes until there are as many."""
+    spawn = multiprocessing.get_context("spawn")
+    while len(running) < count:
+        ours, theirs = spawn.Pipe()
+        running[ours] = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        running[ours].start()
+        theirs.close()  # so that the end of the process is the end of the pipe
 
 
 def _pickled(function: Callable[[Any], Any]) -> bytes:
@@ -70,26 +85,26 @@ def _received(pipe: Connection, process: SpawnProcess) -> Any:
         process.join()
         raise WorkerError(
             f"a process that converts ended with exit code {process.exitcode}: the host may be out of memory, or "
-            "a script calls feedline.convert(workers=...) outside of `if __name__ == '__main__':`; finished shards "
-            "are kept",
+            "a script has no `if __name__ == '__main__':` around feedline.convert(workers=...). Finished shards "
+            "are kept"
         ) from None
     if error is not None:
         raise error
     return result
 
 
-def _serve(pipe: Connection, pickled: bytes) -> None:
-    """The main function of a process: results for the items that come, until the pipe is closed."""
+def _serve(pipe: Connection) -> None:
+    """The main function of a process: it answers until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     function: Callable[[Any], Any] | None = None
-    while True:
-        try:
-            item = pipe.recv()
-        except EOFError:
-            return
-        try:
-            function = pickle.loads(pickled) if function is None else function  # opens the source
-            answer: Any = function(item), None
-        except Exception as error:  # noqa: BLE001  # the parent raises it
-            answer = None, error
-        pipe.send(answer)
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has ended
+        while True:
+            pickled, item = pipe.recv()
+            try:
+                if pickled is not None:
+                    function = pickle.loads(pickled)  # opens the source
+                assert function is not None
+                answer: Any = function(item), None
+            except Exception as error:  # noqa: BLE001  # the parent raises it
+                answer = None, error
+            pipe.send(answer)

@@ -1,0 +1,65 @@
+"""Sources for the tests of conversions; processes import them."""
+
+import os
+
+import jax
+import numpy as np
+
+ROWS = 400
+HEIGHT = 3
+
+
+class Counted:
+    """Row i holds numbers made of i. Remembers which rows were read.
+
+    Args:
+      before_read: is called with the row indices of each read.
+    """
+
+    def __init__(self, rows=ROWS, before_read=lambda rows: None):
+        self.rows, self.before_read = rows, before_read
+        self.spec = {"x": jax.ShapeDtypeStruct((HEIGHT,), np.int64), "y": jax.ShapeDtypeStruct((), np.float64)}
+        self.identity = {"kind": "counted", "rows": rows}
+        self.reads = []
+
+    def __len__(self):
+        return self.rows
+
+    def read(self, rows, out):
+        self.before_read(rows)
+        self.reads.append(rows)
+        out["x"][:] = (rows[:, None] << 40) + np.arange(HEIGHT)
+        out["y"][:] = rows / 3
+
+    def close(self):
+        pass
+
+    def __reduce__(self):
+        return Counted, (self.rows, self.before_read)
+
+
+def expected(rows=ROWS):
+    source, out = Counted(rows), {"x": np.empty((rows, HEIGHT), np.int64), "y": np.empty(rows)}
+    source.read(np.arange(rows), out)
+    return out
+
+
+def wait_in_the_middle(rows):
+    """Say that row 250 was reached, and wait until the other end of the second pipe is opened and closed."""
+    if 250 in rows and "REACHED" in os.environ:
+        with open(os.environ["REACHED"], "w") as pipe:
+            pipe.write("x")
+        with open(os.environ["GO_ON"]) as pipe:
+            pipe.read()
+
+
+def waiting():
+    return Counted(before_read=wait_in_the_middle)
+
+
+def interrupted():
+    def at_150(rows):
+        if 150 in rows:
+            raise KeyboardInterrupt
+
+    return Counted(before_read=at_150)

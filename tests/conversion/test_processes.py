@@ -1,0 +1,97 @@
+"""Conversions in other processes, of this machine and of Ray, and one that is killed."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import counted
+import numpy as np
+import pytest
+
+import feedline
+from feedline.conversion.processes import mapped_in_processes
+
+pytestmark = pytest.mark.slow
+EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_on_ray.py"
+PATIENCE_S = 120
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "conversion.jsonl"}
+
+
+def test_killed_and_run_again(tmp_path, monkeypatch):
+    """SIGKILL while a process is inside the third file; the result is that of a run that was not killed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("reached", "go_on"):
+        os.mkfifo(name)
+    command = [sys.executable, "-m", "feedline", "convert", "counted:waiting", "out", "--rows-per-shard", "100"]
+    here = {"PYTHONPATH": f"{Path(counted.__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    run = subprocess.Popen(
+        [*command, "--workers", "1"],
+        env={**os.environ, **here, "REACHED": "reached", "GO_ON": "go_on"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert Path("reached").read_text() == "x"
+    run.kill()
+    assert run.wait(PATIENCE_S) == -signal.SIGKILL
+    with Path("go_on").open("w"):  # the process that converts may go on, and finds that its parent is gone
+        pass
+    run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
+    manifest = Path("out.partial", "conversion.jsonl").read_text().splitlines()
+    assert [json.loads(line)["shard"] for line in manifest[1:]] == [0, 1]
+
+    source = counted.waiting()
+    feedline.convert(source, "out", rows_per_shard=100)
+    assert [rows[0] for rows in source.reads if len(rows) > 1] == [200, 300]
+    feedline.convert(counted.waiting(), "at_once", rows_per_shard=100)
+    assert files_of("out") == files_of("at_once")
+
+
+def test_a_process_that_ends_and_a_function_that_fails():
+    with mapped_in_processes(2) as run:
+        assert sorted(run(abs, [-1, 2, -3])) == [1, 2, 3]
+        assert list(run(abs, [])) == []
+        with pytest.raises(TypeError, match="bad operand type"):
+            list(run(abs, ["x"]))
+    with mapped_in_processes(1) as run, pytest.raises(feedline.WorkerError, match="exit code 3: the host may be"):
+        list(run(functools.partial(os._exit), [3]))
+    with mapped_in_processes(1) as run, pytest.raises(TypeError, match="this source cannot be pickled"):
+        list(run(lambda item: item, [1]))
+
+
+def test_ray_writes_the_same_files(tmp_path):
+    """The example, on a real Ray of this machine."""
+    with tempfile.TemporaryDirectory(prefix="ray-") as temporary:  # Ray's sockets need a short path
+        environment = {**os.environ, "RAY_TMPDIR": temporary, "HOME": temporary}
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, tmp_path],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "1000 rows in 4 files, those of one machine: True"
+        started = f"--temp-dir={temporary}".encode()
+        running = [
+            path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if started in command_of(path)
+        ]
+    assert running == []
+    found = feedline.open_source(f"{tmp_path}/by_ray/*.npy")
+    rows = np.empty(1000, np.int64)
+    found.read(np.arange(1000), {"label": rows, "image": np.empty((1000, 8, 8), np.uint8)})
+    assert rows.tolist() == list(range(1000))
+
+
+def command_of(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
