@@ -1,7 +1,7 @@
 """Converts rows to .npy on all machines of a Ray cluster, here a Ray of this machine.
 
-Each file is a task of a Ray Data job. All machines must see the source and the destination under the same paths. If
-the job is stopped, run it again: finished files are kept.
+Each file is a task of a Ray Data job. All machines must see the source and the destination under the same paths.
+If the job is stopped, run it again: finished files are kept.
 
     pip install 'ray[data]'
     python examples/convert_on_ray.py

@@ -137,6 +137,7 @@ def test_no_example_is_left_out():
         "two_processes.py",
         "loop_in_pmap.py",
         "advice.py",
+        "convert_on_ray.py",  # run in tests/conversion
         "waiting.py",
         "digits_convnet.py",
         "equinox_model.py",

@@ -1,8 +1,10 @@
 """Conversions in other processes, of this machine and of Ray, and one that is killed."""
 
+import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -79,19 +81,21 @@ def test_ray_writes_the_same_files(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "1000 rows in 4 files, those of one machine: True"
-        started = f"--temp-dir={temporary}".encode()
-        running = [
-            path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if started in command_of(path)
-        ]
-    assert running == []
+        for process in processes_with(f"RAY_TMPDIR={temporary}"):
+            ended, _, _ = select.select([process], [], [], PATIENCE_S)
+            os.close(process)
+            assert ended
     found = feedline.open_source(f"{tmp_path}/by_ray/*.npy")
     rows = np.empty(1000, np.int64)
     found.read(np.arange(1000), {"label": rows, "image": np.empty((1000, 8, 8), np.uint8)})
     assert rows.tolist() == list(range(1000))
 
 
-def command_of(path):
-    try:
-        return path.read_bytes()
-    except OSError:  # it has ended
-        return b""
+def processes_with(variable):
+    """A descriptor of each process with this environment variable, which is readable once the process ends."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(os.pidfd_open(int(path.parent.name)))
+    return found

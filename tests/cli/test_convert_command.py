@@ -1,0 +1,95 @@
+"""`feedline convert`: what it prints, how it ends, and its page."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import feedline
+from feedline.cli.main import main
+
+ROWS = {"image": np.arange(120, dtype=np.uint8).reshape(10, 3, 4), "label": np.arange(10) << 40}
+MODULE = """
+import numpy as np
+import feedline
+
+columns = {"x": np.arange(5)}
+
+def make_source():
+    return feedline.open_source("rows.npz", columns=["label"])
+
+class Stopped:
+    spec = make_source().spec
+    identity = {}
+    def __len__(self):
+        return 10
+    def read(self, rows, out):
+        if 6 in rows:
+            raise KeyboardInterrupt
+        out["label"][:] = rows
+    def close(self):
+        pass
+
+stopped = Stopped()
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    np.savez("rows.npz", **ROWS)
+    name = f"mine_{tmp_path.name.replace('-', '_')}"  # modules are imported once
+    Path(f"{name}.py").write_text(MODULE)
+    return name
+
+
+@pytest.mark.parametrize("form", ["array_record", "npy", "parquet", "zarr"])
+def test_the_printed_line_opens_the_rows(form, capsys):
+    assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
+    said, line = capsys.readouterr().out.splitlines()
+    assert said == "10 rows in 3 files, equal to those of the source; open them with"
+    source = eval(line, {"feedline": feedline, "np": np})
+    out = jax.tree.map(lambda leaf: np.empty((10, *leaf.shape), leaf.dtype), source.spec)
+    source.read(np.arange(10), out)
+    for name, array in ROWS.items():
+        assert out[name].dtype == array.dtype
+        np.testing.assert_array_equal(out[name], array)
+
+
+def test_the_line_of_one_array(capsys):
+    np.save("rows.npy", ROWS["image"])
+    assert main(["convert", "rows.npy", "it's", "--format", "array_record"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line == "feedline.open_source(\"it's/*.array_record\", dtype=np.dtype(('uint8', (3, 4))))"
+    assert eval(line, {"feedline": feedline, "np": np})[7].tolist() == ROWS["image"][7].tolist()
+
+
+def test_sources_of_a_module(here, capsys):
+    assert main(["convert", f"{here}:make_source", "labels"]) == 0
+    assert main(["convert", f"{here}:columns", "columns"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("feedline.")] == [
+        "feedline.open_source('labels/*.npy')",
+        "feedline.open_source('columns/*.npy')",
+    ]
+    assert feedline.open_source("labels/*.npy")[3] == {"label": 3 << 40}
+    assert main(["convert", f"{here}:no_such", "out"]) == 2
+    assert f"loading {here}:no_such failed with AttributeError" in capsys.readouterr().err
+
+
+def test_control_c_keeps_finished_files(here, capsys):
+    assert main(["convert", f"{here}:stopped", "out", "--rows-per-shard", "3"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "feedline: interrupted; finished files are in out.partial, and the same command continues"
+    )
+    names = sorted(path.name for path in Path("out.partial").iterdir())
+    assert names == ["conversion.jsonl", "rows-00000-of-00004.npy", "rows-00001-of-00004.npy"]
+
+
+def test_errors_are_one_line(capsys):
+    Path("out").mkdir()
+    Path("out", "x").touch()
+    assert main(["convert", "rows.npz", "out"]) == 2
+    assert re.fullmatch("feedline: the destination .* choose another one\n", capsys.readouterr().err)
