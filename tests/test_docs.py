@@ -147,6 +147,15 @@ def test_images(files, capsys):
     )
 
 
+def test_convert(files, capsys):
+    run("docs/convert.md")
+    source, shape, length, count = capsys.readouterr().out.splitlines()
+    assert source.startswith(
+        "<ArraySource: rows 1,000, image uint8[8, 8], label int64[], from rows/rows-00000-of-0"
+    )
+    assert (shape, length, count) == ("(64, 8, 8)", "11", "1000")
+
+
 def test_mixtures(files, capsys):
     names = run("docs/mixtures.md")
     *steps, epochs, sizes, skipped = capsys.readouterr().out.splitlines()

@@ -55,7 +55,8 @@ class Convert:
                     raise KeyboardInterrupt(
                         f"interrupted; finished files are in {plan.folder}, and the same command continues"
                     ) from None
-        print(f"{plan.rows:,} rows in {plan.shards:,} files, equal to those of the source; open them with")
+        groups = f", in groups of {plan.rows_per_chunk:,}" if plan.format in ("parquet", "zarr") else ""
+        print(f"{plan.rows:,} rows in {plan.shards:,} files{groups}, equal to those of the source; open them with")
         print(plan.open_line, flush=True)
         return 0
 

@@ -53,7 +53,7 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. The files are written to
     `destination`.partial, which is renamed once all rows have been read back and have the digests of the source's
-    rows. If a run ends before that, call `convert` again with the same arguments: finished shards are kept.
+    rows. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.

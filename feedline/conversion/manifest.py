@@ -70,6 +70,8 @@ class Manifest:
                 f"only one process at a time may run a conversion into {folder}, and another one does; wait "
                 "for it, or choose another destination"
             ) from None
+        if not (folder / NAME).exists():  # renamed since it was opened
+            raise ValueError(f"another process has just finished the conversion into {folder}; run this one again")
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.conversion.columns import Digest, RowReader, reader_of
+from feedline.conversion.columns import RowReader, reader_of
+from feedline.conversion.comparison import Digest
 from feedline.conversion.formats import FormatName, check_format, default_format, open_line, open_options
 from feedline.options import checked_integer
 
@@ -23,7 +24,7 @@ _DIGITS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A conversion. It pickles if its source does.
+    """A conversion. Each file shard, here called shard, is written by one call. It pickles if its source does.
 
     Attributes:
       reader: of the source.
@@ -52,7 +53,9 @@ class Plan:
         reader = reader_of(source)
         checked = default_format(reader.kinds) if form is None else check_format(form, reader.kinds)
         if rows_per_shard is None:
-            rows_per_shard = max(1, _SHARD_BYTES // max(1, reader.row_bytes), -(-rows // _MOST_SHARDS))
+            chunk = rows_of_bytes(_CHUNK_BYTES, reader)
+            most = max(rows_of_bytes(_SHARD_BYTES, reader), -(-rows // _MOST_SHARDS))
+            rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
         checked_integer("rows_per_shard", rows_per_shard, at_least=1)
         return cls(reader, destination, checked, rows, min(rows, rows_per_shard))
 
@@ -69,7 +72,7 @@ class Plan:
     @property
     def rows_per_chunk(self) -> int:
         """Rows that are read, written and stored together: a row group, or a chunk of Zarr."""
-        return min(self.rows_per_shard, max(1, _CHUNK_BYTES // max(1, self.reader.row_bytes)))
+        return min(self.rows_per_shard, rows_of_bytes(_CHUNK_BYTES, self.reader))
 
     def rows_of(self, shard: int) -> range:
         """The rows of a shard."""
@@ -121,3 +124,8 @@ class Plan:
         for row in rows:
             digest.update(self.reader.read(row, row + 1))
         return digest.hexdigest()
+
+
+def rows_of_bytes(size: int, reader: RowReader) -> int:
+    """How many rows have about this size, at least one."""
+    return max(1, size // max(1, reader.row_bytes))

@@ -85,7 +85,7 @@ def _received(pipe: Connection, process: SpawnProcess) -> Any:
         process.join()
         raise WorkerError(
             f"a process that converts ended with exit code {process.exitcode}: the host may be out of memory, or "
-            "a script has no `if __name__ == '__main__':` around feedline.convert(workers=...). Finished shards "
+            "a script has no `if __name__ == '__main__':` around feedline.convert(workers=...). Finished files "
             "are kept"
         ) from None
     if error is not None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedline.conversion.columns import Digest, RowReader, first_difference, reader_of
+from feedline.conversion.columns import RowReader, reader_of
+from feedline.conversion.comparison import Digest, first_difference
 from feedline.conversion.plan import Plan
 from feedline.conversion.writers import WRITERS
 from feedline.errors import FeedError
@@ -78,7 +79,7 @@ def sync(path: Path) -> None:
 @contextlib.contextmanager
 def _opened(plan: Plan, path: Path, expected: int) -> Iterator[RowReader]:
     """A reader of the file of a shard, after a check of its leaves and of the number of its rows."""
-    remedy = "delete this file and run the conversion again, which writes only this shard again"
+    remedy = "delete this file and run the conversion again, which writes only this file again"
     try:
         source = open_source(path, **plan.open_options)
         reader, count = reader_of(source), len(source)
@@ -104,7 +105,7 @@ def _difference(plan: Plan, shard: int, written: RowReader) -> FeedError:
             return FeedError(
                 "the rows read back must equal those of the source, and "
                 f"{repr(name) if name else 'a row'} differs in this one; delete this file and run the conversion "
-                "again, which writes only this shard again",
+                "again, which writes only this file again",
                 row=start + offset,
                 file=path,
             )
@@ -127,8 +128,8 @@ def _full_disk_named(plan: Plan) -> Iterator[None]:
             raise
         raise OSError(
             errno.ENOSPC,
-            f"{full} for the next shard of {plan.rows_per_shard} rows, about "
-            f"{plan.rows_per_shard * plan.reader.row_bytes / 1e6:,.1f} MB; finished shards are kept, so free some "
+            f"{full} for the next file of {plan.rows_per_shard} rows, about "
+            f"{plan.rows_per_shard * plan.reader.row_bytes / 1e6:,.1f} MB; finished files are kept, so free some "
             "space and run the conversion again",
             str(plan.folder),
         ) from error

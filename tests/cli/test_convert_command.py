@@ -50,7 +50,8 @@ def here(tmp_path, monkeypatch):
 def test_the_printed_line_opens_the_rows(form, capsys):
     assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
     said, line = capsys.readouterr().out.splitlines()
-    assert said == "10 rows in 3 files, equal to those of the source; open them with"
+    groups = ", in groups of 4" if form in ("parquet", "zarr") else ""
+    assert said == f"10 rows in 3 files{groups}, equal to those of the source; open them with"
     source = eval(line, {"feedline": feedline, "np": np})
     out = jax.tree.map(lambda leaf: np.empty((10, *leaf.shape), leaf.dtype), source.spec)
     source.read(np.arange(10), out)

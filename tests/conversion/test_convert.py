@@ -16,6 +16,7 @@ from counted import ROWS, Counted, expected
 
 import feedline
 from feedline.conversion import writers
+from feedline.conversion.plan import Plan
 
 FORMATS = ("array_record", "npy", "parquet", "zarr")
 
@@ -145,10 +146,23 @@ def test_sizes(rows, per_shard, files):
     assert len(files_of("out")) == files
 
 
+def test_bytes_take_a_byte_in_parquet():
+    image = np.random.default_rng(0).integers(0, 256, (100, 16, 16, 3)).astype(np.uint8)
+    feedline.convert({"image": image}, "out", format="parquet")
+    assert len(files_of("out")["rows-00000-of-00001.parquet"]) < 1.1 * image.nbytes
+
+
 def test_a_conversion_reads_a_chunk_at_a_time():
     source = Counted(1 << 20)  # 32 MiB
     feedline.convert(source, "out")
     assert max(map(len, source.reads)) * 32 == 8 << 20
+
+
+def test_files_have_whole_groups():
+    plan = Plan.of(Counted(1 << 30), "out", "parquet", None)
+    assert (plan.rows_per_shard % plan.rows_per_chunk, plan.shards) == (0, 128)
+    plan = Plan.of(Counted(1 << 40), "out", "parquet", None)
+    assert (plan.rows_per_shard % plan.rows_per_chunk, plan.shards) == (0, 512)
 
 
 # --- what is refused ---
@@ -375,9 +389,7 @@ def test_a_full_disk(monkeypatch, error):
         return real(path, *arguments)
 
     monkeypatch.setitem(writers.WRITERS, "npy", full)
-    with pytest.raises(
-        OSError, match=r"No space left.* about 0.0 MB; finished shards are kept, so free"
-    ) as caught:
+    with pytest.raises(OSError, match=r"No space left.* about 0.0 MB; finished files are kept, so free") as caught:
         feedline.convert(Counted(), "out", rows_per_shard=100)
     assert caught.value.errno == errno.ENOSPC
     assert sorted(path.name[:10] for path in Path("out.partial").iterdir()) == [
