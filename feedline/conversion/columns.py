@@ -186,7 +186,7 @@ def _naming_rows(start: int, stop: int) -> Iterator[None]:
         raise
     except Exception as error:
         raise RowError(
-            f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; mend the source, and run "
-            "the conversion again",
+            f"rows {start} to {stop - 1} could not be read: {type(error).__name__}: {error}; mend the source, and "
+            "run the conversion again",
             stage="read",
         ) from error
