@@ -146,6 +146,7 @@ def _written(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
         manifest.add(result)
         rows += len(plan.rows_of(result["shard"]))
         yield Progress("convert", rows, plan.rows)
+    _check_complete(rows, plan)
 
 
 def _checked(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
@@ -154,6 +155,16 @@ def _checked(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
     for result in run(functools.partial(check_shard, plan, dict(manifest.digests)), range(plan.shards)):
         rows += len(plan.rows_of(result["shard"]))
         yield Progress("check", rows, plan.rows)
+    _check_complete(rows, plan)
+
+
+def _check_complete(rows: int, plan: Plan) -> None:
+    """Refuse to go on after a `map` that has lost or repeated results."""
+    if rows != plan.rows:
+        raise ValueError(
+            f"map must return the result of each call once, got results for {rows} of {plan.rows} rows; mend the "
+            "function that was passed as map"
+        )
 
 
 def _check_whole(plan: Plan) -> None:
@@ -202,8 +213,8 @@ def _check_finished(destination: Path, description: dict[str, Any]) -> None:
     lines = read_lines(destination)
     if not lines:
         raise ValueError(
-            f"the destination of a conversion must be a new folder, and {destination} exists and holds something "
-            "else; choose another one"
+            f"the destination must be a new folder or the result of the same conversion, and {destination} exists "
+            "and is neither; choose another one"
         )
     check_same(destination, lines[0], description)
 

@@ -238,7 +238,7 @@ def test_destinations_that_hold_something_else():
         feedline.convert(other, "out", rows_per_shard=100)
     Path("taken").mkdir()
     Path("taken", "notes.txt").touch()
-    with pytest.raises(ValueError, match="must be a new folder, and taken exists"):
+    with pytest.raises(ValueError, match=r"must be a new folder or .*, and taken exists"):
         feedline.convert(Counted(), "taken")
 
 
@@ -270,6 +270,18 @@ def failing_at(row, error):
             raise error
 
     return Counted(before_read=before_read)
+
+
+def test_a_map_that_loses_results():
+    for name, kept in (("convert_shard", 300), ("check_shard", 300)):
+
+        def lossy(function, shards, name=name):
+            results = list(map(function, shards))
+            return results[1:] if function.func.__name__ == name else results
+
+        with pytest.raises(ValueError, match=f"got results for {kept} of 400 rows; mend the function"):
+            feedline.convert(Counted(), name, rows_per_shard=100, map=lossy)
+        assert not Path(name).exists()
 
 
 @pytest.mark.parametrize("form", FORMATS)
