@@ -246,7 +246,7 @@ OF_FEEDLINE = {
                    "rows", "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors",
                    "options"],
     "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
-    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "trainer.memory"],
+    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "cluster.topology", "trainer.memory"],
     "cli": ["cli", "audit", "bench", "doctor", "inspection", "cluster", "agreement.monitor", "agreement.stop",
             "data", "trainer", "feed", "native.library", "version", "errors", "options"],
     "__main__": ["cli"],
