@@ -46,7 +46,7 @@ QUIET = 0.1
 
 
 def on_a_busy_machine(test):
-    """Try a test of times again. It fails if all tries do, but is skipped if other programs ran in each of them."""
+    """Try a test of times again. It fails if all tries do; it is skipped if other programs ran in each of them."""
 
     @functools.wraps(test)
     def tried(**arguments):
