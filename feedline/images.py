@@ -268,10 +268,15 @@ def _check_pixels(height: int, width: int) -> None:
 def _resize_into(out: Image, image: Image, mirror: bool) -> None:
     """Write the image, resized, and mirrored if it is wanted, to `out`."""
     cv2 = require("cv2", "images")
-    size = out.shape[:2]
-    shrinks = image.shape[0] > 2 * size[0] or image.shape[1] > 2 * size[1]  # then a pixel is the mean of many
-    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    written = cv2.resize(image, size[::-1], dst=None if mirror else out, interpolation=how)
+    size, longest, shortest = out.shape[0], max(image.shape[:2]), min(image.shape[:2])
+    shrink = 1
+    while longest > 2 * shrink * size:
+        shrink *= 2
+    if shrink > 1 and longest <= 2 * shortest:
+        # INTER_AREA by a whole number is many times faster than by a fraction, and the result is as smooth.
+        image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
+    how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
+    written = cv2.resize(image, (size, size), dst=None if mirror else out, interpolation=how)
     if mirror:
         written = cv2.flip(written, 1, dst=out)  # NumPy takes forty times as long
     if written is not out and not np.may_share_memory(written, out):

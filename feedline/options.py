@@ -139,6 +139,9 @@ class Reading:
         since the feed was built.
       quarantine: a file to which each replaced row is appended as a line of JSON when its batch is delivered;
         None: no file is written.
+      restart: how many worker processes the feed replaces before it raises a `WorkerError`: processes that ended,
+        and those that it ended because no batch came for `stall_error_s`. Batches stay the same. All workers are
+        started again, which takes seconds.
       stall_warning_s: warn, with the stacks of all threads, once the consumer has waited this long while no stage
         advanced, or once building the feed takes this long.
       stall_error_s: raise a `StallError` after this long; not with `prefetch=0`, where the thread that would raise
@@ -154,6 +157,7 @@ class Reading:
     bad_rows: BadRows = "raise"
     bad_rows_budget: int | float = 0.001
     quarantine: str | os.PathLike[str] | None = None
+    restart: int = 0
     stall_warning_s: float = 30.0
     stall_error_s: float = 300.0
     check_replicas_every: int = 0
@@ -181,6 +185,7 @@ class Reading:
             object.__setattr__(
                 self, "quarantine", os.path.abspath(self.quarantine)
             )  # the program may change its current directory
+        object.__setattr__(self, "restart", checked_integer("Reading.restart", self.restart, at_least=0))
         every = checked_integer("Reading.check_replicas_every", self.check_replicas_every, at_least=0)
         object.__setattr__(self, "check_replicas_every", every)
         for name in ("stall_warning_s", "stall_error_s"):

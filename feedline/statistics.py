@@ -41,6 +41,7 @@ class Statistics:
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
       workers: Grain worker processes.
+      restarts: workers that ended and were replaced: see `Reading.restart`.
       slabs: host buffers allocated so far, one for each leaf of a batch. They are used again, so the number
         soon stops growing.
       host_bytes: bytes of the host buffers that are allocated now; workers have their own.
@@ -73,6 +74,7 @@ class Statistics:
     ready: int = 0
     threads: int = 0
     workers: int = 0
+    restarts: int = 0
     slabs: int = 0
     host_bytes: int = 0
     source_epochs: dict[str, float] | None = None

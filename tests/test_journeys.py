@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
+from feedline.loader.restarts import Restarts
 from feedline.options import Blocks, Order, Reading, Settings
 from feedline.order.epoch import rows_at
 from feedline.order.schedule import Cursor, Schedule
@@ -196,7 +197,7 @@ def test_rows_with_random_access(n, source, remainder, shuffle, journey):
             Watch(Reading()),
         )
         readers = [BatchReader(rows, order, schedule, form) for form in forms]
-        ways = [RandomAccess(reader, BatchBuffers(reader.form, 3)) for reader in readers]
+        ways = [RandomAccess(reader, BatchBuffers(reader.form, 3), Restarts(0)) for reader in readers]
         return [way.open(cursor, None, numbers, watch) for way in ways]
 
     delivered, sizes, cursor = travel(journey, rows.spec, remainder, open_sources)

@@ -24,6 +24,7 @@ def test_defaults():
         "bad_rows": "raise",
         "bad_rows_budget": 0.001,
         "quarantine": None,
+        "restart": 0,
         "stall_warning_s": 30.0,
         "stall_error_s": 300.0,
         "check_replicas_every": 0,

@@ -10,6 +10,8 @@ A map::
       process_info   index, number of processes, coordinator and devices of this process
     rendezvous     waits for all processes before jax starts, or names those that are missing
     cores          this process's share of the host's cores
+    binding        binds the process to the processors near its GPUs
+      topology       processors, memory nodes and GPUs of the host
     launch         runs one command as several processes on this machine
       environments   the environment variables of each process     pure
       supervisor     waits for output, signals and ends of the processes

@@ -27,6 +27,22 @@ def own_processes() -> int:
     return processes_on_host(os.environ)
 
 
+def own_place(environ: Mapping[str, str]) -> tuple[int, int]:
+    """The index of this process among those of the run on its host, and their number; (0, 1) if nothing tells.
+
+    Example:
+      >>> own_place({"OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"})
+      (3, 8)
+    """
+    processes = processes_on_host(environ)
+    if environ.get("FEEDLINE_LOCAL_PROCESSES"):
+        name = "FEEDLINE_PROCESS"
+    else:
+        name = "OMPI_COMM_WORLD_LOCAL_RANK" if environ.get("OMPI_COMM_WORLD_LOCAL_RANK") else "SLURM_LOCALID"
+    index = environ.get(name, "")
+    return (int(index), processes) if is_number(index) and int(index) < processes else (0, 1)
+
+
 def share_of(environ: Mapping[str, str], usable: int, present: int, quota: float | None = None) -> int:
     """This process's share of the cores. Pure.
 

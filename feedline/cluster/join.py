@@ -10,6 +10,7 @@ import time
 
 from feedline.agreement.coordination import backends_are_initialized
 from feedline.agreement.monitor import watch
+from feedline.cluster.binding import bind as bind_to_processors
 from feedline.cluster.detect import describe_single_process, find
 from feedline.cluster.process_info import ProcessInfo
 from feedline.cluster.rendezvous import is_loopback, meet
@@ -19,7 +20,7 @@ _EXTRA_HEARTBEAT_S = 5.0
 """Added to `abort_after_s` for the heartbeat timeout, so that a process that is merely slow is not ended."""
 
 
-def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) -> None:
+def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
     """Detects what started this process, and calls `jax.distributed.initialize` with the right arguments.
 
     Call it first in every script, before any jax computation. It detects srun, mpirun, an Indexed Job
@@ -27,6 +28,11 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
     FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID). If it detects none of them, this is the only process, and nothing is initialised.
     It writes one line to stderr that says what it detected, before it waits for other processes.
+
+    It binds this process to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
+    and its GPUs are not on all of them. Processes that share a node divide its cores. A process keeps to what the
+    launcher and control groups have given. Threads and worker processes that start later are bound as well, and
+    the default number of reading threads follows. The line on stderr says to which processors.
 
     A second call does nothing. If the processes were started in any other way (TPU pods, other MPIs), call
     `jax.distributed.initialize` first; this function then only starts the monitor.
@@ -43,6 +49,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
       abort_after_s: seconds from the failure of one process to the end of the others, in which they may
         finish what they can without it. If a process is killed, its heartbeats stop, and the others end 5 s
         later than that. None: no monitor, and jax's heartbeat timeout (100 s).
+      bind: False: do not bind the process to processors.
 
     Raises:
       ValueError: the environment variables are incomplete; names those to set.
@@ -58,7 +65,7 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
     import jax
 
     if not jax.distributed.is_initialized():
-        info = _detect()
+        info = _detect(bind)
         if info is not None:
             _join(info, time.monotonic() + timeout_s, abort_after_s)
     if abort_after_s is not None:
@@ -66,11 +73,14 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0) 
 
 
 @functools.cache
-def _detect() -> ProcessInfo | None:
-    """Detects what started this process and prints it, once."""
+def _detect(bound: bool) -> ProcessInfo | None:
+    """Detects what started this process, binds it to processors if it shall be bound, and prints both, once."""
     info = find(os.environ)
+    told = [str(info or describe_single_process(os.environ))]
+    if bound and (binding := bind_to_processors(info.local_devices if info else None)):
+        told.append(binding)
     # A single write: several processes share the terminal.
-    sys.stderr.write(f"feedline: {info or describe_single_process(os.environ)}\n")
+    sys.stderr.write(f"feedline: {', '.join(told)}\n")
     sys.stderr.flush()
     return info
 

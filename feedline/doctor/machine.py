@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from feedline.cluster.topology import topology
 from feedline.doctor import devices, faults, host, processors, settings
 from feedline.doctor.check import Check, attempt, unknown
 
@@ -47,7 +48,7 @@ def machine_checks(environ: Mapping[str, str], data: Path | None) -> Iterator[Ch
 
 
 def _affinity() -> Check:
-    return processors.check_affinity(processors.processors().allowed, processors.topology())
+    return processors.check_affinity(processors.processors().allowed, topology())
 
 
 def _data_checks(data: Path | None) -> Iterator[Check]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
 from feedline.cluster.cgroups import limits
 from feedline.cluster.cores import own_cores
+from feedline.cluster.topology import Topology
 from feedline.doctor.check import Check
 
 _LEAST_THREADS, _MOST_THREADS = 2, 16
@@ -80,37 +81,6 @@ def usable_count(found: Processors) -> int:
     return max(1, min(len(found.allowed), quota))
 
 
-class Topology(NamedTuple):
-    """Which memory nodes (NUMA) hold the processors, the memory and the accelerators of this process.
-
-    Attributes:
-      processors: by memory node, its processors.
-      memory: nodes from which this process may take memory.
-      accelerators: by PCI address, the node of each GPU; -1 if the machine does not say.
-    """
-
-    processors: Mapping[int, Set[int]]
-    memory: Set[int]
-    accelerators: Mapping[str, int]
-
-
-def topology(root: Path = Path("/")) -> Topology:
-    """What Linux says in /sys and /proc."""
-    nodes = {
-        int(node.name.removeprefix("node")): numbers((node / "cpulist").read_text())
-        for node in (root / "sys/devices/system/node").glob("node[0-9]*")
-    }
-    status = (root / "proc/self/status").read_text()
-    (memory,) = [line.split()[1] for line in status.splitlines() if line.startswith("Mems_allowed_list:")]
-    accelerators = {}
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        kind = (device / "class").read_text().strip()
-        nvidia = (device / "vendor").read_text().strip() == "0x10de"
-        if nvidia and kind.startswith(("0x0300", "0x0302")):  # graphics and compute, not audio or a bridge
-            accelerators[device.name] = int((device / "numa_node").read_text())
-    return Topology(nodes, numbers(memory), accelerators)
-
-
 def check_affinity(allowed: Set[int], found: Topology) -> Check:
     """Whether the processors of this process are on the memory nodes of its memory and of its GPUs."""
     name = "affinity of processors and memory"
@@ -157,20 +127,6 @@ def check_affinity(allowed: Set[int], found: Topology) -> Check:
             measured,
         )
     return Check(name, "ok", f"processors on memory node {_listed(own)}", "", "", measured)
-
-
-def numbers(text: str) -> frozenset[int]:
-    """The numbers of a list as Linux writes it.
-
-    Example:
-      >>> sorted(numbers("0-2,8"))
-      [0, 1, 2, 8]
-    """
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
 
 
 def _listed(nodes: Set[int]) -> str:

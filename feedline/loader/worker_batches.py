@@ -13,12 +13,23 @@ from typing import Any
 import grain
 from absl import flags
 
+from feedline.errors import WorkerError
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
+from feedline.loader.restarts import Restarts
 from feedline.loader.shared_memory import SharedLeaves, shared_memory_failed
-from feedline.loader.workers import a_worker_delivered, notice_every_end, prepare_worker, worker_ended
+from feedline.loader.workers import (
+    a_worker_delivered,
+    awaited,
+    never_worked,
+    notice_every_end,
+    portable,
+    prepare_worker,
+    worker_ended,
+    worker_stuck,
+)
 from feedline.observe.times import Stopwatch
 from feedline.options import Settings
 from feedline.order.schedule import ENDLESS, Cursor
@@ -36,7 +47,12 @@ class _BatchDataset(grain.MapDataset[HostBatch]):
         return min(self._batches.count, ENDLESS)
 
     def __getitem__(self, k: Any) -> HostBatch:  # type: ignore[override]  # never called with a slice
-        batch = self._batches.read(int(k), 0)
+        try:
+            batch = self._batches.read(int(k), 0)
+        except Exception as error:
+            if (other := portable(error)) is error:
+                raise
+            raise other from None
         assert batch is not None  # it has one part
         watch = Stopwatch()
         shared: Any = SharedLeaves(batch.leaves)  # unpickled as a list
@@ -53,6 +69,12 @@ class _BatchDataset(grain.MapDataset[HostBatch]):
         return _BatchDataset, self._given
 
 
+class _WorkerEnded(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a worker ended with exit code {code}")
+        self.code = code
+
+
 class WorkerBatches:
     """An iterator over the process-local batches after `origin`, read ahead by Grain's worker processes.
 
@@ -64,39 +86,79 @@ class WorkerBatches:
       buffers: the memory in which workers build them.
       origin: where the first batch starts.
       settings: gives `workers` and `buffer`.
+      restarts: how many workers may be replaced.
     """
 
-    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, settings: Settings) -> None:
-        per_worker = max(1, settings.buffer // settings.workers)
-        self._dataset = (
-            _BatchDataset(reader, buffers, origin)
-            .to_iter_dataset(grain.ReadOptions(0, 0))
-            .mp_prefetch(
-                grain.MultiprocessingOptions(settings.workers, per_worker),
-                worker_init_fn=functools.partial(prepare_worker, reader.settings),
-            )
-        )
-        self._end = LocalBatches(reader, buffers, origin).end
+    def __init__(
+        self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, settings: Settings, restarts: Restarts
+    ) -> None:
+        self._reader = reader
+        self._buffers = buffers
+        self._after = origin
+        self._settings = settings
+        self._restarts = restarts
+        self._dataset: _BatchDataset | None = None  # from which workers read
         self._iterator: Any = None
+        self._waits = False  # a thread is inside `next`
+        self._stuck: WorkerError | None = None  # why workers were killed
 
     def __next__(self) -> HostBatch:
-        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out."""
+        """The next batch. StopIteration carries the number of rows that the end of the pass leaves out.
+
+        Raises:
+          WorkerError: a worker ended, and no more may be replaced.
+        """
+        self._waits = True
+        try:
+            while True:
+                try:
+                    batch = self._read()
+                    break
+                except _WorkerEnded as ended:
+                    if never_worked(ended.code):
+                        raise worker_ended(ended.code) from ended
+                    stuck, self._stuck = self._stuck, None
+                    self._restarts.use(stuck or worker_ended(ended.code))
+                    self.close()  # the others, too: the next ones begin with the batch that is missing
+        finally:
+            self._waits = False
+        self._after = batch.after
+        a_worker_delivered.set()
+        return batch
+
+    def end_stuck_workers(self, limit_s: float) -> bool:
+        """Kill the workers if a thread has waited for them in `next` for `limit_s`.
+
+        They are killed even if they will not be replaced: nothing else would end a process that is stopped.
+
+        Returns:
+          Whether they will be replaced.
+        """
+        processes = list(awaited.get(self._dataset, ())) if self._waits else []
+        if not processes:
+            return False
+        replaced = self._restarts.left
+        self._stuck = worker_stuck(limit_s)
+        for process in processes:
+            process.kill()
+        return replaced
+
+    def _read(self) -> HostBatch:
         try:
             if self._iterator is None:
                 self._iterator = self._start()
             batch: HostBatch = next(self._iterator)
         except StopIteration:
-            raise self._end() from None
+            raise LocalBatches(self._reader, self._buffers, self._after).end() from None
         except RuntimeError as error:
             code = re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
             if code:
-                raise worker_ended(int(code[1])) from error
+                raise _WorkerEnded(int(code[1])) from error
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise shared_memory_failed(error) from error
             raise
-        a_worker_delivered.set()
         return batch
 
     def close(self) -> None:
@@ -112,7 +174,14 @@ class WorkerBatches:
         notice_every_end()
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to its workers, and feedline is no absl app
-        return iter(self._dataset)
+        per_worker = max(1, self._settings.buffer // self._settings.workers)
+        self._dataset = _BatchDataset(self._reader, self._buffers, self._after)
+        return iter(
+            self._dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(
+                grain.MultiprocessingOptions(self._settings.workers, per_worker),
+                worker_init_fn=functools.partial(prepare_worker, self._reader.settings),
+            )
+        )
 
 
 def _collect_semaphores() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
+import traceback
+import weakref
 from typing import Any
 
 import jax
@@ -15,6 +18,9 @@ from feedline.runtime.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
 """Set once any worker of this process has delivered a batch: then the script has its `__main__` guard."""
+
+awaited: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
+"""By dataset, the processes of its workers for whose next batch one of Grain's threads has waited for a second."""
 
 _ENDS = {
     0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
@@ -59,19 +65,50 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def never_worked(code: int) -> bool:
+    """Whether a worker with this exit code probably failed to start, as the next one would."""
+    return code > 0 and not a_worker_delivered.is_set()
+
+
 def worker_ended(code: int) -> WorkerError:
     """The error to raise when a worker ended before its feed."""
-    meaning = _ENDS.get(code, "look at what it printed")
-    if code > 0 and not a_worker_delivered.is_set():
-        meaning = _NO_GUARD
+    meaning = _NO_GUARD if never_worked(code) else _ENDS.get(code, "look at what it printed")
     return WorkerError(
         f"a worker process must live as long as its feed, and one ended with exit code {code}: {meaning}",
         stage="read",
     )
 
 
+def worker_stuck(limit_s: float) -> WorkerError:
+    """The error to raise when workers were killed because the next batch did not come."""
+    return WorkerError(
+        f"a worker process must deliver batches, and no batch came within Reading.stall_error_s = {limit_s:g} s, "
+        "so the workers were killed; look for a read or a transform that hangs, or a process that was stopped, or "
+        "raise that limit",
+        stage="read",
+    )
+
+
+def portable(error: Exception) -> Exception:
+    """This exception if it can reach the training process, else one with its words and its traceback.
+
+    One that cannot be pickled would be lost, and the training process would wait for it. Classes of the user's
+    script cannot, either: a worker knows the script by another name.
+    """
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  whatever a class does while it is pickled
+        kind = type(error).__qualname__
+        other = WorkerError(f"a worker process raised {kind}, which cannot be pickled: {error}", stage="read")
+        other.add_note("".join(traceback.format_exception(error)))
+        return other
+    return error
+
+
 def notice_every_end() -> None:
     """Make Grain notice a worker that ended with exit code 0; without this its iterator waits for it for ever.
+
+    And note for which worker a thread waits, see `awaited`.
 
     A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty as well.
     The names are private; without them such a worker counts as a stall, and tests/runtime/test_exit.py fails.
@@ -83,6 +120,10 @@ def notice_every_end() -> None:
 
     def process_failed(iterator: Any) -> bool:
         process = iterator._prefetch_process
+        dataset = iterator._iter_parent
+        while dataset.parents:
+            (dataset,) = dataset.parents
+        awaited.setdefault(dataset, set()).add(process)
         code = None if process is None else process.exitcode
         return code is not None and (code != 0 or iterator._buffer.empty())
 

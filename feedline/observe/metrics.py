@@ -69,6 +69,11 @@ METRICS = (
         lambda s, r: {"": s.placed_bytes},
     ),
     Metric(
+        "feedline_worker_restarts_total",
+        "Worker processes that ended and were replaced.",
+        lambda s, r: {"": s.restarts},
+    ),
+    Metric(
         "feedline_wait_seconds_total",
         "Time for which the training loop waited in next().",
         lambda s, r: {"": s.wait_s},

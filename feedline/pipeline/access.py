@@ -14,6 +14,7 @@ from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
+from feedline.loader.restarts import Restarts
 from feedline.loader.worker_batches import WorkerBatches
 from feedline.options import Order, Settings
 from feedline.order.mixture import MixtureOrder
@@ -91,6 +92,7 @@ class RandomAccess:
 
     reader: BatchReader
     buffers: BatchBuffers
+    restarts: Restarts
     steps_per_call: int = 1
     agrees_on_ends: ClassVar[bool] = False
 
@@ -114,7 +116,7 @@ class RandomAccess:
     ) -> LocalBatches | WorkerBatches:
         """The process-local batches after the cursor `after`: read by threads of this process, or by workers."""
         if settings.workers:
-            return WorkerBatches(self.reader, self.buffers, after, settings)
+            return WorkerBatches(self.reader, self.buffers, after, settings, self.restarts)
         # more threads than batches ahead share each batch
         parts = max(1, -(-settings.threads // settings.buffer))
         return LocalBatches(self.reader, self.buffers, after, parts, self.steps_per_call)

@@ -23,6 +23,7 @@ from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
+from feedline.loader.restarts import Restarts
 from feedline.loader.worker_batches import check_workers
 from feedline.options import Order, Reading, Settings
 from feedline.order.mixture import MixtureOrder
@@ -124,9 +125,9 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
     Args:
       key: a path for what the processes of this feed tell each other.
     """
-    source = as_source(request.source)
+    source, restarts = as_source(request.source), Restarts(request.reading.restart)
     if isinstance(request.batch_sizes, int):
-        return _build(request, request.batch_sizes, source, key)
+        return _build(request, request.batch_sizes, source, key, restarts)
     problem = None
     if isinstance(source, grain.IterDataset | Lanes):
         problem = "a stream"
@@ -142,7 +143,7 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
         )
     change: tuple[int, Stages] | None = None
     for step, size in reversed(request.batch_sizes):
-        built = _build(request, size, source, key)
+        built = _build(request, size, source, key, restarts)
         order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in request.batch_sizes]}
         owned = None if step else built.owned
         built = dataclasses.replace(
@@ -152,7 +153,7 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
     return built
 
 
-def _build(request: Request, batch_size: int, source: Any, key: str | None) -> Stages:
+def _build(request: Request, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
     """The same for one batch size."""
     if isinstance(source, grain.IterDataset | Lanes):
         return _build_stream(request, batch_size, Lanes.of(source), key)
@@ -188,9 +189,8 @@ def _build(request: Request, batch_size: int, source: Any, key: str | None) -> S
         "format": _format(source),
     }
     owned = None if source is request.source else source
-    access = RandomAccess(
-        reader, _buffers(request, form, settings.buffer, settings.prefetch), request.steps_per_call
-    )
+    buffers = _buffers(request, form, settings.buffer, settings.prefetch)
+    access = RandomAccess(reader, buffers, restarts, request.steps_per_call)
     access.check_cursor(Cursor(0, 0))
     return Stages(
         access,

@@ -103,6 +103,7 @@ class Observing:
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
+            restarts=stages.access.restarts.count if isinstance(stages.access, RandomAccess) else 0,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
         )

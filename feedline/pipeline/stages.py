@@ -12,6 +12,7 @@ from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
+from feedline.loader.worker_batches import WorkerBatches
 from feedline.observe.devices import TransferWatch
 from feedline.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline.options import Reading, Settings
@@ -150,6 +151,8 @@ def pipeline_of(
             threads, ahead = max(1, settings.threads), settings.buffer + 1
             return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
+    elif isinstance(batches, WorkerBatches):
+        watch.on_stall = batches.end_stuck_workers
     items = NumberedItems(batches, done, steps)
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 

@@ -28,6 +28,10 @@ class Watch:
     Every stage calls `advanced` and `stopped`, from any thread; the owner calls `stop`, from any thread. Only the
     waiting consumer calls the other methods.
 
+    Attributes:
+      on_stall: called before an error, with its limit in seconds: ends what hangs, and returns whether it will be
+        replaced, so that the wait goes on. None: nothing can be done.
+
     Args:
       reading: its limits.
       on_wait: called when the consumer begins to wait.
@@ -41,6 +45,7 @@ class Watch:
         self._waiting_since = 0.0
         self._warned = False
         self._stopped = False
+        self.on_stall: Callable[[float], bool] | None = None
 
     def stop(self) -> None:
         """End the waits of stages for other processes. Called when the owner stops."""
@@ -95,6 +100,10 @@ class Watch:
             f"{waiting} batches after the next one are placed"
         )
         if still_s >= self._reading.stall_error_s:
+            if self.on_stall is not None and self.on_stall(self._reading.stall_error_s):
+                self._warned = False
+                self.advanced(stage)
+                return
             raise StallError(
                 f"a batch must come within Reading.stall_error_s = {self._reading.stall_error_s:g} s: {found}. "
                 f"Look at the stacks that were logged; if such reads are normal, raise that limit",

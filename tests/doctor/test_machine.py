@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedline.cluster.cgroups import GroupLimits, limits
+from feedline.cluster.topology import Topology, topology
 from feedline.doctor import devices, faults, host, machine, processors, settings
 
 MANY = frozenset(range(64))
@@ -106,7 +107,7 @@ def numa(root, memory, *gpus):
     for i, node in enumerate(gpus):
         files |= pci(f"0000:{i}1:00.0", node)
     files |= pci("0000:f1:00.0", 1, kind="0x020000")  # a network card
-    return processors.topology(tree(root, files))
+    return topology(tree(root, files))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_affinity(allowed, memory, gpus, expected, tmp_path):
 
 
 def test_one_memory_node():
-    found = processors.Topology({0: MANY}, {0}, {})
+    found = Topology({0: MANY}, {0}, {})
     assert processors.check_affinity(MANY, found).severity == "ok"
 
 

@@ -1,0 +1,156 @@
+"""Processes are bound to the processors near their GPUs, never to others than they were given."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from feedline.cluster.binding import Place, bind, own_gpus, plan
+from feedline.cluster.topology import as_list, cores, numbers, topology, usable_gpus
+
+NODES = {0: "0-55,112-167", 1: "56-111,168-223"}
+GPUS = [("1b", 0), ("43", 0), ("52", 0), ("61", 0), ("9d", 1), ("c3", 1), ("d1", 1), ("df", 1)]
+"""A DGX H100: two sockets of 56 cores with two threads each, four GPUs at each."""
+ALL = numbers("0-223")
+
+
+def planted(root, nodes=NODES, gpus=GPUS, siblings=112):
+    """A folder with the files in which Linux and the NVIDIA driver describe such a machine."""
+    files = {f"sys/devices/system/node/node{node}/cpulist": text + "\n" for node, text in nodes.items()}
+    files["proc/self/status"] = f"Name:\tpython\nMems_allowed_list:\t{as_list(set(nodes))}\n"
+    for processor in frozenset().union(*map(numbers, nodes.values())):
+        first = processor % siblings
+        files[f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"] = (
+            f"{first},{first + siblings}\n" if siblings < 224 else f"{processor}\n"
+        )
+    for i, (bus, node) in enumerate(gpus):
+        folder = f"sys/bus/pci/devices/0000:{bus}:00.0"
+        files |= {f"{folder}/class": "0x030200", f"{folder}/vendor": "0x10de", f"{folder}/numa_node": str(node)}
+        files[f"proc/driver/nvidia/gpus/0000:{bus}:00.0/information"] = (
+            f"Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{bus}e0\nDevice Minor: \t {i}\n"
+        )
+        files[f"dev/nvidia{i}"] = ""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory):
+    return planted(tmp_path_factory.mktemp("dgx"))
+
+
+def planned(root, devices, place, allowed=ALL, **environ):
+    gpus = usable_gpus(root)
+    return plan(topology(root), own_gpus(environ, devices, gpus), gpus, place, allowed, root)
+
+
+def test_eight_processes_get_whole_cores_of_the_socket_of_their_gpu(dgx):
+    found = [planned(dgx, (process,), Place(process, 8)) for process in range(8)]
+    assert str(found[0]) == "processors 0-13,112-125 of memory node 0"
+    assert str(found[5]) == "processors 70-83,182-195 of memory node 1"
+    assert frozenset().union(*(each.processors for each in found)) == ALL
+    assert sum(len(each.processors) for each in found) == len(ALL)  # none twice
+    for each in found:
+        assert {processor % 112 for processor in each.processors} == {
+            processor for processor in each.processors if processor < 112
+        }
+
+
+@pytest.mark.parametrize("processes", [2, 4, 5, 7])
+def test_shares_are_equal_to_one_core(dgx, processes):
+    share = 8 // processes
+    found = [planned(dgx, tuple(range(p * share, (p + 1) * share)), Place(p, processes)) for p in range(processes)]
+    for node in (0, 1):
+        here = [len(each.processors) for each in found if each.nodes == {node}]
+        assert max(here) - min(here) <= 2
+        assert sum(here) == 112
+
+
+def test_the_gpus_that_the_launcher_has_divided(dgx, tmp_path):
+    by_number = planned(dgx, None, Place(5, 8), CUDA_VISIBLE_DEVICES="5")
+    by_name = planned(dgx, None, Place(5, 8), CUDA_VISIBLE_DEVICES="GPU-c3e0")
+    hidden = planted(tmp_path)  # as Slurm does it: a task may open its own GPU alone, and that has number 0
+    for i in set(range(8)) - {5}:
+        (hidden / f"dev/nvidia{i}").unlink()
+    by_group = planned(hidden, None, Place(5, 8), CUDA_VISIBLE_DEVICES="0")
+    assert by_number == by_name == by_group == planned(dgx, (5,), Place(5, 8))
+
+
+def test_in_another_order_processes_share_the_processors_of_the_node(dgx):
+    """What the others have is not known: they may be on the other node."""
+    assert planned(dgx, None, Place(0, 8), CUDA_VISIBLE_DEVICES="7").processors == numbers(NODES[1])
+
+
+def test_never_wider_than_what_was_given(dgx):
+    given = numbers("10-69")
+    assert planned(dgx, (0,), Place(0, 8), given).processors == numbers("10-55")
+    assert planned(dgx, (7,), Place(7, 8), given).processors == numbers("56-69")
+    assert planned(dgx, (7,), Place(7, 8), numbers("3,4")) is None
+
+
+def test_unknown_gpus():
+    assert own_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1"}, None, []) == []
+    assert own_gpus({"CUDA_VISIBLE_DEVICES": ""}, None, []) == []
+
+
+def test_more_processes_than_cores(tmp_path):
+    root = planted(tmp_path, {0: "0", 1: "1"}, [(f"{i}1", i // 4) for i in range(8)], siblings=224)
+    found = [planned(root, (p,), Place(p, 8), numbers("0-1")) for p in range(8)]
+    assert [each.processors for each in found] == [{0}] * 4 + [{1}] * 4
+
+
+def test_a_machine_without_gpus_nodes_or_files(dgx, tmp_path):
+    assert bind((0,), tmp_path) is None
+    assert bind((0,), planted(tmp_path, {0: "0-223"}, [("1b", 0)])) is None
+    assert bind((0,), planted(tmp_path, gpus=[("1b", -1)])) is None
+    assert bind((0,), planted(tmp_path, gpus=[])) is None
+    assert bind(None, dgx) is None  # its GPUs are on all nodes
+
+
+def test_cores(dgx):
+    assert cores(numbers("0-2,112,200"), dgx) == [[0, 112], [1], [2], [88 + 112]]
+
+
+def bound(root, **given):
+    """What a new process is bound to: what it says, its threads and a process that it starts."""
+    program = (
+        "import json, os, subprocess, sys, threading\n"
+        "from pathlib import Path\n"
+        "given = json.loads(sys.argv[1])\n"
+        "if given['allowed']: os.sched_setaffinity(0, given['allowed'])\n"
+        "before, release = [], threading.Event()\n"
+        "thread = threading.Thread(target=lambda: (release.wait(), before.extend(os.sched_getaffinity(0))))\n"
+        "thread.start()\n"
+        "from feedline.cluster.binding import bind\n"
+        "told = bind(given['devices'], Path(given['root']))\n"
+        "release.set(); thread.join()\n"
+        "child = subprocess.run([sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))'],\n"
+        "                       capture_output=True, text=True, check=True).stdout.split()\n"
+        "print(json.dumps([told, sorted(os.sched_getaffinity(0)), before, [int(each) for each in child]]))\n"
+    )
+    arguments = json.dumps({"root": str(root), "devices": (0,), "allowed": None, **given})
+    environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    environ |= {"FEEDLINE_LOCAL_PROCESSES": "2", "FEEDLINE_PROCESS": str(given.get("devices", [0])[0])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, arguments], capture_output=True, text=True, env=environ, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one processor there is nothing to choose")
+def test_threads_and_processes_are_bound(tmp_path):
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    root = planted(tmp_path, {0: str(first), 1: str(second)}, [("1b", 0), ("9d", 1)], siblings=224)
+    for device, processor in enumerate((first, second)):
+        told, own, thread, child = bound(root, devices=(device,))
+        assert told == f"processors {processor} of memory node {device}"
+        assert own == thread == child == [processor]
+    told, own, thread, child = bound(root, devices=(0,), allowed=[second])
+    assert told.startswith(f"not bound: its GPUs are on memory node 0, and it may only use processors {second} of")
+    assert own == thread == child == [second]

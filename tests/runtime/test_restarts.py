@@ -1,0 +1,110 @@
+"""`Reading(restart=n)`: workers that end, or that are stopped, are replaced, and the same batches come.
+
+And an exception that cannot be pickled comes through with its words."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from feedline.errors import WorkerError
+from feedline.loader.restarts import Restarts
+
+SCRIPT = """
+import logging, multiprocessing, os, signal, sys, threading, time
+import jax, numpy as np
+import feedline
+from feedline.loader.worker_batches import WorkerBatches
+from jax.sharding import SingleDeviceSharding
+
+class Odd(Exception):
+    def __init__(self, told, number):  # so that its pickle cannot be loaded
+        super().__init__(told)
+
+def raise_odd():
+    raise Odd("no such luck", 7)
+
+ENDS = {
+    80: lambda: os.kill(os.getpid(), signal.SIGKILL),
+    240: lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    400: lambda: os._exit(3),
+}
+
+def fails(batch, rows):
+    if len(rows.index) > 1:
+        for row, end in ENDS.items():
+            if row in rows.index and not os.path.exists(f"ended at {row}"):
+                open(f"ended at {row}", "w").close()
+                end()
+        if 440 in rows.index and not os.path.exists("told of 440"):
+            raise_odd()
+    return batch
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s", stream=sys.stdout, force=True)
+    np.save("x.npy", np.arange(480, dtype=np.float32))
+    reading = feedline.Reading(workers=2, restart=2, stall_warning_s=1)
+
+    def look():  # only the worker that is stopped shall exceed the limit, however long the others take to start
+        while not os.path.exists("ended at 240"):
+            time.sleep(0.1)
+        object.__setattr__(reading, "stall_error_s", 3.0)
+
+    end_stuck_workers = WorkerBatches.end_stuck_workers
+
+    def exceeded(batches, limit_s):
+        object.__setattr__(reading, "stall_error_s", 300.0)
+        return end_stuck_workers(batches, limit_s)
+
+    WorkerBatches.end_stuck_workers = exceeded
+    threading.Thread(target=look, daemon=True).start()
+    feed = feedline.Feed(
+        {"x": "x.npy"}, 8, SingleDeviceSharding(jax.devices()[0]), order=feedline.Order(shuffle=False),
+        transform=fails, epochs=1, reading=reading,
+    )
+    rows = []
+    while len(rows) < 480:
+        try:
+            for batch in feed:
+                rows += np.asarray(batch["x"]).tolist()
+        except feedline.WorkerError as error:
+            print("ERROR", error, *error.__notes__)
+            if "Odd" in str(error):
+                open("told of 440", "w").close()
+    print("ROWS", rows == list(range(480)), feed.get_state()["step"], feed.statistics().restarts)
+    feed.close()
+    assert feed._request.reading is reading
+    print("LEFT", multiprocessing.active_children())
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_end_or_stop_are_replaced(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    before = set(os.listdir("/dev/shm"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, timeout=180, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stdout.splitlines() if "is replaced" in line]
+    assert len(told) == 2
+    assert re.search(r"ended with exit code -9: .*\(restart 1 of 2\)", told[0])
+    assert re.search(r"no batch came within Reading.stall_error_s = 3 s.*\(restart 2 of 2\)", told[1])
+    assert re.search(r"ERROR a worker process .* exit code 3: .*Reading\(restart=2\) has replaced 2", done.stdout)
+    assert "ERROR a worker process raised Odd, which cannot be pickled: no such luck [stage read]" in done.stdout
+    assert ", in raise_odd" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith(("ROWS", "LEFT"))] == [
+        "ROWS True 60 2",
+        "LEFT []",
+    ]
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_none_is_replaced_by_default():
+    error = WorkerError("it ended", stage="read")
+    with pytest.raises(WorkerError) as raised:
+        Restarts(0).use(error)
+    assert raised.value is error
+    assert not hasattr(error, "__notes__")
