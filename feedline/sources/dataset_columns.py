@@ -28,9 +28,8 @@ def open_dataset(dataset: HuggingFaceDataset, options: OpenOptions) -> IndexedSo
       TypeError: a column holds neither numbers nor bytes.
     """
     if others := options.given() - {"columns"}:
-        raise ValueError(
-            f"of the options a dataset takes columns alone, got {', '.join(sorted(others))}; leave it out"
-        )
+        names = ", ".join(sorted(others))
+        raise ValueError(f"a dataset of Hugging Face takes the option columns alone, got {names}; leave it out")
     found = OpenDataset(dataset, options)
     if has_bytes(found.table.schema):
         return DatasetRecords(found)

@@ -13,7 +13,7 @@ from feedline.sources.formats.grouped_file import Group
 
 
 def values_of(array: Any, label: str) -> Group:
-    """The rows of a `pyarrow.Array`, without a copy; only booleans and nulls are unpacked from bits.
+    """The rows of a `pyarrow.Array` that passes `check_type`. Only booleans and nulls are copied, out of bits.
 
     Lists of any type are rows of one shape if all of them have the same length, as `datasets.Array2D` has, and as
     tokens have that were padded.
@@ -22,18 +22,16 @@ def values_of(array: Any, label: str) -> Group:
       label: names the column in errors.
 
     Raises:
-      TypeError: its rows are not numbers.
       ValueError: lists of different lengths.
     """
     types = extras.require("pyarrow", "arrow").types
     kind = array.type
-    if _is_foreign_extension(kind):
+    if _is_extension(kind):
         return values_of(array.storage, label)
     if types.is_fixed_size_list(kind) and not types.is_primitive(kind.value_type):
         inner = values_of(array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size), label)
         return _as_lists(array, inner, kind.list_size)
     if not (types.is_list(kind) or types.is_large_list(kind)):
-        check_type(kind, label)
         return rows_of(array, label)
     ends = np.asarray(array.offsets)
     lengths = np.diff(ends)
@@ -61,24 +59,31 @@ def _different_lengths(label: str, found: str) -> ValueError:
     )
 
 
-def _is_foreign_extension(kind: Any) -> bool:
-    """Whether it is a type of `datasets`, such as that of `Array2D`, and not one of Arrow's own."""
-    pyarrow = extras.require("pyarrow", "arrow")
-    return isinstance(kind, pyarrow.ExtensionType) and not isinstance(kind, pyarrow.FixedShapeTensorType)
+def _is_extension(kind: Any) -> bool:
+    """Whether it is a type of `datasets`, such as that of `Array2D`. Arrow's own are of another class."""
+    return isinstance(kind, extras.require("pyarrow", "arrow").ExtensionType)
 
 
 def check_type(kind: Any, label: str) -> None:
-    """Refuse values that are not numbers.
+    """Refuse values that are neither numbers nor lists of numbers.
 
     Raises:
       TypeError: the message says what to do in terms of `datasets`.
     """
+    types, inner = extras.require("pyarrow", "arrow").types, kind
+    while True:
+        if _is_extension(inner):
+            inner = inner.storage_type
+        elif types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+            inner = inner.value_type
+        else:
+            break
     try:
-        row_of(kind, label)
+        row_of(inner, label)
     except TypeError:
         raise TypeError(
             f"{label} must have rows that are numbers, bytes or text, or lists of numbers, got {kind}; "
-            f"{_remedy(kind)}, or leave the column out with columns=[...]"
+            f"{_remedy(inner)}, or leave the column out with columns=[...]"
         ) from None
 
 
@@ -107,6 +112,8 @@ def trees_of(table: Any) -> tuple[list[dict[str, npt.NDArray[Any]]], dict[str, n
     """
     trees: list[dict[str, npt.NDArray[Any]]] = []
     nulls: dict[str, npt.NDArray[np.bool_]] = {}
+    for field in table.schema:
+        check_type(field.type, f"column {field.name!r}")
     start = 0
     for batch in table.to_batches():
         if not batch.num_rows:

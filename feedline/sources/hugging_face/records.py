@@ -19,7 +19,7 @@ from feedline.sources.encoded.open_files import unreadable
 from feedline.sources.encoded.records import Record
 from feedline.sources.formats import extras
 from feedline.sources.formats.grouped_file import Group
-from feedline.sources.hugging_face.columns import values_of
+from feedline.sources.hugging_face.columns import check_type, values_of
 from feedline.sources.hugging_face.dataset import OpenDataset
 
 
@@ -85,6 +85,9 @@ class DatasetRecords(EncodedRows):
     def __init__(self, found: OpenDataset) -> None:
         self._found = found
         names: list[str] = found.table.column_names
+        for field in found.table.schema:
+            if not (is_bytes(field.type) or _is_file(field.type)):
+                check_type(field.type, f"column {field.name!r}")
         self.fields = tuple(names) if len(names) > 1 else None
         pieces = [piece for piece in found.table.to_batches() if piece.num_rows]
         self._pieces = [_columns(piece) for piece in pieces]
