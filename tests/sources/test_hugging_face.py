@@ -167,6 +167,19 @@ def test_the_identity_follows_the_rows_only(tmp_path):
     assert all(other != identity for other in others)
 
 
+def test_a_mixture_of_datasets(tmp_path):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    one, other = saved(numbers(), tmp_path / "one"), numbers(seed=1)
+    for second in (other, other.shuffle(seed=0)):
+        sources = {"one": feedline.open_source(one), "other": feedline.open_source(second)}
+        mixture = feedline.Mixture(sources, weights={"one": 1, "other": 1})
+        with feedline.Feed(mixture, 2 * COUNT, sharding) as feed:
+            batch = next(feed)
+        for number, dataset in enumerate((one, second)):
+            found = np.sort(np.asarray(batch["tokens"])[np.asarray(batch["source"]) == number, 0])
+            np.testing.assert_array_equal(found, sorted(row["tokens"][0] for row in dataset))
+
+
 # --- images, text and bytes ---
 
 

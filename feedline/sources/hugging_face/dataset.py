@@ -93,11 +93,14 @@ class OpenDataset:
         self.versions = _versions(dataset) if versions is None else versions
         self._to_check = itertools.cycle(self.versions.items())
         self.table = dataset.data.table.select(names)
-        self.table.validate()  # sizes of buffers: damaged files could end the process else
+        try:
+            self.table.validate()  # sizes of buffers: damaged files could end the process else
+        except ValueError as error:
+            raise ValueError(f"the table of this dataset is damaged: {error}; make the dataset again") from error
         indices: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
         self.rows: Indices | None = None
         if indices is not None:
-            self.rows = indices.table.column(0).to_numpy().astype(np.int64, copy=False)
+            self.rows = np.asarray(indices.table.column(0).to_numpy(), np.uint64).view(np.int64)
         if len(self) == 0:
             raise ValueError("a source must have at least one row, and this dataset has none")
 

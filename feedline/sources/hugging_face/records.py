@@ -108,10 +108,8 @@ class DatasetRecords(EncodedRows):
         for row in self._found.sampled_rows:
             try:
                 record = self.records(row.reshape(1))[0]
-            except (
-                FeedError
-            ) as error:  # it is a bad row on all machines, or the processes are told that they differ
-                record = type(error).__name__.encode()
+            except RowError:  # on all machines, or the processes are told that their data differ
+                record = b"a bad row"
             for value in record.values() if isinstance(record, Mapping) else [record]:
                 data = value if isinstance(value, bytes) else np.asarray(value).tobytes()
                 hashed.update(b"%d " % len(data) + data[: digests.SAMPLED_BYTES])
