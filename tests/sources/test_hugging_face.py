@@ -309,6 +309,7 @@ REFUSED = {
     "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, r"'x' .*cast_column\(name, .*'int64'"),
     "date": (lambda: of([DAY.date()], Value("date32")), TypeError, r"'x' .*cast_column\(name, .*'int32'"),
     "struct": (lambda: of([{"a": 1}], {"a": Value("int8")}), TypeError, r"'x' .*dataset.flatten\(\)"),
+    "dicts in lists": (lambda: of([[{"a": 1}]], List({"a": Value("int8")})), TypeError, r"'x' .*dataset.map"),
     "text in lists": (lambda: of([["a"]], List(Value("string"))), TypeError, r"'x' .*dataset.map"),
     "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
     "nothing selected": (lambda: of([1], Value("int8")).select([]), ValueError, "at least one row"),
@@ -373,6 +374,23 @@ def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
     with pytest.raises(ValueError, match="flatten_indices"):
         feedline.open_source(ragged)
     np.testing.assert_array_equal(feedline.open_source(ragged.flatten_indices())[0]["x"], [3, 4])
+
+
+def test_damage_is_an_error(tmp_path):
+    folder = tmp_path / "saved"
+    saved(of([[1, 2], [3, 4], [5, 6]], List(Value("int32"))), folder, 1)
+    (path,) = folder.glob("*.arrow")
+    offsets, others = np.array([0, 2, 4, 6], np.int32), np.array([0, 4, 2, 6], np.int32)
+    assert path.read_bytes().count(offsets.tobytes()) == 1
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), others.tobytes()))
+    with pytest.raises(
+        ValueError, match="column 'x': the positions of its lists must ascend; the table is damaged"
+    ):
+        feedline.open_source(datasets.load_from_disk(folder))
+    beyond = np.array([0, 2, 4, 600], np.int32)
+    path.write_bytes(path.read_bytes().replace(others.tobytes(), beyond.tobytes()))
+    with pytest.raises(ValueError, match=r"the table of this dataset is damaged: .*; make the dataset again"):
+        feedline.open_source(datasets.load_from_disk(folder))
 
 
 # --- row by row, files and workers ---

@@ -35,6 +35,8 @@ def values_of(array: Any, label: str) -> Group:
         return rows_of(array, label)
     ends = np.asarray(array.offsets)
     lengths = np.diff(ends)
+    if len(lengths) and lengths.min() < 0:
+        raise ValueError(f"{label}: the positions of its lists must ascend; the table is damaged, make it again")
     length = int(lengths[0]) if len(lengths) else 0
     if (lengths != length).any():
         raise _different_lengths(label, f"{lengths.min()} to {lengths.max()} values")
@@ -83,7 +85,7 @@ def check_type(kind: Any, label: str) -> None:
     except TypeError:
         raise TypeError(
             f"{label} must have rows that are numbers, bytes or text, or lists of numbers, got {kind}; "
-            f"{_remedy(inner)}, or leave the column out with columns=[...]"
+            f"{_remedy(kind)}, or leave the column out with columns=[...]"
         ) from None
 
 
