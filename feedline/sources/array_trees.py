@@ -18,7 +18,6 @@ from feedline.sources.formats import arrow, files
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.mapped_file import MappedObject
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.windows import windows
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.remote_file import SMALL_BYTES, open_object
@@ -139,3 +138,18 @@ def why_empty(options: OpenOptions, first: str) -> str:
     if options.window is None:
         return f"arrays of length 0 in {first}"
     return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"
+
+
+def windows(array: Array, length: int, stride: int) -> Array:
+    """The view [n, length, …] of an array [m, …]: n = (m − length) // stride + 1, and 0 if m < length.
+
+    Window i holds elements i·stride … i·stride + length − 1. Elements after the last whole window are left out.
+
+    Example:
+      >>> windows(np.arange(7), length=3, stride=2).tolist()
+      [[0, 1, 2], [2, 3, 4], [4, 5, 6]]
+    """
+    if len(array) < length:
+        return np.empty((0, length, *array.shape[1:]), array.dtype)
+    sliding = np.lib.stride_tricks.sliding_window_view(array, length, axis=0)
+    return np.moveaxis(sliding, -1, 1)[::stride]

@@ -190,7 +190,7 @@ class GroupSource(IndexedSource):
         file = self._groups[leaf].of(self._shards[leaf].of(rows[first : first + 1]))[0]
         raise RowError(
             f"every column of a row must have a value, and source{jax.tree_util.keystr(path)} is null in this row;"
-            " fill nulls (pyarrow.compute.fill_null) and write the file again, leave the column out with "
+            " fill nulls (docs/tables.md) and write the file again, leave the column out with "
             "columns=[...], or take another row in its place with feedline.Reading(bad_rows='substitute')",
             stage="read",
             row=int(rows[first]),

@@ -1,4 +1,4 @@
-"""The all-gather, and the agreement on a feed. Processes are threads here, and real in tests/multiprocess."""
+"""The all-gather, and the agreement on a feed. Processes are threads here, and real in tests/processes."""
 
 import pytest
 from background import PATIENCE_S, spawn

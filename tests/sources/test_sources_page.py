@@ -14,6 +14,8 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         "[116 111  32  98 101  32  32  32]",
+        "(20, 8, 8, 3) int32",
+        "[0. 1. 4. 9.]",
         "<ArraySource: rows 100, image uint8[8, 8], label int64[], from digits.npz>",
         "9",
         "10",

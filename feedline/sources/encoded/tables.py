@@ -42,7 +42,7 @@ class TableSource(EncodedRows):
 
     instead = (
         ", or leave columns of bytes and text out with open_source(..., columns=[...]), or number their values: "
-        "column.combine_chunks().dictionary_encode().indices"
+        "column.combine_chunks().dictionary_encode().indices (docs/tables.md)"
     )
 
     def __init__(
@@ -126,7 +126,7 @@ class TableSource(EncodedRows):
             name, at = null
             raise RowError(
                 f"every column of a row must have a value, and {name!r} is null in this row; fill nulls "
-                "(pyarrow.compute.fill_null) and write the file again, leave the column out with columns=[...], "
+                "(docs/tables.md) and write the file again, leave the column out with columns=[...], "
                 "or take another row in its place with feedline.Reading(bad_rows='substitute')",
                 stage="read",
                 row=first + int(local[at]),

@@ -113,7 +113,7 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((), np.dtype(f"{letter}{kind.bit_width // 8}"))
     raise TypeError(
         f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind, types)}, and write the "
-        "file again, or leave the column out with columns=[...]"
+        "file again, as docs/tables.md shows, or leave the column out with columns=[...]"
     )
 
 

@@ -1,0 +1,478 @@
+"""Datasets of Hugging Face: rows are compared with those of `dataset[i]`, which shares no code with ours."""
+
+import datetime
+import os
+import pickle
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the import
+
+import datasets
+import grain
+import jax
+import numpy as np
+import pytest
+import simplejpeg
+from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
+
+import feedline
+from feedline.sources.encoded.records import EncodedSource
+
+datasets.disable_progress_bars()
+COUNT = 40
+NUMBERS = Features(
+    {
+        "small": Value("int8"),
+        "real": Value("float32"),
+        "flag": Value("bool"),
+        "label": ClassLabel(names=["no", "yes"]),
+        "tokens": List(Value("int32")),
+        "box": List(Value("float64"), length=4),
+        "nested": List(List(Value("int16"), length=2)),
+        "inner": List(List(Value("float32")), length=2),
+        "grey": Array2D((2, 3), "uint8"),
+        "cube": Array3D((2, 3, 2), "float32"),
+    }
+)
+WORDS = [f"ä{i}" * (i % 3) for i in range(COUNT)]
+JPEGS = [simplejpeg.encode_jpeg(np.full((9, 9 + i, 3), 6 * i, np.uint8)) for i in range(COUNT)]
+
+
+def numbers(count=COUNT, seed=0):
+    draw = np.random.default_rng(seed)
+    return Dataset.from_dict(
+        {
+            "small": draw.integers(-128, 128, count).astype(np.int8),
+            "real": draw.normal(size=count).astype(np.float32),
+            "flag": draw.integers(0, 2, count).astype(bool),
+            "label": draw.integers(0, 2, count),
+            "tokens": draw.integers(0, 1 << 30, (count, 5)).tolist(),
+            "box": draw.normal(size=(count, 4)).tolist(),
+            "nested": draw.integers(0, 99, (count, 3, 2)).tolist(),
+            "inner": draw.normal(size=(count, 2, 3)).astype(np.float32).tolist(),
+            "grey": draw.integers(0, 255, (count, 2, 3)).astype(np.uint8),
+            "cube": draw.normal(size=(count, 2, 3, 2)).astype(np.float32),
+        },
+        features=NUMBERS,
+    )
+
+
+def saved(dataset, folder, shards=3):
+    dataset.save_to_disk(folder, num_shards=shards)
+    return datasets.load_from_disk(folder)
+
+
+VARIANTS = {
+    "in memory": lambda dataset, _: dataset,
+    "on disk": saved,
+    "one row": lambda dataset, folder: saved(dataset.select([7]), folder, 1),
+    "part of a piece": lambda dataset, folder: saved(dataset, folder).select(range(5, 33)),
+    "shuffled": lambda dataset, folder: saved(dataset, folder).shuffle(seed=1),
+    "repeated rows": lambda dataset, folder: saved(dataset, folder).select([3, 3, 39, 0, 3]),
+    "filtered twice": lambda dataset, folder: (
+        saved(dataset, folder).filter(lambda row: row["flag"]).filter(lambda row: row["small"] > -50)
+    ),
+    "shards of the shuffled": lambda dataset, folder: saved(dataset, folder).shuffle(seed=2).shard(2, 1),
+    "rows joined": lambda dataset, folder: datasets.concatenate_datasets(
+        [dataset, saved(dataset, folder).shuffle(seed=1)]
+    ),
+    "columns joined": lambda dataset, folder: datasets.concatenate_datasets(
+        [
+            saved(dataset, folder).remove_columns("label"),
+            saved(dataset.select_columns("label"), f"{folder}-2", 2),
+        ],
+        axis=1,
+    ),
+    "a column added": lambda dataset, folder: saved(dataset, folder).add_column("new", list(range(COUNT))),
+    "some of a format": lambda dataset, folder: saved(dataset, folder).with_format("numpy", ["grey", "label"]),
+    "all of a format": lambda dataset, folder: saved(dataset, folder).with_format(
+        "numpy", ["grey"], output_all_columns=True
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_numbers_are_those_of_the_dataset(tmp_path, variant):
+    dataset = VARIANTS[variant](numbers(), str(tmp_path / "saved"))
+    source = feedline.open_source(dataset)
+    expected = [dict(row) for row in dataset]
+    assert len(source) == len(expected) > 0
+    assert source.spec.keys() == expected[0].keys()
+    rows = np.random.default_rng(1).permutation(np.arange(2 * len(source)) % len(source))
+    out = {name: np.empty((len(rows), *leaf.shape), leaf.dtype) for name, leaf in source.spec.items()}
+    source.read(rows, out)
+    for leaf, (name, found) in enumerate(sorted(out.items())):
+        np.testing.assert_array_equal(found, [expected[row][name] for row in rows], err_msg=name)
+        again = np.empty_like(found)
+        source.read_leaf(leaf, rows, (slice(None),) * (found.ndim - 1), again)
+        np.testing.assert_array_equal(again, found)
+    with pytest.raises(IndexError):
+        source.read(np.full(len(rows), len(source)), out)
+    copy = pickle.loads(pickle.dumps(source))
+    assert (copy.identity, copy.spec) == (source.identity, source.spec)
+
+
+def test_dtypes_are_those_of_the_columns_and_numbers_are_not_copied(tmp_path):
+    dataset = saved(numbers(), tmp_path / "saved", 1)
+    source = feedline.open_source(dataset)
+    assert {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in source.spec.items()} == {
+        "small": "int8[]", "real": "float32[]", "flag": "bool[]", "label": "int64[]", "tokens": "int32[5]",
+        "box": "float64[4]", "nested": "int16[3, 2]", "inner": "float32[2, 3]", "grey": "uint8[2, 3]",
+        "cube": "float32[2, 3, 2]",
+    }  # fmt: skip
+    column = dataset.data.table.column("grey").chunk(0)
+    where = column.storage.values.values.buffers()[1].address
+    grey = [parts[0] for parts in source._leaves if parts[0].dtype == np.uint8]
+    assert [part.ctypes.data for part in grey] == [where]
+
+
+def test_a_feed_goes_on_after_the_dataset_was_moved_and_cut_into_other_files(tmp_path):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    dataset = saved(numbers(), tmp_path / "here").shuffle(seed=5)
+    with feedline.Feed(feedline.open_source(dataset), 8, sharding) as feed:
+        for _ in range(7):  # into the second epoch
+            rows = feed.rows_of(feed.get_state())
+            batch = next(feed)
+            np.testing.assert_array_equal(batch["grey"], dataset[rows]["grey"])
+            np.testing.assert_array_equal(batch["tokens"], dataset[rows]["tokens"])
+        state = feed.get_state()
+        expected = [next(feed) for _ in range(3)]
+    again = saved(dataset, tmp_path / "there", 2)  # which copies the rows in their new order
+    shutil.rmtree(tmp_path / "here")
+    with feedline.Feed(feedline.open_source(again), 8, sharding) as feed:
+        feed.set_state(state)
+        for batch in expected:
+            jax.tree.map(np.testing.assert_array_equal, next(feed), batch)
+    other = feedline.open_source(again.shuffle(seed=6))
+    with feedline.Feed(other, 8, sharding) as feed, pytest.raises(ValueError, match="data"):
+        feed.set_state(state)
+
+
+def test_the_identity_follows_the_rows_only(tmp_path):
+    dataset = saved(numbers(), tmp_path / "a")
+    identity = feedline.open_source(dataset).identity
+    for same in (numbers(), saved(dataset, tmp_path / "b", 5)):
+        assert feedline.open_source(same).identity == identity
+    shuffled = dataset.shuffle(seed=1)
+    of_shuffled = feedline.open_source(shuffled).identity
+    assert of_shuffled == feedline.open_source(shuffled.flatten_indices()).identity != identity
+    changed = dataset.map(lambda row: {"real": -row["real"]})
+    renamed = dataset.rename_column("real", "imaginary")
+    wider = dataset.cast_column("small", Value("int16"))
+    fewer = feedline.open_source(dataset, columns=["real"])
+    others = [feedline.open_source(other).identity for other in (changed, renamed, wider)] + [fewer.identity]
+    assert all(other != identity for other in others)
+
+
+def test_a_mixture_of_datasets(tmp_path):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    one, other = saved(numbers(), tmp_path / "one"), numbers(seed=1)
+    for second in (other, other.shuffle(seed=0)):
+        sources = {"one": feedline.open_source(one), "other": feedline.open_source(second)}
+        mixture = feedline.Mixture(sources, weights={"one": 1, "other": 1})
+        with feedline.Feed(mixture, 2 * COUNT, sharding) as feed:
+            batch = next(feed)
+        for number, dataset in enumerate((one, second)):
+            found = np.sort(np.asarray(batch["tokens"])[np.asarray(batch["source"]) == number, 0])
+            np.testing.assert_array_equal(found, sorted(row["tokens"][0] for row in dataset))
+
+
+# --- images, text and bytes ---
+
+
+def encoded(tmp_path, paths=False):
+    images = JPEGS
+    if paths:
+        for i, data in enumerate(JPEGS):
+            (tmp_path / f"{i}.jpg").write_bytes(data)
+        images = [str(tmp_path / f"{i}.jpg") for i in range(COUNT)]
+    return Dataset.from_dict(
+        {
+            "image": images,
+            "text": WORDS,
+            "label": [i % 2 for i in range(COUNT)],
+            "box": [[i, 2.0 * i] for i in range(COUNT)],
+        },
+        features=Features(
+            {
+                "image": Image(),
+                "text": Value("string"),
+                "label": ClassLabel(names=["a", "b"]),
+                "box": List(Value("float32")),
+            }
+        ),
+    )
+
+
+@pytest.mark.parametrize("paths", [False, True], ids=["bytes", "paths"])
+@pytest.mark.parametrize("select", [None, [5, 5, 39, 0, 21]], ids=["all", "some"])
+def test_images_and_text_are_encoded_rows(tmp_path, paths, select):
+    dataset = encoded(tmp_path, paths)
+    dataset = dataset if select is None else dataset.select(select)
+    source = pickle.loads(pickle.dumps(feedline.open_source(dataset)))
+    assert isinstance(source, EncodedSource)
+    assert source.fields == ("image", "text", "label", "box")
+    assert repr(source).endswith("image bytes, text bytes, label int64[], box float32[2]>")
+    order = np.random.default_rng(0).integers(0, len(dataset), 60)
+    for row, record in zip(order.tolist(), source.records(order), strict=True):
+        original = row if select is None else select[row]
+        assert record["image"] == JPEGS[original]
+        assert (record["text"].decode(), record["label"]) == (dataset[row]["text"], dataset[row]["label"])
+        np.testing.assert_array_equal(record["box"], dataset[row]["box"])
+        assert source.file_of(row) == (str(tmp_path / f"{original}.jpg") if paths else None)
+    text = feedline.open_source(dataset, columns=["text"])
+    assert (text.fields, text[2].decode()) == (None, dataset[2]["text"])
+    only = feedline.open_source(dataset, columns=["label", "box"])
+    assert only.spec["box"].shape == (2,)
+    with pytest.raises(IndexError):
+        source[len(dataset)]
+
+
+def test_images_are_decoded_like_those_of_a_folder(tmp_path):
+    dataset = saved(encoded(tmp_path), tmp_path / "saved").shuffle(seed=0)
+    images = feedline.images.decode(feedline.open_source(dataset), size=9)
+    for i in range(COUNT):
+        assert abs(images[i]["image"].mean() - np.asarray(dataset[i]["image"]).mean()) < 2
+        assert images[i]["label"] == dataset[i]["label"]
+    moved = saved(encoded(tmp_path, paths=True), tmp_path / "other", 1).shuffle(seed=0)  # saving copies the files
+    assert feedline.images.decode(feedline.open_source(moved)).identity == images.identity
+    other = saved(encoded(tmp_path), tmp_path / "third").shuffle(seed=1)
+    assert feedline.open_source(other).identity != images.identity["records"]
+
+
+def decode_text(record, out, row):
+    data = np.frombuffer(record[:6].ljust(6), np.uint8)
+    out["text"][...] = data
+
+
+TEXT = {"text": jax.ShapeDtypeStruct((6,), np.uint8)}
+
+
+def test_a_null_is_a_bad_row_of_encoded_rows(tmp_path):
+    texts = [*WORDS[:10], None, *WORDS[11:]]
+    dataset = Dataset.from_dict({"text": texts})
+    source = feedline.open_source(dataset)
+    assert source[9] == WORDS[9].encode()
+    with pytest.raises(feedline.RowError, match=r"'text' is null in this row; .*row 10") as failure:
+        source.records(np.array([3, 10]))
+    assert failure.value.row == 10
+    swapped = feedline.open_source(dataset.select([10, 2]))
+    with pytest.raises(feedline.RowError, match="row 0"):
+        _ = swapped[0]
+    rows = feedline.decoded(source, decode_text, TEXT)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    reading = feedline.Reading(bad_rows="substitute")
+    with feedline.Feed(rows, COUNT, sharding, epochs=1, reading=reading) as feed:
+        next(feed)
+        assert feed.statistics().bad_rows == 1
+    no_nulls = dataset.filter(lambda text: text is not None, input_columns=["text"])
+    assert len(feedline.open_source(no_nulls).records(np.arange(COUNT - 1))) == COUNT - 1
+    no_image = Dataset.from_dict({"image": [JPEGS[0], None]}, features=Features({"image": Image()}))
+    with pytest.raises(feedline.RowError, match="'image' is null"):
+        _ = feedline.open_source(no_image)[1]
+
+
+def test_a_missing_image_file_is_an_error(tmp_path):
+    dataset = encoded(tmp_path, paths=True)
+    source = feedline.open_source(dataset)
+    (tmp_path / "3.jpg").unlink()
+    with pytest.raises(feedline.FeedError, match=r"copy them into it: dataset.save_to_disk.*3.jpg"):
+        _ = source[3]
+    (tmp_path / "3.jpg").mkdir()
+    with pytest.raises(feedline.RowError, match=r"row 3"):
+        _ = source[3]
+
+
+# --- what is refused ---
+
+
+def of(values, kind):
+    return Dataset.from_dict(
+        {"x": values, "good": [0] * len(values)}, features=Features({"x": kind, "good": Value("int8")})
+    )
+
+
+DAY = datetime.datetime(2026, 11, 22)
+REFUSED = {
+    "null": (lambda: of([1, None, 3], Value("int32")), ValueError, r"'x' is null in 1 of 3 rows, .* row 1; leave"),
+    "null list": (lambda: of([[1], None], List(Value("int8"), length=1)), ValueError, r"'x' is null in 1 of 2"),
+    "null inside": (lambda: of([[1, 2], [3, None]], List(Value("int8"))), ValueError, r"'x' is null in .* row 1"),
+    "ragged": (lambda: of([[1], [1, 2]], List(Value("int8"))), ValueError, r"'x' must have .* 1 to 2 values; pad"),
+    "dynamic": (
+        lambda: of([np.zeros((1, 2), np.int8), np.zeros((2, 2), np.int8)], Array2D((None, 2), "int8")),
+        ValueError,
+        r"'x' must have lists of one length",
+    ),
+    "time": (lambda: of([DAY], Value("timestamp[us]")), TypeError, r"'x' .*cast_column\(name, .*'int64'"),
+    "date": (lambda: of([DAY.date()], Value("date32")), TypeError, r"'x' .*cast_column\(name, .*'int32'"),
+    "struct": (lambda: of([{"a": 1}], {"a": Value("int8")}), TypeError, r"'x' .*dataset.flatten\(\)"),
+    "dicts in lists": (lambda: of([[{"a": 1}]], List({"a": Value("int8")})), TypeError, r"'x' .*dataset.map"),
+    "text in lists": (lambda: of([["a"]], List(Value("string"))), TypeError, r"'x' .*dataset.map"),
+    "empty": (lambda: of([], Value("int8")), ValueError, "at least one row"),
+    "nothing selected": (lambda: of([1], Value("int8")).select([]), ValueError, "at least one row"),
+    "no columns": (lambda: of([1], Value("int8")).select_columns([]), ValueError, "at least one column"),
+    "a transform": (
+        lambda: of([1], Value("int8")).with_transform(lambda rows: rows),
+        ValueError,
+        r"pass the dataset itself to the feed.*with_format\(None\)",
+    ),
+    "a dtype": (
+        lambda: of([1], Value("int8")).with_format("numpy", dtype=np.float16),
+        ValueError,
+        r"converts them.*with_format\(None\)",
+    ),
+    "splits": (
+        lambda: datasets.DatasetDict(train=of([1], Value("int8")), test=of([1], Value("int8"))),
+        TypeError,
+        r"a DatasetDict with the splits 'train', 'test'; pass one of them, dataset\['train'\]",
+    ),
+    "a stream": (lambda: of([1], Value("int8")).to_iterable_dataset(), TypeError, "without streaming=True"),
+    "streams": (
+        lambda: datasets.IterableDatasetDict(train=of([1], Value("int8")).to_iterable_dataset()),
+        TypeError,
+        "IterableDatasetDict with the splits 'train'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    make, kind, message = REFUSED[case]
+    dataset = make()
+    with pytest.raises(kind, match=message):
+        feedline.open_source(dataset)
+    if kind is TypeError and case not in ("splits", "a stream", "streams"):
+        assert feedline.open_source(dataset, columns=["good"]).spec.keys() == {"good"}
+
+
+def test_a_feed_refuses_splits_and_streams_with_the_same_errors():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for case in ("splits", "a stream"):
+        make, kind, message = REFUSED[case]
+        with pytest.raises(kind, match=message):
+            feedline.Feed(make(), 1, sharding)
+    with pytest.raises(TypeError, match=r"rows of <DatasetRecords: .* are bytes; say how they are decoded"):
+        feedline.Feed(feedline.open_source(Dataset.from_dict({"text": ["a"]})), 1, sharding)
+
+
+def test_options_and_columns():
+    dataset = of([1, 2], Value("int8"))
+    with pytest.raises(ValueError, match="option columns alone, got cache_bytes"):
+        feedline.open_source(dataset, cache_bytes=1)
+    with pytest.raises(ValueError, match="columns must be some of x, good in this dataset, got y"):
+        feedline.open_source(dataset, columns=["y"])
+
+
+def test_nulls_and_lists_of_rows_that_were_left_out_do_not_matter():
+    dataset = of([[1, 2], None, [3, 4]], List(Value("int8"), length=2))
+    left = dataset.filter(lambda value: value is not None, input_columns=["x"])
+    np.testing.assert_array_equal(feedline.open_source(left)[1]["x"], [3, 4])
+    ragged = of([[1, 2], [1], [3, 4]], List(Value("int8"))).select([2, 0])
+    with pytest.raises(ValueError, match="flatten_indices"):
+        feedline.open_source(ragged)
+    np.testing.assert_array_equal(feedline.open_source(ragged.flatten_indices())[0]["x"], [3, 4])
+
+
+def test_damage_is_an_error(tmp_path):
+    folder = tmp_path / "saved"
+    saved(of([[1, 2], [3, 4], [5, 6]], List(Value("int32"))), folder, 1)
+    (path,) = folder.glob("*.arrow")
+    offsets, others = np.array([0, 2, 4, 6], np.int32), np.array([0, 4, 2, 6], np.int32)
+    assert path.read_bytes().count(offsets.tobytes()) == 1
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), others.tobytes()))
+    with pytest.raises(
+        ValueError, match="column 'x': the positions of its lists must ascend; the table is damaged"
+    ):
+        feedline.open_source(datasets.load_from_disk(folder))
+    beyond = np.array([0, 2, 4, 600], np.int32)
+    path.write_bytes(path.read_bytes().replace(others.tobytes(), beyond.tobytes()))
+    with pytest.raises(ValueError, match=r"the table of this dataset is damaged: .*; make the dataset again"):
+        feedline.open_source(datasets.load_from_disk(folder))
+
+
+# --- row by row, files and workers ---
+
+
+def test_a_feed_reads_the_dataset_itself_row_by_row(tmp_path):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    dataset = of([[1, 2], [3, 4]], List(Value("int8")))
+    order = feedline.Order(shuffle=False)
+    with pytest.warns(UserWarning, match=r"feedline.open_source\(dataset\) reads the memory"):
+        feed = feedline.Feed(dataset, 2, sharding, order=order)
+    with feed:
+        np.testing.assert_array_equal(next(feed)["x"], [[1, 2], [3, 4]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transformed = dataset.with_transform(lambda rows: {"y": [np.array(x) * 10 for x in rows["x"]]})
+        for source in (transformed, grain.MapDataset.source(transformed)):
+            with feedline.Feed(source, 2, sharding, order=order) as feed:
+                np.testing.assert_array_equal(next(feed)["y"], [[10, 20], [30, 40]])
+
+
+def test_a_file_that_is_deleted_or_written_to(tmp_path):
+    dataset = saved(numbers(), tmp_path / "a", 1)
+    (path,) = [Path(file["filename"]) for file in dataset.cache_files]
+    source, shuffled = feedline.open_source(dataset), feedline.open_source(dataset.shuffle(seed=0))
+    sent = pickle.dumps(source)
+    expected = shuffled[3]
+    whole = path.read_bytes()
+    path.unlink()
+    jax.tree.map(np.testing.assert_array_equal, shuffled[3], expected)  # still mapped
+    with pytest.raises(feedline.FeedError, match="cannot be found any more"):
+        pickle.loads(sent)
+    with pytest.raises(FileNotFoundError, match="was deleted; load the dataset again"):
+        feedline.open_source(dataset)
+    path.write_bytes(whole)
+    with pytest.raises(feedline.FeedError, match=r"another file lies at its path|was written to"):
+        pickle.loads(sent)
+    texts = saved(Dataset.from_dict({"text": WORDS}), tmp_path / "b", 1)
+    dataset, (path,) = datasets.load_from_disk(tmp_path / "a"), [Path(f["filename"]) for f in texts.cache_files]
+    source, records = feedline.open_source(dataset), feedline.open_source(texts)
+    for changed in (path, Path(dataset.cache_files[0]["filename"])):
+        with changed.open("ab") as file:
+            file.write(b"more")
+    for opened in (source, records):
+        with pytest.raises(feedline.FeedError, match="a file must not change while a feed reads it"):
+            _ = opened[0]
+
+
+def double(batch, rows):
+    return {"grey": batch["grey"] * 2}
+
+
+@pytest.mark.slow
+def test_worker_processes_map_the_files(tmp_path):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    dataset = saved(numbers(), tmp_path / "a").shuffle(seed=0)
+    reading = feedline.Reading(workers=1)
+    with feedline.Feed(feedline.open_source(dataset), 8, sharding, transform=double, reading=reading) as feed:
+        rows = feed.rows_of(feed.get_state())
+        np.testing.assert_array_equal(next(feed)["grey"], np.array(dataset[rows]["grey"], np.uint8) * 2)
+
+
+def test_workers_refuse_numbers_in_memory():
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with pytest.raises(ValueError, match="holds arrays in memory"):
+        feedline.Feed(feedline.open_source(numbers()), 8, sharding, reading=feedline.Reading(workers=1))
+
+
+@pytest.mark.slow
+def test_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "hugging_face.md"
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, "<hugging_face.md>", "exec"), names)
+    assert capsys.readouterr().out.splitlines() == [
+        "[1. 2. 3. 4.]",
+        "(32, 32, 3) int32",
+        "True",
+        "{'codes': array([116, 111,  32,  98, 101,  32,  32,  32], dtype=uint8), 'label': np.int32(0)}",
+        "<Ragged: rows 3, label int64[], tokens int32[32], tokens_length int32[], pad_to 8, 16, 32>",
+        "2 True",
+        "(40, 4)",
+        "True",
+    ]
