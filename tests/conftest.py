@@ -21,10 +21,14 @@ settings.load_profile("any-machine")
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cluster tests are slow too: `-m "not slow"` replaces the default `-m "not cluster"`."""
+    """What the markers imply, and which tests one worker of pytest-xdist runs."""
     for item in items:
-        if item.get_closest_marker("cluster"):
-            item.add_marker("slow")
+        if item.get_closest_marker("cluster") or item.get_closest_marker("timed"):
+            item.add_marker("slow")  # `-m "not slow"` replaces the default `-m`
+        if item.path.parent.name == "processes":
+            item.add_marker(pytest.mark.xdist_group("processes"))  # they share what their processes return
+        elif item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))  # they may share fixtures that take long
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launched import launched
+from timed import timed
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ def test_example(name):
     assert printed(name)[-1] == PRINTED[name]
 
 
+@timed
 def test_a_loop_that_waits_and_then_does_not():
     lines = printed("waiting.py")
     advice = [line for line in lines if line.startswith("advice: ")]

@@ -1,15 +1,11 @@
 """A feed and a loop whose stages take as long as a test asks for: each sleeps, which needs no processor."""
 
-import functools
 import itertools
-import os
 import random
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 import feedline
 from feedline.placement.place import Placement
@@ -38,36 +34,6 @@ class Sleeping:
 
     def close(self):
         pass
-
-
-TRIES = 4
-QUIET = 0.1
-"""The share of one processor that other programs may take in a test of times."""
-
-
-def on_a_busy_machine(test):
-    """Try a test of times again. It fails if all tries do; it is skipped if other programs ran in each of them."""
-
-    @functools.wraps(test)
-    def tried(**arguments):
-        busy = []
-        for _ in range(TRIES):
-            began, before = time.monotonic(), processor_time_of_others()
-            try:
-                return test(**arguments)
-            except Exception:
-                busy.append((processor_time_of_others() - before) / (time.monotonic() - began))
-                if len(busy) == TRIES and min(busy) < QUIET:
-                    raise
-        return pytest.skip(f"times cannot be judged: other programs took {min(busy):.2f} of a processor or more")
-
-    return tried
-
-
-def processor_time_of_others():
-    """Seconds for which the processors of this machine worked for other processes, or other virtual machines."""
-    user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def sleeper(seconds, jitter, every=1):

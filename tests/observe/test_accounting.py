@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import LOOP_S, ROWS, Sleeping, on_a_busy_machine, trained
+from planted import LOOP_S, ROWS, Sleeping, trained
+from timed import timed
 
 import feedline
 from feedline.observe.accounting import Accounting, Waits
@@ -159,7 +160,7 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
     assert accounting.sums()[0].loop_s > 0
 
 
-@on_a_busy_machine
+@timed
 def test_statistics_of_a_real_feed_agree_with_the_clock():
     seen = []
 
@@ -231,7 +232,7 @@ def slow_identity(batch):
 
 
 @pytest.mark.parametrize(("prefetch", "advice"), [(1, "prefetch 1 →"), (2, "no setting helps: ship fewer bytes")])
-@on_a_busy_machine
+@timed
 def test_a_slow_transfer_is_no_compute(monkeypatch, prefetch, advice):
     """`next` returns at once, and the step waits for the data: the loop's own time is not all compute."""
     place = Placement.place

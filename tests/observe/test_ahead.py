@@ -12,8 +12,9 @@ import weakref
 import jax
 import jax.numpy as jnp
 import pytest
-from planted import ROWS, Sleeping, on_a_busy_machine
+from planted import ROWS, Sleeping
 from test_accounting import delivered
+from timed import timed
 
 import feedline
 from feedline.observe.accounting import Accounting
@@ -80,7 +81,7 @@ def ahead(read_s, step_s, wait_every, steps=80, **options):
 
 
 @pytest.mark.slow
-@on_a_busy_machine
+@timed
 def test_input_is_not_blamed_if_the_devices_always_compute():
     report, in_next, au = ahead(0.006, 0.012, wait_every=10)
     assert au > 0.9
@@ -91,7 +92,7 @@ def test_input_is_not_blamed_if_the_devices_always_compute():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 2])
-@on_a_busy_machine
+@timed
 def test_only_the_time_counts_in_which_the_devices_are_idle(prefetch):
     report, in_next, au = ahead(0.020, 0.010, wait_every=1000, prefetch=prefetch)
     assert in_next > 0.9

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from planted import LOOP_S, ROWS, Sleeping, on_a_busy_machine
+from planted import LOOP_S, ROWS, Sleeping
+from timed import timed
 
 import feedline
 from feedline.observe.diagnosis import PHASES, Diagnosis
@@ -45,7 +46,7 @@ def slow_place(self, leaves, whole=Placement.place):
     return whole(self, leaves)
 
 
-@on_a_busy_machine
+@timed
 def test_the_stalls_are_those_that_were_planted(monkeypatch, capsys):
     """Without prefetch nothing overlaps, so that the times of the stages add up."""
     monkeypatch.setattr(Placement, "place", slow_place)
@@ -66,7 +67,7 @@ def test_the_stalls_are_those_that_were_planted(monkeypatch, capsys):
     assert json.loads(json.dumps(diagnosis.to_dict()))["au"] == diagnosis.au
 
 
-@on_a_busy_machine
+@timed
 def test_a_loop_that_runs_ahead_of_its_devices_is_measured_to_their_end():
     """The loop dispatches a step in microseconds, and never waits for one."""
 
@@ -89,7 +90,7 @@ def test_a_loop_that_runs_ahead_of_its_devices_is_measured_to_their_end():
     assert diagnosis.au > 0.4  # some 0.01 by the clock of the loop
 
 
-@on_a_busy_machine
+@timed
 def test_what_overlaps_is_no_stall():
     feed = feedline.Feed(ColdThenWarm(LOOP_S), ROWS, ONE, transform=prepared)
     with feed, feed.diagnose(steps=160) as diagnosis:

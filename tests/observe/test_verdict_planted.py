@@ -7,7 +7,8 @@ import time
 import jax
 import numpy as np
 import pytest
-from planted import LOOP_S, ROWS, on_a_busy_machine, trained
+from planted import LOOP_S, ROWS, trained
+from timed import timed
 
 import feedline
 
@@ -35,7 +36,7 @@ def assert_true(report, au):
 
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("stage", ["read", "host", "place"])
-@on_a_busy_machine
+@timed
 def test_one_stage_binds(stage, factor):
     report, au = trained(**{stage: seconds(factor)}, steps=steps(factor))
     assert_true(report, au)
@@ -46,7 +47,7 @@ def test_one_stage_binds(stage, factor):
 
 
 @pytest.mark.parametrize("factor", [0, 1 / 5, 1 / 2, 1 / 1.3])
-@on_a_busy_machine
+@timed
 def test_compute_binds(factor):
     report, au = trained(read=seconds(factor), steps=160)
     assert_true(report, au)
@@ -55,7 +56,7 @@ def test_compute_binds(factor):
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.permutations(["read", "host", "place"], 2)))
-@on_a_busy_machine
+@timed
 def test_of_two_slow_stages_the_slower_binds(first, second):
     report, au = trained(**{first: seconds(2), second: seconds(1.2)}, steps=60)
     assert_true(report, au)
@@ -63,7 +64,7 @@ def test_of_two_slow_stages_the_slower_binds(first, second):
 
 
 @pytest.mark.parametrize(("stage", "factor"), [("read", 1.2), ("read", 2), ("host", 2), ("read", 5)])
-@on_a_busy_machine
+@timed
 def test_the_predicted_gain_comes(stage, factor):
     report, _ = trained(**{stage: seconds(factor)}, steps=steps(factor))
     change = report.change
@@ -74,7 +75,7 @@ def test_the_predicted_gain_comes(stage, factor):
     assert after.wait_share == pytest.approx(change.wait_share, abs=0.06)
 
 
-@on_a_busy_machine
+@timed
 def test_without_prefetch_the_loop_waits_for_every_stage():
     report, au = trained(read=LOOP_S, host=LOOP_S / 2, prefetch=0, threads=None, steps=40)
     assert_true(report, au)
@@ -84,7 +85,7 @@ def test_without_prefetch_the_loop_waits_for_every_stage():
     assert after.wait_share == pytest.approx(report.change.wait_share, abs=0.06)
 
 
-@on_a_busy_machine
+@timed
 def test_uneven_reads_need_a_larger_buffer():
     """On average reading is fast enough, but each tenth batch takes as long as eight steps."""
     uneven = {"read": 8 * LOOP_S, "read_every": 10, "jitter": 0.0, "steps": 150}
@@ -97,7 +98,7 @@ def test_uneven_reads_need_a_larger_buffer():
     assert after.wait_share == pytest.approx(report.change.wait_share, abs=0.06)
 
 
-@on_a_busy_machine
+@timed
 def test_a_full_queue_does_not_hide_a_slow_producer():
     """While a long queue drains, the loop does not wait: the report already says what comes."""
     waits = []
@@ -133,7 +134,7 @@ def fed(path, **reading):
         return feed.report()
 
 
-@on_a_busy_machine
+@timed
 def test_python_that_holds_the_lock_needs_workers(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((10_000, 4), np.float32))
     report = fed(tmp_path / "x.npy", threads=2)

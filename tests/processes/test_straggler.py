@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from launched import launched
+from timed import timed
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("slow", [1])
+@timed
 def test_the_reports_of_all_processes_name_the_straggler(tmp_path, slow):
     launched(sys.executable, Path(__file__).with_name("straggling.py"), str(slow), str(tmp_path))
     reports = [json.loads((tmp_path / f"{process}.json").read_text()) for process in range(2)]

@@ -2,10 +2,10 @@
 
 And an exception that cannot be pickled comes through with its words."""
 
-import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,11 +64,12 @@ if __name__ == "__main__":
         {"x": "x.npy"}, 8, SingleDeviceSharding(jax.devices()[0]), order=feedline.Order(shuffle=False),
         transform=fails, epochs=1, reading=reading,
     )
-    rows = []
+    rows, workers = [], set()
     while len(rows) < 480:
         try:
             for batch in feed:
                 rows += np.asarray(batch["x"]).tolist()
+                workers |= {child.pid for child in multiprocessing.active_children()}
         except feedline.WorkerError as error:
             print("ERROR", error, *error.__notes__)
             if "Odd" in str(error):
@@ -77,13 +78,13 @@ if __name__ == "__main__":
     feed.close()
     assert feed._request.reading is reading
     print("LEFT", multiprocessing.active_children())
+    print("WORKERS", *workers)
 """
 
 
 @pytest.mark.slow
 def test_workers_that_end_or_stop_are_replaced(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    before = set(os.listdir("/dev/shm"))
     done = subprocess.run(
         [sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, timeout=180, cwd=tmp_path
     )
@@ -99,7 +100,9 @@ def test_workers_that_end_or_stop_are_replaced(tmp_path):
         "ROWS True 60 2",
         "LEFT []",
     ]
-    assert set(os.listdir("/dev/shm")) <= before
+    (workers,) = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("WORKERS")]
+    assert len(workers) >= 6
+    assert [file for pid in workers for file in Path("/dev/shm").glob(f"*-{pid}-*")] == []
 
 
 def test_none_is_replaced_by_default():
