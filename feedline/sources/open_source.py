@@ -66,8 +66,8 @@ def open_source(
         whose first axes are k. Called from many threads; row i must depend only on record i. With workers it
         must pickle.
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
-        batches, chunks of Zarr and HDF5), which are read whole. To read each group once, it must hold the groups of
-        adjacent positions of the order: for a blocked order, window × bytes of a block. A single group may be
+        batches, chunks of Zarr and HDF5), which are read whole. To read each group once, it must hold the groups
+        of adjacent positions of the order: for a blocked order, window × bytes of a block. A single group may be
         larger. Each thread that reads a batch holds up to as many bytes in addition.
       missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
         (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from feedline.rows.spec import is_numeric
 from feedline.sources.formats import extras
 
+_UINT8 = np.dtype(np.uint8)
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
 """How a dataset refers to a value of variable length in the file's heap, with addresses of 8 bytes."""
 
@@ -30,7 +31,7 @@ class Bytes:
     """
 
     stored: Literal["heap", "opaque", "zeros", "zero", "spaces"]
-    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    dtype: np.dtype[Any] = _UINT8
 
     def value(self, stored: bytes) -> bytes:
         """The bytes that the user gets: text without its padding, numbers in the byte order of this machine."""

@@ -151,8 +151,8 @@ class Hdf5Records(EncodedRows):
                     for i in range(len(local))
                 ]
             raise RowError(
-                f"a value of variable length must lie in its file, and {error}; the file is damaged, write it again, "
-                "or take another row in its place with feedline.Reading(bad_rows='substitute')",
+                f"a value of variable length must lie in its file, and {error}; the file is damaged, write it "
+                "again, or take another row in its place with feedline.Reading(bad_rows='substitute')",
                 stage="read",
                 row=first,
                 file=path,
