@@ -1,4 +1,7 @@
-"""Rows of an HDF5 dataset, read chunk by chunk. Only filters that few files have need the HDF5 library."""
+"""Rows of an HDF5 dataset, read chunk by chunk and decoded without the HDF5 library.
+
+The library decodes one chunk at a time in a process, because of its lock, and a damaged chunk can end the process.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.sources.encoded.open_files import pread
-from feedline.sources.hdf5.datasets import Dataset
-from feedline.sources.hdf5.files import Leaf, opened
+from feedline.sources.hdf5.datasets import CHECKSUM_BYTES, DEFLATE, FLETCHER32, SHUFFLE, Dataset
+from feedline.sources.hdf5.files import Leaf
 
 Array = npt.NDArray[Any]
 
@@ -24,14 +27,6 @@ def read_rows(path: Path, leaf: Leaf, start: int, stop: int) -> Array:
     Raises:
       OSError, ValueError: they cannot be read, or are damaged.
     """
-    if leaf.dataset.needs_library:
-        with opened(path) as file:
-            values = file[leaf.dataset.name][start:stop]
-        for name in leaf.field.names:
-            values = values[name]
-        if leaf.field.bytes is not None:
-            values = np.ascontiguousarray(values).view(np.uint8).reshape(stop - start, *leaf.field.shape)
-        return np.ascontiguousarray(values, leaf.field.dtype)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return leaf.field.of(_elements(descriptor, leaf.dataset, start, stop))
@@ -73,19 +68,42 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def _decoded(data: bytes, dataset: Dataset, mask: int) -> bytes:
-    """A chunk as it was before its filters, shuffle and then deflate, except for those that it skips."""
-    for place, name in reversed(list(enumerate(dataset.filters))):
-        if mask >> place & 1:
-            continue
-        if name == 1:
-            stream = zlib.decompressobj()
-            data = stream.decompress(data, dataset.chunk_bytes + 1)
-            if not stream.eof:
-                raise ValueError(
-                    f"a chunk must have {dataset.chunk_bytes} bytes once decompressed, and has others"
-                )
-        elif len(data) == dataset.chunk_bytes:
-            data = np.frombuffer(data, np.uint8).reshape(dataset.item_bytes, -1).T.tobytes()
+    """A chunk as it was before its filters, except for those that it skips."""
+    for place, number in reversed(list(enumerate(dataset.filters))):
+        if not mask >> place & 1:
+            data = _DECODERS[number](data, dataset)
     if len(data) != dataset.chunk_bytes:
-        raise ValueError(f"a chunk must have {dataset.chunk_bytes} bytes once decompressed, and has {len(data)}")
+        raise ValueError(f"a chunk must have {dataset.chunk_bytes} bytes once decoded, and has {len(data)}")
     return data
+
+
+def _inflated(data: bytes, dataset: Dataset) -> bytes:
+    stream = zlib.decompressobj()
+    found = stream.decompress(data, dataset.chunk_bytes + CHECKSUM_BYTES + 1)
+    if not stream.eof:
+        raise ValueError(f"a chunk must have {dataset.chunk_bytes} bytes once decompressed, and has others")
+    return found
+
+
+def _unshuffled(data: bytes, dataset: Dataset) -> bytes:
+    """Elements in place of their first bytes, then their second bytes, and so on."""
+    whole = len(data) // dataset.item_bytes * dataset.item_bytes
+    planes = np.frombuffer(data, np.uint8, whole).reshape(dataset.item_bytes, -1)
+    return planes.T.tobytes() + data[whole:]
+
+
+def _checked(data: bytes, _: Dataset) -> bytes:
+    """The data before its Fletcher-32 checksum, whose bytes some old versions of HDF5 wrote in reverse."""
+    data, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    words = np.frombuffer(data + bytes(len(data) % 2), ">u2").astype(np.uint64)
+    weights = np.arange(len(words), 0, -1, dtype=np.uint64) % _FLETCHER
+    sums = (words * weights).sum() % _FLETCHER, words.sum() % _FLETCHER
+    for order in ("<u2", ">u2"):
+        low, high = np.frombuffer(stored, order)[:: 1 if order == "<u2" else -1] if len(stored) == 4 else (0, 0)
+        if (high % _FLETCHER, low % _FLETCHER) == sums and len(stored) == CHECKSUM_BYTES:
+            return data
+    raise ValueError("the checksum of a chunk must be that of its bytes, and is another one")
+
+
+_FLETCHER = np.uint64(65535)
+_DECODERS = {DEFLATE: _inflated, SHUFFLE: _unshuffled, FLETCHER32: _checked}

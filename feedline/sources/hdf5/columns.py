@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ def _parts(leaf: Leaf, whole: Any, path: Path) -> list[tuple[int, Array]]:
     joined[1:] = (np.diff(firsts) == height) & (np.diff(offsets) == dataset.chunk_bytes)
     found: list[tuple[int, Array]] = []
     end = 0
-    runs = np.flatnonzero(~joined)
-    for run, following in zip(runs.tolist(), [*runs.tolist()[1:], len(firsts)], strict=True):
+    runs = [*np.flatnonzero(~joined).tolist(), len(firsts)]
+    for run, following in itertools.pairwise(runs):
         first, last = int(firsts[run]), int(firsts[following - 1])
         if first > end:
             found.append((end, _filled(leaf, first - end, path)))
@@ -89,7 +90,7 @@ def _filled(leaf: Leaf, rows: int, path: Path) -> Array:
     _check_memory(dataset.row_bytes, leaf, path)
     elements = np.full((1, *dataset.shape[1:]), np.frombuffer(dataset.fill, f"V{dataset.item_bytes}")[0])
     row = leaf.field.of(elements.reshape(-1).view(np.uint8).reshape(*elements.shape, dataset.item_bytes))
-    return np.broadcast_to(row[0], (rows, *row.shape[1:]))
+    return np.broadcast_to(row[0, ...], (rows, *row.shape[1:]))
 
 
 def grouped(path: Path, options: OpenOptions) -> GroupedFile:

@@ -12,9 +12,8 @@ from feedline.sources.formats import extras
 from feedline.sources.hdf5.elements import RefusedError, bytes_of
 
 Indices = npt.NDArray[np.int64]
-_DEFLATE, _SHUFFLE = 1, 2
-_DECODED = ((), (_DEFLATE,), (_SHUFFLE, _DEFLATE))
-"""The filters that feedline decodes itself; the HDF5 library decodes others."""
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+CHECKSUM_BYTES = 4
 
 
 class Dataset(NamedTuple):
@@ -60,11 +59,6 @@ class Dataset(NamedTuple):
         """Whether the bytes of each row lie in the file in one piece, as they are."""
         return not self.filters and self.chunk[1:] == self.shape[1:]
 
-    @property
-    def needs_library(self) -> bool:
-        """Whether its rows can be read by h5py only."""
-        return self.filters not in _DECODED
-
 
 def dataset_of(opened: Any, size_bytes: int) -> Dataset:
     """The description of an `h5py.Dataset` in a file of this size.
@@ -83,7 +77,7 @@ def dataset_of(opened: Any, size_bytes: int) -> Dataset:
         )
     item_bytes = bytes_of(opened.id.get_type())
     chunk = created.get_chunk() if layout == h5d.CHUNKED else tuple(max(1, length) for length in shape)
-    filters = tuple(created.get_filter(i)[0] for i in range(created.get_nfilters()))
+    filters = _filters(created)
     dataset = Dataset(
         opened.name, shape, item_bytes, b"", chunk, filters, np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
     )
@@ -95,6 +89,22 @@ def dataset_of(opened: Any, size_bytes: int) -> Dataset:
     dataset = dataset._replace(fill=_fill(opened, created, item_bytes, len(dataset.numbers) < _count(dataset)))
     _check(dataset, size_bytes)
     return dataset
+
+
+def _filters(created: Any) -> tuple[int, ...]:
+    """The numbers of the filters. RefusedError: feedline does not decode them."""
+    found = [created.get_filter(i) for i in range(created.get_nfilters())]
+    numbers = tuple(number for number, *_ in found)
+    # a writer may leave the last chunks unfiltered, which only gzip and checksums reveal
+    if not set(numbers) <= {DEFLATE, SHUFFLE, FLETCHER32} or numbers == (SHUFFLE,):
+        names = ", ".join(
+            (name or b"").decode(errors="replace") or f"filter {number}" for number, *_, name in found
+        )
+        raise RefusedError(
+            f"of HDF5's filters feedline decodes gzip, shuffle with gzip, and fletcher32, and its chunks have "
+            f"{names}; write it again with one of these: h5repack -f SHUF -f GZIP=4 old.h5 new.h5"
+        )
+    return numbers
 
 
 def _count(dataset: Dataset) -> int:

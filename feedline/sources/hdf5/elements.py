@@ -117,7 +117,7 @@ def _number(kind: Any) -> np.dtype[Any]:
     if group == h5t.BITFIELD and size in (1, 2, 4, 8):  # as PyTables stores booleans
         return np.dtype(f"{'>' if kind.get_order() == h5t.ORDER_BE else '<'}u{size}")
     if group in (h5t.INTEGER, h5t.FLOAT, h5t.ENUM, h5t.COMPOUND):
-        dtype = np.dtype(kind.dtype)
+        dtype: np.dtype[Any] = np.dtype(kind.dtype)
         if dtype == np.bool_ or (is_numeric(dtype) and dtype.itemsize == size and h5t.py_create(dtype) == kind):
             return dtype
     raise RefusedError(

@@ -152,14 +152,8 @@ def _check_bytes(dataset: Dataset, field: Field) -> None:
         raise RefusedError(
             f"a row must have one value of bytes or text, and has {list(dataset.shape[1:])} of them"
         )
-    if field.bytes.stored == "heap":
-        if field.shape != (REFERENCE.itemsize,):
-            raise RefusedError("addresses must have 8 bytes, and have others; write it again with h5py")
-        if dataset.needs_library:
-            raise RefusedError(
-                "values of variable length are read if not compressed, or with gzip, which saves nothing on them; "
-                "write them again without compression"
-            )
+    if field.bytes.stored == "heap" and field.shape != (REFERENCE.itemsize,):
+        raise RefusedError("addresses must have 8 bytes, and have others; write it again with h5py")
 
 
 def _check_lengths(file: File, refused: dict[str, str], path: Path) -> None:
