@@ -40,7 +40,7 @@ def outcome_of(kind: str, path: Path, valid: Path, chance: random.Random) -> Out
     try:
         if kind == "cache":
             return _cached(path)
-        if kind == "lane files":
+        if kind.startswith("lane file"):
             return _lanes(path)
         return _read(kind, path, chance)
     except (ValueError, TypeError, FeedError, FileNotFoundError) as error:

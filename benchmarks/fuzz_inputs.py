@@ -180,6 +180,13 @@ def write_lanes(path: Path) -> None:
     save_lanes(LANES, path)
 
 
+def write_lane(path: Path) -> None:
+    """A single lane, whose file no other one contradicts."""
+    from feedline import save_lanes
+
+    save_lanes({**LANES, "lanes": {"0": LANES["lanes"]["0"]}, "writers": [0]}, path)
+
+
 BLOCK = b"".join(values())
 LANES = {
     "step": 5,
@@ -208,6 +215,7 @@ RECORDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "cache": (".block", write_block),
     "lane files": (".lanes", write_lanes),
+    "lane file": (".lanes", write_lane),
 }
 FILES = {**WRITERS, **RECORDS, **OTHERS}
 STATES = ("rows state", "lanes state", "mixture state")
