@@ -91,7 +91,7 @@ def of_file(given: Input, folder: Path) -> Outcome:
     path = folder / f"{given.name}{FILES[given.format][0]}"
     valid = folder / "valid" / f"{given.format}{path.suffix}"
     mutate(given.format, path, valid, given.chance)
-    outcome = outcome_of(given.format, path, valid, given.chance)
+    outcome = outcome_of(given.format, path, given.chance)
     remove(path)
     return outcome
 

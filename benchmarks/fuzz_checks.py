@@ -27,13 +27,12 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-def outcome_of(kind: str, path: Path, valid: Path, chance: random.Random) -> Outcome:
+def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
     """The outcome of opening and reading a damaged file.
 
     Args:
       kind: the format.
       path: the damaged file; of an index, its file, which is whole.
-      valid: the file before.
     """
     from feedline import FeedError
 
@@ -75,10 +74,7 @@ def remove(path: Path) -> None:
 def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
     import feedline
 
-    if kind.endswith("arrow bytes") or kind == "parquet bytes" or kind in fuzz_inputs.RECORDS:
-        options: dict[str, Any] = {}
-    else:
-        options = {"dtype": RECORD} if kind in ("bin", "array_record") else {}
+    options = {"dtype": RECORD} if kind in ("bin", "array_record") else {}
     source = feedline.open_source(path, **options)
     again = pickle.loads(pickle.dumps(source)) if chance.random() < 0.1 else source
     outcome = compared(again, chance)

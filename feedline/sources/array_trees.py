@@ -141,5 +141,5 @@ def checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Ar
 
 def why_empty(options: OpenOptions, first: str) -> str:
     if options.window is None:
-        return f"arrays of length 0 in {first}"
+        return f"arrays of length 0 in {first}; check what wrote it"
     return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"

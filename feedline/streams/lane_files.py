@@ -76,8 +76,8 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if len(lanes) < count:
         missing = next(lane for lane in range(count) if lane not in lanes)
         raise ValueError(
-            f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)}, of which the first "
-            f"is lane {missing}: a save was interrupted, or left out a process; restore an older folder"
+            f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)}, of which the "
+            f"first is lane {missing}: a save was interrupted, or left out a process; restore an older folder"
         )
     return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
