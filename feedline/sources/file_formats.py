@@ -51,7 +51,8 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    has_bytes = [hdf5.read_file(Path(path), options).has_bytes for path in paths]
+    files = [hdf5.read_file(Path(path), options) for path in paths]
+    has_bytes = [file.has_bytes for file in files]
     if all(has_bytes):
         return Hdf5Records(_hdf5_groups, paths, options)
     if any(has_bytes):
@@ -59,7 +60,7 @@ def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | Encode
             f"files must agree in datasets and their types; {paths[has_bytes.index(True)]} has bytes or text, "
             f"{paths[has_bytes.index(False)]} has not; choose columns=[...] that they share, or write them again"
         )
-    if all(hdf5_columns.is_mapped(Path(path), options) for path in paths):
+    if all(file.has_plain_rows for file in files):
         return ArraySource(paths, options)
     return _hdf5_groups(paths, options)
 

@@ -24,13 +24,8 @@ Array = npt.NDArray[Any]
 _GROUP_BYTES = 1 << 16  # of a contiguous dataset, which has no groups of its own
 
 
-def is_mapped(path: Path, options: OpenOptions) -> bool:
-    """Whether the rows of a file can be used without copying them."""
-    return all(leaf.dataset.has_plain_rows for leaf in read_file(path, options).flat)
-
-
 def mapped(path: Path, options: OpenOptions) -> list[Any]:
-    """The rows of a file for which `is_mapped` is true, as trees of views of the mapped file, one after the other.
+    """The rows of a file that `has_plain_rows`, as trees of views of the mapped file, one after the other.
 
     Raises:
       FileNotFoundError, ValueError: it cannot be read as rows.

@@ -52,6 +52,11 @@ class File(NamedTuple):
         return self.flat[0].dataset.shape[0]
 
     @property
+    def has_plain_rows(self) -> bool:
+        """Whether all rows can be used without copying them."""
+        return all(leaf.dataset.has_plain_rows for leaf in self.flat)
+
+    @property
     def has_bytes(self) -> bool:
         """Whether some leaf holds bytes or text."""
         return any(leaf.field.bytes is not None for leaf in self.flat)

@@ -80,7 +80,8 @@ def datasets(draw):
     return {"data": array, **options}
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
 @given(given_=datasets(), written_rows=st.integers(0, 9), libver=st.sampled_from(["earliest", "latest"]))
 def test_rows_are_those_of_h5py(tmp_path_factory, given_, written_rows, libver):
     path = tmp_path_factory.mktemp("h5") / "x.h5"
@@ -132,6 +133,17 @@ def test_several_files_follow_each_other(tmp_path, is_source_of):
         feedline.open_source(tmp_path / "*.h5")
 
 
+def test_files_with_and_without_bytes_do_not_follow_each_other(tmp_path):
+    with_jpegs(tmp_path / "0.h5")
+    written(tmp_path / "1.h5", image=np.zeros((ROWS, 16), np.uint8))  # as references to values are stored
+    with pytest.raises(ValueError, match=r"0.h5 has bytes or text, .*1.h5 has not; choose columns"):
+        feedline.open_source(tmp_path / "*.h5")
+    with_jpegs(tmp_path / "1.h5")
+    source = feedline.open_source(tmp_path / "*.h5")
+    assert source.records(np.arange(2 * ROWS)[::-1]) == (2 * JPEGS)[::-1]
+    assert source.file_of(ROWS) == str(tmp_path / "1.h5")
+
+
 def test_a_dataset_without_any_row_written_costs_no_memory(tmp_path):
     path = written(
         tmp_path / "x.h5", x={"shape": (1 << 40, 3), "dtype": "f4", "chunks": (1024, 3), "fillvalue": 2}
@@ -177,7 +189,7 @@ def test_bytes_and_text_are_encoded_rows(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lengths=st.lists(st.integers(0, 60) | st.integers(4000, 5000), min_size=1, max_size=40))
 def test_values_of_any_length(tmp_path_factory, lengths, compression):
     path = tmp_path_factory.mktemp("h5") / "x.h5"
