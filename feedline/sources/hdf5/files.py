@@ -75,6 +75,8 @@ def opened(path: Path) -> Iterator[Any]:
         pass  # h5py's errors do not say what to do
     try:
         with h5py.File(str(path), "r", locking="best-effort") as file:
+            if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
+                raise ValueError("it is already open for writing in this process")
             yield file
     except RefusedError:
         raise

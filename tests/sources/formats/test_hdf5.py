@@ -1,5 +1,6 @@
 """HDF5 files, compared with what h5py reads from them."""
 
+import fcntl
 import os
 import pickle
 
@@ -190,11 +191,14 @@ def test_bytes_and_text_are_encoded_rows(tmp_path):
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @settings(max_examples=15, deadline=None)
-@given(lengths=st.lists(st.integers(0, 60) | st.integers(4000, 5000), min_size=1, max_size=40))
-def test_values_of_any_length(tmp_path_factory, lengths, compression):
+@given(
+    lengths=st.lists(st.integers(0, 60) | st.integers(4000, 5000), min_size=1, max_size=40),
+    libver=st.sampled_from(["earliest", "latest"]),
+)
+def test_values_of_any_length(tmp_path_factory, lengths, libver, compression):
     path = tmp_path_factory.mktemp("h5") / "x.h5"
     values = [np.random.default_rng(row).bytes(length) for row, length in enumerate(lengths)]
-    with h5py.File(path, "w", userblock_size=1024) as file:
+    with h5py.File(path, "w", libver=libver, userblock_size=1024) as file:
         x = file.create_dataset(
             "x", (len(values),), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(3,), compression=compression
         )
@@ -344,16 +348,23 @@ def test_another_format(tmp_path, name, data):
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_a_file_that_is_being_written_is_refused(tmp_path, libver):
-    path = tmp_path / "x.h5"
+    path, killed = tmp_path / "x.h5", tmp_path / "killed.h5"
+    message = r"must not be open for writing: close it .* h5clear -s"
     with h5py.File(path, "w", libver=libver) as file:
         file["x"] = LABEL
+        with pytest.raises(ValueError, match=message):  # not all of it lies on disk
+            feedline.open_source(path)
         file.flush()
-        copy = tmp_path / "killed.h5"
-        copy.write_bytes(path.read_bytes())  # as a killed writer leaves it
+        killed.write_bytes(path.read_bytes())
     if libver == "latest":
-        with pytest.raises(ValueError, match=r"must not be open for writing: close it .* h5clear -s"):
-            feedline.open_source(copy)
-    assert len(feedline.open_source(path)) == ROWS
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(killed)
+    with path.open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)  # as HDF5 does in another process
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(path)
+    with h5py.File(path):  # somebody else reads it
+        assert len(feedline.open_source(path)) == ROWS
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"fletcher32": True}])
