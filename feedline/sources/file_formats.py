@@ -60,7 +60,7 @@ def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | Encode
             f"files must agree in datasets and their types; {paths[has_bytes.index(True)]} has bytes or text, "
             f"{paths[has_bytes.index(False)]} has not; choose columns=[...] that they share, or write them again"
         )
-    if all(file.has_plain_rows for file in files):
+    if all(file.is_mapped for file in files):
         return ArraySource(paths, options)
     return _hdf5_groups(paths, options)
 

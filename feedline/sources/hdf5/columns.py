@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _GROUP_BYTES = 1 << 16  # of a contiguous dataset, which has no groups of its ow
 
 
 def mapped(path: Path, options: OpenOptions) -> list[Any]:
-    """The rows of a file that `has_plain_rows`, as trees of views of the mapped file, one after the other.
+    """The rows of a file that `is_mapped`, as trees of views of the mapped file, one after the other.
 
     Raises:
       FileNotFoundError, ValueError: it cannot be read as rows.
@@ -49,6 +50,8 @@ def mapped(path: Path, options: OpenOptions) -> list[Any]:
 def _parts(leaf: Leaf, whole: Any, path: Path) -> list[tuple[int, Array]]:
     """The rows of a leaf: first rows, and arrays that follow each other."""
     dataset, (rows, height) = leaf.dataset, (leaf.dataset.shape[0], leaf.dataset.chunk[0])
+    if not dataset.has_plain_rows:
+        return [(0, _in_memory(leaf, rows, path))]
     offsets = dataset.places[:, 0]
     firsts = dataset.numbers * height
     joined = np.zeros(len(firsts), bool)
@@ -65,6 +68,13 @@ def _parts(leaf: Leaf, whole: Any, path: Path) -> list[tuple[int, Array]]:
     if end < rows or not found:
         found.append((end, _filled(leaf, rows - end, path)))
     return found
+
+
+def _in_memory(leaf: Leaf, rows: int, path: Path) -> Array:
+    try:
+        return read_rows(path, leaf, 0, rows)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged in {leaf.dataset.name}: {error}; write it again with h5py") from error
 
 
 def _view(leaf: Leaf, rows: int, memory: Any, offset: int) -> Array:

@@ -120,10 +120,10 @@ def _number(kind: Any) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(kind.dtype)
         if dtype == np.bool_ or (is_numeric(dtype) and dtype.itemsize == size and h5t.py_create(dtype) == kind):
             return dtype
+    name = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
     raise RefusedError(
-        "an accelerator holds numbers and booleans, and encoded rows bytes and text, and its elements are "
-        f"{type(kind).__name__.removeprefix('Type').removesuffix('ID').lower()} of {size} bytes that NumPy does "
-        "not have; encode it as numbers, or leave it out with columns=[...]"
+        f"its elements must be numbers or booleans that NumPy has, bytes or text, and are of HDF5's class {name} "
+        f"with {size} bytes; encode them as numbers, or leave the dataset out with columns=[...]"
     )
 
 

@@ -16,6 +16,8 @@ from feedline.sources.hdf5.datasets import Dataset, dataset_of
 from feedline.sources.hdf5.elements import REFERENCE, Field, RefusedError, fields_of
 
 SUFFIXES = (".h5", ".hdf5")
+_MOST_IN_MEMORY_BYTES = 1 << 26
+"""Of compressed datasets beside others that are not, such as labels: so much is read into memory."""
 
 
 class Leaf(NamedTuple):
@@ -52,9 +54,11 @@ class File(NamedTuple):
         return self.flat[0].dataset.shape[0]
 
     @property
-    def has_plain_rows(self) -> bool:
-        """Whether all rows can be used without copying them."""
-        return all(leaf.dataset.has_plain_rows for leaf in self.flat)
+    def is_mapped(self) -> bool:
+        """Whether rows are used where they lie in the file. Small datasets beside them are read into memory."""
+        others = [leaf.dataset for leaf in self.flat if not leaf.dataset.has_plain_rows]
+        in_memory = sum(dataset.row_bytes * dataset.shape[0] for dataset in others)
+        return len(others) < len(self.flat) and in_memory <= _MOST_IN_MEMORY_BYTES
 
     @property
     def has_bytes(self) -> bool:
@@ -183,4 +187,4 @@ def _check_lengths(file: File, refused: dict[str, str], path: Path) -> None:
     fix = f"choose those that belong together: columns={fitting}"
     if not fitting:
         fix = "choose datasets inside of groups: columns=['group/name', ...]"
-    raise ValueError(f"the datasets of an HDF5 file must be rows of one number, {path} has {listed}; {fix}")
+    raise ValueError(f"all datasets of an HDF5 file must have the same number of rows, {path} has {listed}; {fix}")
