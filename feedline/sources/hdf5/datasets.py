@@ -73,7 +73,7 @@ def dataset_of(opened: Any, size_bytes: int) -> Dataset:
     if layout not in (h5d.CONTIGUOUS, h5d.CHUNKED) or created.get_external_count():
         raise RefusedError(
             "its data must lie in the file itself, contiguous or in chunks, and it is virtual, compact or in "
-            "external files; open those files themselves, or write it again with h5repack -l CONTI"
+            "external files; open those files themselves, or write it again: new[name] = old[name][:]"
         )
     item_bytes = bytes_of(opened.id.get_type())
     chunk = created.get_chunk() if layout == h5d.CHUNKED else tuple(max(1, length) for length in shape)
@@ -101,8 +101,8 @@ def _filters(created: Any) -> tuple[int, ...]:
             (name or b"").decode(errors="replace") or f"filter {number}" for number, *_, name in found
         )
         raise RefusedError(
-            f"of HDF5's filters feedline decodes gzip, shuffle with gzip, and fletcher32, and its chunks have "
-            f"{names}; write it again with one of these: h5repack -f SHUF -f GZIP=4 old.h5 new.h5"
+            "of HDF5's filters feedline decodes gzip, shuffle with gzip, and fletcher32, and its chunks have "
+            f"{names}; write it again: new.create_dataset(name, data=old[name][:], compression='gzip')"
         )
     return numbers
 

@@ -89,7 +89,7 @@ def opened(path: Path) -> Iterator[Any]:
         if "unable to lock" in message or "already open for" in message:
             raise ValueError(
                 f"{message}A file must not be open for writing: close it in the program that writes it, or, if "
-                "that was killed, run h5clear -s and check the data"
+                "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
 

@@ -316,7 +316,7 @@ REFUSED = {
     ),
     "lzf": (
         lambda file: file.create_dataset("t", data=LABEL, compression="lzf"),
-        "t: of HDF5's filters feedline decodes gzip.* have lzf; write it again .* h5repack",
+        "t: of HDF5's filters feedline decodes gzip.* have lzf; write it again: new.create_dataset",
     ),
     "shuffle alone": (
         lambda file: file.create_dataset("t", data=LABEL, shuffle=True),
