@@ -1,16 +1,18 @@
 """Does a damaged file or state ever cause silently wrong rows, an unhelpful error, a crash or a hang?
 
-Small valid files of every format are mutated: bytes are flipped, cut and inserted, numbers in headers replaced by
-zero, negative and huge ones. Child processes open each of them, read rows twice into buffers that were filled
-differently, read some rows alone, and pickle some of the sources. States of a feed of rows and of a feed of lanes
-are mutated as JSON and given to `set_state`.
+Small valid files of every format are mutated: bytes are flipped, cut, inserted and zeroed, blocks swapped, numbers
+in headers replaced by zero, negative and huge ones. So are index files, blocks of the cache of stores and saved
+lanes. Child processes open each of them, read rows twice (columns into buffers that were filled differently), read
+some rows alone, and pickle some of the sources. States of feeds of rows, lanes and a mixture are mutated as JSON
+and given to `set_state`.
 
 Expected of a file: its rows are read correctly; or it is refused with an error that names it; or it gives other
-rows, with the shapes and dtypes that its metadata now promise, since most formats have no checksums. Expected of
-a state: `set_state` refuses it with a ValueError or TypeError; or the next batch does, if only Grain can check it;
-or that batch is delivered. Refuted by a read that leaves a part of its buffer unwritten or that differs the
-second time, an error without the name of the file, a process that dies, an input that takes longer than --limit-s,
-and a state that is accepted and fails later. Such inputs are saved in --folder, and the exit code is 1.
+rows, with the shapes and dtypes that its metadata now promise, unless its format has checksums. Expected of a
+state: `set_state` refuses it with a ValueError or TypeError; or the next batch does, if only Grain can check it;
+or that batch is delivered. Refuted by a read that leaves a part of its buffer unwritten or that differs the second
+time, an error of another type or without the name of the file, a wrong row in spite of a checksum, a process that
+dies or takes more memory than an input can need, an input that takes longer than --limit-s, and a state that is
+accepted and fails later. Such inputs are saved in --folder, and the exit code is 1.
 
     python benchmarks/fuzz.py --inputs 10000             # of each format and state
     python benchmarks/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
@@ -23,11 +25,9 @@ import argparse
 import collections
 import json
 import os
-import pickle
 import queue
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,18 +35,17 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import fuzz_inputs
-import numpy as np
-from fuzz_inputs import FORMATS, RECORD, STATES, WRITERS
+from fuzz_checks import Outcome, RestoredFeed, mutate, outcome_of, remove
+from fuzz_inputs import FILES, FORMATS, STATES
 
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
 MEMORY_BYTES = 12 << 30
 """The memory limit of a child, so that an allocation that is too large fails."""
-READ_BYTES = 64 << 20
-"""The most that is read of an input whose changed header promises wide rows."""
+MOST_KIB = 1 << 20
+"""How much the memory of a child may grow by one input: what a header promises must not be allocated."""
 
 
 class Input(NamedTuple):
@@ -67,13 +66,6 @@ class Input(NamedTuple):
         return f"{self.format.replace(' ', '-')}-{self.seed}-{self.number}"
 
 
-class Outcome(NamedTuple):
-    """The outcome of an input: one of `EXPECTED`, or one that refutes; and the error, if there is one."""
-
-    kind: str
-    detail: str = ""
-
-
 # --- in a child process ---
 
 
@@ -86,118 +78,22 @@ def serve(folder: Path) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         given = Input(*json.loads(line))
-        if given.format in STATES:
-            outcome = states[given.format].resumed(given)
-        else:
-            path = folder / f"{given.name}{WRITERS[given.format][0]}"
-            fuzz_inputs.write_mutated(path, folder / "valid" / f"{given.format}{path.suffix}", given.chance)
-            outcome = read_outcome(given, path)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        outcome = states[given.format].resumed(given.chance) if given.format in STATES else of_file(given, folder)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        if grown > MOST_KIB:
+            outcome = Outcome("too much memory", f"{grown >> 10} MiB; {outcome}")
         print(json.dumps(outcome), flush=True)
 
 
-def read_outcome(given: Input, path: Path) -> Outcome:
-    """The outcome of opening and reading a file."""
-    import feedline
-
-    try:
-        options = {"dtype": RECORD} if given.format in ("bin", "array_record") else {}
-        source = feedline.open_source(path, **options)
-        outcome = compared(source, given.chance)
-        if given.number % 8 == 0 and outcome.kind in EXPECTED:
-            outcome = compared(pickle.loads(pickle.dumps(source)), given.chance)
-        source.close()
-    except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
-        message = f"{type(error).__name__}: {error}"
-        return Outcome("refused" if path.name in message else "error without the file's name", message)
+def of_file(given: Input, folder: Path) -> Outcome:
+    """The outcome of a damaged file."""
+    path = folder / f"{given.name}{FILES[given.format][0]}"
+    valid = folder / "valid" / f"{given.format}{path.suffix}"
+    mutate(given.format, path, valid, given.chance)
+    outcome = outcome_of(given.format, path, given.chance)
+    remove(path)
     return outcome
-
-
-def compared(source: Any, chance: random.Random) -> Outcome:
-    """Compare the rows of a source with those of the valid file, and with a second read."""
-    import jax
-
-    _ = source.identity
-    leaves = jax.tree.leaves(source.spec)
-    wide = sum(int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize for leaf in leaves)
-    last = len(source) - 1
-    order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), fuzz_inputs.ROWS))]
-    order = order[: max(1, READ_BYTES // max(1, wide))]
-    if wide > READ_BYTES:
-        return Outcome("other rows", f"rows of {wide} bytes, not read")
-
-    def read(asked: list[int], filling: int) -> list[Any]:
-        def buffer(leaf: Any) -> Any:
-            return np.frombuffer(
-                bytearray([filling]) * (len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize), leaf.dtype
-            ).reshape(len(asked), *leaf.shape)
-
-        out = jax.tree.map(buffer, source.spec)
-        source.read(np.array(asked, np.int64), out)
-        return [leaf.tobytes() for leaf in jax.tree.leaves(out)]
-
-    first = read(order, 0)
-    if first != read(order, 255):
-        return Outcome("not all of the buffer written")
-    for i in (0, 1, len(order) // 2):
-        alone = read([order[i % len(order)]], 255)
-        size = [len(leaf) // len(order) for leaf in first]
-        if alone != [leaf[i % len(order) * k :][:k] for leaf, k in zip(first, size, strict=True)]:
-            return Outcome("a row alone is another one than in a batch")
-    valid = fuzz_inputs.rows()
-    found = (
-        {name: (leaf.shape, leaf.dtype) for name, leaf in source.spec.items()}
-        if isinstance(source.spec, dict)
-        else 0
-    )
-    same_spec = found == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
-    if (
-        same_spec
-        and len(source) == fuzz_inputs.ROWS
-        and first == [valid[name][order].tobytes() for name in sorted(valid)]
-    ):
-        return Outcome("right")
-    return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
-
-
-class RestoredFeed:
-    """A feed of one kind that restores mutations of its state."""
-
-    def __init__(self, kind: str) -> None:
-        import grain
-        import jax
-        from jax.sharding import SingleDeviceSharding
-
-        import feedline
-
-        def make_lane(lane: int, count: int) -> Any:
-            return grain.MapDataset.range(lane, 40, count).to_iter_dataset()
-
-        source = np.arange(40, dtype=np.int32) if kind == "rows state" else feedline.Lanes(make_lane, 2)
-        self._feed = feedline.Feed(source, 8, SingleDeviceSharding(jax.devices()[0]), prefetch=0)
-        next(self._feed)
-        next(self._feed)
-        self._state = self._feed.get_state()
-
-    def resumed(self, given: Input) -> Outcome:
-        """The outcome of restoring a mutation of the state."""
-        state = fuzz_inputs.mutated_state(self._state, given.chance)
-        mutated = json.dumps(state)
-        try:
-            self._feed.set_state(state)
-        except (ValueError, TypeError) as error:
-            return Outcome("refused", f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
-            return Outcome("set_state failed otherwise", f"{type(error).__name__}: {error}: {mutated}")
-        try:
-            batch = next(self._feed)
-        except BaseException as error:  # noqa: BLE001  # StopIteration, too
-            if isinstance(error, ValueError) and "cannot go on from its state" in str(error):
-                return Outcome(
-                    "refused by the next batch", str(error)
-                )  # only Grain can check its own part of a state
-            return Outcome("accepted, and then failed", f"{type(error).__name__}: {error}: {mutated}")
-        return Outcome("accepted" if batch.shape == (8,) else "accepted, and then another shape", mutated)
 
 
 # --- in the parent ---
@@ -278,19 +174,24 @@ def outcomes(
 def write_valid(folder: Path) -> None:
     """Write one valid file of each format."""
     (folder / "valid").mkdir()
-    for name, (suffix, write) in WRITERS.items():
-        write(folder / "valid" / f"{name}{suffix}")
+    for name, (suffix, write) in FILES.items():
+        path = folder / "valid" / f"{name}{suffix}"
+        write(path)
+        if name.endswith(" index"):
+            import feedline
+
+            feedline.open_source(path).close()  # makes the index
 
 
 def save(given: Input, outcome: Outcome, work: Path, folder: Path) -> None:
     """Save an input that refutes, with its outcome."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{given.name}.txt").write_text(f"{outcome.kind}\n{outcome.detail}\n")
-    if given.format in WRITERS:
-        suffix = WRITERS[given.format][0]
+    if given.format in FILES:
+        suffix = FILES[given.format][0]
         path = folder / f"{given.name}{suffix}"
         if not path.exists():
-            fuzz_inputs.write_mutated(path, work / "valid" / f"{given.format}{suffix}", given.chance)
+            mutate(given.format, path, work / "valid" / f"{given.format}{suffix}", given.chance)
 
 
 def main() -> None:

@@ -1,49 +1,18 @@
-"""The inputs of `fuzz.py`: small valid files of every format, and mutations of files and of states."""
+"""The inputs of `fuzz.py`: small valid files of every format."""
 
 from __future__ import annotations
 
-import copy
+import io
 import json
-import random
-import shutil
-from collections.abc import Callable, Iterator
+import os
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROWS = 64
-NUMBERS = (
-    b"0",
-    b"-1",
-    b"1",
-    b"7",
-    b"255",
-    b"65536",
-    b"2147483648",
-    b"1099511627776",
-    b"9223372036854775807",
-    b"1e3",
-)
-NUMBERS += (b"10" * 20, b"4.5", b"null", b"true", b'"x"', b"[]")
-WORDS = (
-    b"<i4",
-    b"<f8",
-    b"|S0",
-    b"|V0",
-    b"|V2",
-    b"|O",
-    b"<U4",
-    b"bool",
-    b"complex64",
-    b"float99",
-    b"'''",
-    b"(",
-    b"{}",
-)
-
-
-# --- valid inputs ---
 
 
 def rows() -> dict[str, Any]:
@@ -119,141 +88,135 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "arrow compressed": (".arrow", lambda path: write_table(path, compression="zstd")),
     "parquet": (".parquet", write_table),
 }
-STATES = ("rows state", "lanes state")
-FORMATS = (*WRITERS, *STATES)
 
 
-# --- mutations ---
+def values() -> list[bytes]:
+    """The rows of every file of records: bytes of several lengths, of which one is empty."""
+    random_ = np.random.default_rng(1)
+    return [b"", *(random_.bytes(int(length)) for length in random_.integers(1, 300, ROWS - 1))]
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """The bytes with one to four changes, half of them near an end, where headers and footers are."""
-    for _ in range(chance.choice((1, 1, 1, 2, 4))):
-        data = chance.choice((_flipped, _overwritten, _cut, _inserted, _truncated, _numbered, _numbered, _worded))(
-            data, chance
-        )
-    return data
+def write_records(path: Path) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for value in values():
+        writer.write(value)
+    writer.close()
 
 
-def _random_offset(data: bytes, chance: random.Random) -> int:
-    near = min(len(data), 400)
-    where = chance.random()
-    if where < 0.25:
-        return chance.randrange(near + 1)
-    return len(data) - chance.randrange(near + 1) if where < 0.5 else chance.randrange(len(data) + 1)
+def write_tfrecord(path: Path) -> None:
+    import google_crc32c
+
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+    with path.open("wb") as file:
+        for value in values():
+            length = len(value).to_bytes(8, "little")
+            file.write(length + masked(length) + value + masked(value))
 
 
-def _flipped(data: bytes, chance: random.Random) -> bytes:
-    changed = bytearray(data)
-    for _ in range(chance.choice((1, 1, 3, 20))):
-        if changed:
-            changed[min(_random_offset(data, chance), len(data) - 1)] ^= 1 << chance.randrange(8)
-    return bytes(changed)
+def write_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        for number, value in enumerate(values()):
+            for field, data in {"x": value, "y": str(number).encode()}.items():
+                member = tarfile.TarInfo(f"{number:03}.{field}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
 
 
-def _overwritten(data: bytes, chance: random.Random) -> bytes:
-    at, size = _random_offset(data, chance), chance.choice((1, 2, 4, 8, 64))
-    number = chance.choice((0, 1, (1 << 8 * size) - 1, 1 << 8 * size - 1, chance.getrandbits(8 * size)))
-    return data[:at] + number.to_bytes(size, chance.choice(("little", "big"))) + data[at + size :]
+def write_byte_table(path: Path, **options: Any) -> None:
+    import pyarrow
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    table = pyarrow.table({"x": pyarrow.array(values(), pyarrow.binary()), "y": np.arange(ROWS, dtype=np.int32)})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=16, **options)
+    else:
+        pyarrow.feather.write_feather(table, path, chunksize=16, **options)
 
 
-def _cut(data: bytes, chance: random.Random) -> bytes:
-    at = _random_offset(data, chance)
-    return data[:at] + data[at + chance.choice((1, 4, 100)) :]
+def write_hdf5(path: Path, libver: str = "earliest", **options: Any) -> None:
+    import h5py
+
+    columns = rows()
+    with h5py.File(path, "w", libver=libver) as file:
+        file.create_dataset("x", data=columns["x"], **({"chunks": (16, 2)} if options else {}), **options)
+        file.create_dataset("y", data=columns["y"], chunks=(16,), **options)
 
 
-def _inserted(data: bytes, chance: random.Random) -> bytes:
-    at, start = _random_offset(data, chance), _random_offset(data, chance)
-    return data[:at] + data[start : start + chance.choice((1, 4, 100))] + data[at:]
+def write_hdf5_bytes(path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        values_ = file.create_dataset("x", (ROWS,), h5py.vlen_dtype(np.uint8), chunks=(16,))
+        for number, value in enumerate(values()):
+            values_[number] = np.frombuffer(value, np.uint8)
+        file["y"] = np.arange(ROWS, dtype=np.int32)
 
 
-def _truncated(data: bytes, chance: random.Random) -> bytes:
-    return data[: _random_offset(data, chance)]
+def write_folder(path: Path) -> None:
+    for number, value in enumerate(values()):
+        file = path / f"{number // 32}" / f"{number:03}.bin"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(value)
 
 
-def _numbered(data: bytes, chance: random.Random) -> bytes:
-    """Replace a decimal number, as they occur in the headers of .npy and Zarr."""
-    digits = [i for i, byte in enumerate(data[:2000]) if 48 <= byte < 58]
-    if not digits:
-        return _overwritten(data, chance)
-    start = end = chance.choice(digits)
-    while start > 0 and 48 <= data[start - 1] < 58:
-        start -= 1
-    while end < len(data) and 48 <= data[end] < 58:
-        end += 1
-    same_length = "".join(
-        chance.choices("123456789", k=end - start)
-    ).encode()  # so that the header keeps its length
-    return data[:start] + chance.choice((same_length, chance.choice(NUMBERS))) + data[end:]
+def write_block(path: Path) -> None:
+    """A block of the cache of stores, whose bytes are `BLOCK`."""
+    from feedline.stores.cache import BlockCache
+
+    place = BlockCache(str(path.parent / "made"), 1 << 30)
+    os.close(place.store("block", BLOCK))
+    path.write_bytes(Path(place.path("block")).read_bytes())
 
 
-def _worded(data: bytes, chance: random.Random) -> bytes:
-    """A word of `WORDS` over the bytes of the header."""
-    at = _random_offset(data[:400], chance)
-    word = chance.choice(WORDS)
-    return data[:at] + word + data[at + len(word) :]
+def write_lanes(path: Path) -> None:
+    from feedline import save_lanes
+
+    save_lanes(LANES, path)
 
 
-def write_mutated(path: Path, valid: Path, chance: random.Random) -> None:
-    """Write a mutation of a file; in a folder, mutate or remove one or two of its files."""
-    if valid.is_file():
-        path.write_bytes(mutated(valid.read_bytes(), chance))
-        return
-    shutil.copytree(valid, path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    metadata = [file for file in files if file.name in ("zarr.json", ".zarray", ".zgroup")]
-    for _ in range(chance.choice((1, 1, 2))):
-        file = chance.choice(metadata if chance.random() < 0.6 else files)
-        if not file.exists():
-            continue
-        if chance.random() < 0.1:
-            file.unlink()
-        else:
-            file.write_bytes(mutated(file.read_bytes(), chance))
+def write_lane(path: Path) -> None:
+    """A single lane, whose file no other one contradicts."""
+    from feedline import save_lanes
+
+    save_lanes({**LANES, "lanes": {"0": LANES["lanes"]["0"]}, "writers": [0]}, path)
 
 
-def mutated_state(state: Any, chance: random.Random) -> Any:
-    """A state with one to three values replaced, removed or added, anywhere in it."""
-    state = copy.deepcopy(state)
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        containers = list(_containers(state))
-        container = chance.choice(containers)
-        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
-        key = chance.choice(keys) if keys else "x"
-        values = (
-            None,
-            -1,
-            0,
-            1,
-            3,
-            2**31,
-            2**63,
-            2**70,
-            1.5,
-            float("nan"),
-            True,
-            "x",
-            "",
-            [],
-            {},
-            [None],
-            {"x": 1},
-        )
-        change = chance.random()
-        if change < 0.2 and keys:
-            del container[key]
-        elif isinstance(container, list):
-            container.append(chance.choice(values))
-        elif change < 0.3:
-            container[chance.choice(("x", "7", "lanes", "next_index"))] = chance.choice(values)
-        else:
-            container[key] = chance.choice(values)
-    return state
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    """All dicts and lists in a JSON value, from the outside inwards."""
-    if isinstance(value, dict | list):
-        yield value
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _containers(inner)
+BLOCK = b"".join(values())
+LANES = {
+    "step": 5,
+    "position": 40,
+    "lanes": {str(lane): {"next_index": 40 + lane, "inner": {"a": [lane]}} for lane in range(3)},
+    "writers": [0, 0, 0],
+}
+WRITERS |= {
+    "hdf5": (".h5", write_hdf5),
+    "hdf5 latest": (".h5", lambda path: write_hdf5(path, "latest")),
+    "hdf5 gzip": (".h5", lambda path: write_hdf5(path, compression="gzip", shuffle=True)),
+    "hdf5 checksums": (".h5", lambda path: write_hdf5(path, fletcher32=True)),
+}
+RECORDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "tfrecord": (".tfrecord", write_tfrecord),
+    "tfrecord index": (".tfrecord", write_tfrecord),
+    "tar": (".tar", write_tar),
+    "tar index": (".tar", write_tar),
+    "records": (".array_record", write_records),
+    "parquet bytes": (".parquet", write_byte_table),
+    "arrow bytes": (".arrow", lambda path: write_byte_table(path, compression="uncompressed")),
+    "arrow bytes compressed": (".arrow", lambda path: write_byte_table(path, compression="zstd")),
+    "hdf5 bytes": (".h5", write_hdf5_bytes),
+    "folder": (".photos", write_folder),
+}
+OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "cache": (".block", write_block),
+    "lane files": (".lanes", write_lanes),
+    "lane file": (".lanes", write_lane),
+}
+FILES = {**WRITERS, **RECORDS, **OTHERS}
+STATES = ("rows state", "lanes state", "mixture state")
+FORMATS = (*FILES, *STATES)

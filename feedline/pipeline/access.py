@@ -143,6 +143,7 @@ class RandomAccess:
 
     def check_cursor(self, cursor: Cursor) -> None:
         """The batches from there to the end of the pass must be a multiple of the steps per call."""
+        self.source_epochs(cursor)  # refuses an epoch of a mixture that is too late
         left, steps = self.reader.schedule.batches_from(cursor), self.steps_per_call
         if left != ENDLESS and left % steps:
             divisors = [n for n in range(1, steps + 1) if left % n == 0]

@@ -18,12 +18,16 @@ from feedline.sources.formats import arrow, files
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.mapped_file import MappedObject
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.hdf5 import columns
+from feedline.sources.hdf5 import files as hdf5
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.remote_file import SMALL_BYTES, open_object
 from feedline.stores.urls import is_url
 
 Array = npt.NDArray[Any]
+_MAPPED = {**dict.fromkeys(arrow.SUFFIXES, arrow.mapped), **dict.fromkeys(hdf5.SUFFIXES, columns.mapped)}
+"""How files are opened whose rows may lie in several pieces."""
 
 
 class OpenedArrays(NamedTuple):
@@ -55,12 +59,12 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
     """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path, name = Path(shard), os.fspath(shard)
-        if path.suffix in arrow.SUFFIXES:
+        if path.suffix in _MAPPED:
             if path.is_file():
                 opened.versions[os.path.abspath(path)] = FileVersion.of(
                     path
                 )  # before it is mapped, so that no change is missed
-            return arrow.mapped(path, options)
+            return _MAPPED[path.suffix](path, options)
         arrays = opened.load(name, options.dtype)
         shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, opened), shard, is_leaf=is_list)
@@ -92,8 +96,8 @@ def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:
         raise TypeError(
             f"{name}: a leaf must be an array or the path of a .npy file, got {type(leaf).__name__}; "
             "leaf[...] reads an array of HDF5, Zarr or netCDF into memory, numpy.asarray(leaf) a sequence of "
-            "numbers. For rows that are read when they are asked for, pass the path of the .zarr, or an object "
-            "with __len__ and __getitem__"
+            "numbers. For rows that are read when they are asked for, pass the path of the .h5 or .zarr, or an "
+            "object with __len__ and __getitem__"
         )
     return _checked(file, path, array)
 
@@ -136,7 +140,7 @@ def checked_leaves(tree: Any, name: str, first: Any, first_name: str) -> list[Ar
 
 def why_empty(options: OpenOptions, first: str) -> str:
     if options.window is None:
-        return f"arrays of length 0 in {first}"
+        return f"arrays of length 0 in {first}; check what wrote it"
     return f"{first}, and no shard with {options.window} elements, the length of a window; choose a shorter one"
 
 

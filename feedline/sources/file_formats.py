@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
+from feedline.sources.hdf5 import columns as hdf5_columns
+from feedline.sources.hdf5 import files as hdf5
+from feedline.sources.hdf5.records import Hdf5Records
 from feedline.stores.urls import is_url
 
 
@@ -45,6 +48,25 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
     if all(arrow.is_mapped(Path(path), options) for path in paths):
         return ArraySource(paths, options)
     return GroupSource(arrow.grouped, paths, options)
+
+
+def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    files = [hdf5.read_file(Path(path), options) for path in paths]
+    has_bytes = [file.has_bytes for file in files]
+    if all(has_bytes):
+        return Hdf5Records(_hdf5_groups, paths, options)
+    if any(has_bytes):
+        raise ValueError(
+            f"files must agree in datasets and their types; {paths[has_bytes.index(True)]} has bytes or text, "
+            f"{paths[has_bytes.index(False)]} has not; choose columns=[...] that they share, or write them again"
+        )
+    if all(file.is_mapped for file in files):
+        return ArraySource(paths, options)
+    return _hdf5_groups(paths, options)
+
+
+def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
+    return GroupSource(hdf5_columns.grouped, paths, options)
 
 
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
@@ -83,6 +105,7 @@ FORMATS = {
         tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset(), True)
     ),
     ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"}), True),
+    **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
     ".zarr": Format(
         lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),

@@ -74,7 +74,7 @@ class GroupSource(IndexedSource):
         self._shards = [joined([file.lengths[leaf] for file in self._files]) for leaf in leaves]
         """For each leaf, the group of each row."""
         if len(self) == 0:
-            raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
+            raise ValueError(f"a source must have at least one row, got {paths[0]} with none; check what wrote it")
         self._cache: LruCache[Group] = LruCache(options.cache_bytes)
 
     @property

@@ -53,12 +53,13 @@ def open_source(
     """The rows of a file, or of all files that a glob matches, in the sorted order of their names.
 
     The suffix names the format: `.npy`, `.npz`, `.bin` (raw), `.array_record`, `.parquet`, `.arrow` or
-    `.feather`, `.zarr`. Files of one array give batches that are one array, all others dicts by name.
+    `.feather`, `.h5` or `.hdf5`, `.zarr`. Files of one array give batches that are one array, all others dicts by
+    name.
 
     Rows may also be bytes, which `feedline.decoded` makes arrays of: records of TFRecord files (`.tfrecord`, or
     names such as train-00000-of-00128), of ArrayRecord files without `dtype` and `decode`, and of tar archives
-    (`.tar`); tables with columns of bytes or text; and whole files: those of a folder, of its class folders
-    ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
+    (`.tar`); tables and HDF5 files with columns of bytes or text; and whole files: those of a folder, of its class
+    folders ("photos/cat/1.jpg", with labels), or of a glob with another suffix ("photos/*.jpg").
 
     Args:
       path_or_glob: a file, or a glob of files of one format, whose rows follow each other; or a folder of files;
@@ -75,9 +76,9 @@ def open_source(
         whose first axes are k. Called from many threads; row i must depend only on record i. With workers it
         must pickle.
       cache_bytes: host memory for groups of rows that are stored together (Parquet row groups, compressed Arrow
-        batches, Zarr chunks), which are read whole. To read each group once, it must hold the groups of adjacent
-        positions of the order: for a blocked order, window × bytes of a block. A single group may be larger. Each
-        thread that reads a batch holds up to as many bytes in addition.
+        batches, chunks of Zarr and HDF5), which are read whole. To read each group once, it must hold the groups
+        of adjacent positions of the order: for a blocked order, window × bytes of a block. A single group may be
+        larger. Each thread that reads a batch holds up to as many bytes in addition.
       missing_chunks: in a Zarr array: "error", or "fill" for rows of the fill value in its metadata. Some writers
         (zarr-python, unless told otherwise) leave out chunks that hold only that value. With "fill" a lost
         chunk cannot be distinguished from one that was left out.

@@ -73,11 +73,11 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
                 "interrupted; restore an older folder, and save each step to one of its own"
             )
     count = saved[0].pop("count")
-    missing = sorted(set(range(count)) - set(lanes))
-    if missing:
+    if len(lanes) < count:
+        missing = next(lane for lane in range(count) if lane not in lanes)
         raise ValueError(
-            f"a checkpoint must hold all {count} lanes, and {folder} lacks {len(missing)}, of which the first is "
-            f"lane {missing[0]}: a save was interrupted, or left out a process; restore an older folder"
+            f"a checkpoint must hold all {count} lanes, and {folder} lacks {count - len(lanes)}, of which the "
+            f"first is lane {missing}: a save was interrupted, or left out a process; restore an older folder"
         )
     return {**saved[0], "lanes": {str(lane): lanes[lane] for lane in range(count)}, "writers": [0] * count}
 
@@ -105,9 +105,12 @@ def _write(path: Path, text: str) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         held = json.loads(path.read_text())
-        if {"lane", "count", "iterator"} <= held.keys():
+        if not {"lane", "count", "iterator"} <= held.keys():
+            found = f"it has only {', '.join(held)}"
+        elif type(held["lane"]) is type(held["count"]) is int and 0 <= held["lane"] < held["count"]:
             return dict(held)
-        found = f"it has only {', '.join(held)}"
+        else:
+            found = f"it is lane {held['lane']!r} of {held['count']!r}"
     except (ValueError, AttributeError) as error:
         found = str(error)
     raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")

@@ -52,7 +52,9 @@ class ShardSource(EncodedRows):
                 shard.version.check(self._remote.objects.by_url[shard.path].version, shard.path)
         self._rows = Shards([shard.count for shard in self._shards])
         if len(self._rows) == 0:
-            raise ValueError(f"a source must have at least one row, got {paths[0]} with no records")
+            raise ValueError(
+                f"a source must have at least one row, got {paths[0]} with no records; check what wrote it"
+            )
         fields = _fields([shard for shard in self._shards if shard.count])
         self.fields = None if fields is None else tuple(options.chosen(fields, paths[0]))
         self._files = OpenFiles()

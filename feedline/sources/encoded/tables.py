@@ -68,7 +68,7 @@ class TableSource(EncodedRows):
         self._groups = Shards([len(file.lengths) for file in self._files])
         self._rows = Shards([rows for file in self._files for rows in file.lengths] or [0])
         if len(self._rows) == 0:
-            raise ValueError(f"a source must have at least one row, got {paths[0]} with none")
+            raise ValueError(f"a source must have at least one row, got {paths[0]} with none; check what wrote it")
         self._cache: LruCache[Columns] = LruCache(options.cache_bytes)
 
     @property

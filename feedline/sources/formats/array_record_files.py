@@ -49,7 +49,9 @@ class ArrayRecordFiles:
         self.versions = [version for _, version in opened]
         self.shards = Shards([reader.num_records() for reader in self._readers])
         if len(self.shards) == 0:
-            raise ValueError(f"a source must have at least one row, got {self.paths[0]} with no records")
+            raise ValueError(
+                f"a source must have at least one row, got {self.paths[0]} with no records; check what wrote it"
+            )
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -94,3 +96,10 @@ def check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str
         raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
     if len(totals) > 1:
         raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
+
+
+def memory_bytes() -> int:
+    """The memory that this process can have: the machine's, or less with a limit (ulimit -v)."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return machine if limit == resource.RLIM_INFINITY else min(machine, limit)

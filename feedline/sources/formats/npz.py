@@ -39,7 +39,7 @@ def read_members(file: Mapped, opened: BinaryIO) -> dict[str, Array]:
             try:
                 arrays[name] = _member(file, opened, archive, member)
             except Exception as error:  # of many types, from zipfile and the decompressors
-                raise ValueError(f"its member {name!r}: {error or type(error).__name__}") from error
+                raise ValueError(f"its member {name!r}: {str(error)[:300] or type(error).__name__}") from error
     if not arrays:
         raise ValueError("it holds no arrays")
     return arrays

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from feedline.errors import RowError
 from feedline.rows.spec import is_numeric
 from feedline.sources.formats import extras
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.grouped_file import memory_bytes
 
 Array = npt.NDArray[Any]
 _SHARD_ENTRY_BYTES = 16  # in the index of a Zarr shard: offset and length of one inner chunk
@@ -71,7 +70,7 @@ class ZarrArray:
             "one of its chunks": math.prod(chunk) * item,
             "the index of one of its shards": math.prod(shard) // max(1, math.prod(chunk)) * _SHARD_ENTRY_BYTES,
         }
-        has = _memory_bytes()
+        has = memory_bytes()
         for what, needed in needs.items():
             if needed > has:
                 raise ValueError(
@@ -111,13 +110,6 @@ class ZarrArray:
             ) from error
         self.version.check(self.metadata)
         return found
-
-
-def _memory_bytes() -> int:
-    """The memory that this process can have: the machine's, or less with a limit (ulimit -v)."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return machine if limit == resource.RLIM_INFINITY else min(machine, limit)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

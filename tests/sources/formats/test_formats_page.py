@@ -21,6 +21,8 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8)",
         "{'image': ShapeDtypeStruct(shape=(3072,), dtype=uint8)}",
         "ShapeDtypeStruct(shape=(3072,), dtype=uint8)",
+        "ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8) 999",
+        "{'image': b'second', 'label': np.int64(1)}",
         "ShapeDtypeStruct(shape=(3,), dtype=bfloat16)",
     ]
 
@@ -37,5 +39,5 @@ def test_its_table_is_that_of_the_code():
 def test_its_extras_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = set(re.findall(r"feedline\[([\w-]+)\]", PAGE))
-    assert named == {"array-record", "arrow", "parquet", "tfrecord", "zarr"}
+    assert named == {"array-record", "arrow", "hdf5", "parquet", "tfrecord", "zarr"}
     assert named <= set(extras)

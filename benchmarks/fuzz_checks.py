@@ -1,0 +1,251 @@
+"""What becomes of one input of `fuzz.py`, in a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fuzz_inputs
+import numpy as np
+from fuzz_inputs import RECORD, ROWS
+
+CHECKED = ("tfrecord", "tfrecord index", "tar index", "records", "cache")
+"""Formats with checksums: whatever is read must be what was written."""
+READ_BYTES = 64 << 20
+"""The most that is read of an input whose changed header promises wide rows."""
+
+
+class Outcome(NamedTuple):
+    """The outcome of an input: one of `fuzz.EXPECTED`, or one that refutes; and the error, if there is one."""
+
+    kind: str
+    detail: str = ""
+
+
+def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
+    """The outcome of opening and reading a damaged file.
+
+    Args:
+      kind: the format.
+      path: the damaged file; of an index, its file, which is whole.
+    """
+    from feedline import FeedError
+
+    try:
+        if kind == "cache":
+            return _cached(path)
+        if kind.startswith("lane file"):
+            return _lanes(path)
+        return _read(kind, path, chance)
+    except (ValueError, TypeError, FeedError, FileNotFoundError) as error:
+        message = f"{type(error).__name__}: {error}"
+        if path.name not in message:
+            return Outcome("error without the file's name", message)
+        if len(message) > 3000:
+            return Outcome("an error of more than 3000 characters", message)
+        return Outcome("refused", message)
+    except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
+        return Outcome("an error of another type", f"{type(error).__name__}: {error}")
+
+
+def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
+    """Write the damaged input at `path`: a file, a folder, or a whole file with a damaged index."""
+    import fuzz_mutations
+
+    if not kind.endswith(" index"):
+        fuzz_mutations.write_mutated(path, valid, chance)
+        return
+    shutil.copy2(valid, path)  # with its time of modification, to which the index belongs
+    index = valid.with_name(f".{valid.name}.feedline-index")
+    path.with_name(f".{path.name}.feedline-index").write_bytes(fuzz_mutations.mutated(index.read_bytes(), chance))
+
+
+def remove(path: Path) -> None:
+    """Delete an input and its index."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.with_name(f".{path.name}.feedline-index").unlink(missing_ok=True)
+
+
+def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
+    import feedline
+
+    options = {"dtype": RECORD} if kind in ("bin", "array_record") else {}
+    source = feedline.open_source(path, **options)
+    again = pickle.loads(pickle.dumps(source)) if chance.random() < 0.1 else source
+    outcome = compared(again, chance)
+    source.close()
+    if kind in CHECKED and outcome.kind == "other rows":
+        return _checked(again, outcome)
+    return outcome
+
+
+def _checked(source: Any, outcome: Outcome) -> Outcome:
+    """Other rows of a format with checksums: fewer or in another order, but none that was not written."""
+    records = source.records(np.arange(min(len(source), 10 * ROWS)))
+    written = {(value,) for value in fuzz_inputs.values()}
+    written |= {(value, str(number).encode()) for number, value in enumerate(fuzz_inputs.values())}
+    for record in records:
+        fields = tuple(record.values()) if isinstance(record, dict) else (record,)
+        if fields not in written:
+            return Outcome("a wrong row in spite of a checksum", repr(record)[:200])
+    return outcome
+
+
+def compared(source: Any, chance: random.Random) -> Outcome:
+    """Compare the rows of a source with those of the valid file, and with a second read."""
+    _ = source.identity
+    last = len(source) - 1
+    order = [0, last, *(chance.randint(0, last) for _ in range(30)), *range(min(len(source), ROWS))]
+    if hasattr(source, "records"):
+        return _compared_records(source, order)
+    return _compared_columns(source, order)
+
+
+def _compared_records(source: Any, order: list[int]) -> Outcome:
+    def read(rows: list[int]) -> list[Any]:
+        return [_plain(record) for record in source.records(np.array(rows, np.int64))]
+
+    first = read(order)
+    if first != read(order):
+        return Outcome("a second read gives other rows")
+    for i in (0, 1, len(order) // 2):
+        if read([order[i]]) != [first[i]]:
+            return Outcome("a row alone is another one than in a batch")
+    source.file_of(order[-1])
+    written = fuzz_inputs.values()
+    expected = [
+        {None: [value], ("file", "label"): [value, number // 32]}.get(
+            None if source.fields is None else tuple(source.fields),
+            [value, str(number).encode() if type(first[0][-1]) is bytes else number],
+        )
+        for number, value in enumerate(written)
+    ]
+    if len(source) == ROWS and first == [expected[row] for row in order]:
+        return Outcome("right")
+    return Outcome("other rows", f"{len(source)} records"[:200])
+
+
+def _plain(record: Any) -> list[Any]:
+    parts = [record[name] for name in sorted(record)] if isinstance(record, dict) else [record]
+    return [part if isinstance(part, bytes | int) else part.tolist() for part in parts]
+
+
+def _compared_columns(source: Any, order: list[int]) -> Outcome:
+    import jax
+
+    leaves = jax.tree.leaves(source.spec)
+    wide = sum(int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize for leaf in leaves)
+    order = order[: max(1, READ_BYTES // max(1, wide))]
+    if wide > READ_BYTES:
+        return Outcome("other rows", f"rows of {wide} bytes, not read")
+
+    def read(asked: list[int], filling: int) -> list[Any]:
+        def buffer(leaf: Any) -> Any:
+            size = len(asked) * int(np.prod(leaf.shape)) * leaf.dtype.itemsize
+            return np.frombuffer(bytearray([filling]) * size, leaf.dtype).reshape(len(asked), *leaf.shape)
+
+        out = jax.tree.map(buffer, source.spec)
+        source.read(np.array(asked, np.int64), out)
+        return [leaf.tobytes() for leaf in jax.tree.leaves(out)]
+
+    first = read(order, 0)
+    if first != read(order, 255):
+        return Outcome("not all of the buffer written")
+    for i in (0, 1, len(order) // 2):
+        alone = read([order[i % len(order)]], 255)
+        size = [len(leaf) // len(order) for leaf in first]
+        if alone != [leaf[i % len(order) * k :][:k] for leaf, k in zip(first, size, strict=True)]:
+            return Outcome("a row alone is another one than in a batch")
+    valid = fuzz_inputs.rows()
+    found: Any = None
+    if isinstance(source.spec, dict) and all(hasattr(leaf, "shape") for leaf in source.spec.values()):
+        found = {name: (leaf.shape, leaf.dtype) for name, leaf in source.spec.items()}
+    same_spec = found == {name: (values.shape[1:], values.dtype) for name, values in valid.items()}
+    if same_spec and len(source) == ROWS and first == [valid[name][order].tobytes() for name in sorted(valid)]:
+        return Outcome("right")
+    return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
+
+
+def _cached(path: Path) -> Outcome:
+    """A damaged block of the cache of stores: it is fetched again."""
+    from feedline.stores.cache import BlockCache
+
+    cache = BlockCache(str(path.parent / "cache"), 1 << 30)
+    place = Path(cache.path("block"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, place)
+    descriptor = cache.open("block", len(fuzz_inputs.BLOCK))
+    if descriptor is None:
+        return Outcome("an entry that is left" if place.exists() else "refused")
+    found = os.pread(descriptor, len(fuzz_inputs.BLOCK), 0)
+    os.close(descriptor)
+    right = found == fuzz_inputs.BLOCK
+    return Outcome("right" if right else "a wrong row in spite of a checksum")
+
+
+def _lanes(path: Path) -> Outcome:
+    """Damaged files of lanes. JSON without a checksum: another number is another state."""
+    from feedline import load_lanes
+
+    state = load_lanes(path)
+    json.dumps(state)
+    return Outcome("right" if state == fuzz_inputs.LANES else "other rows", str(state)[:200])
+
+
+class RestoredFeed:
+    """A feed of one kind that restores mutations of its state."""
+
+    def __init__(self, kind: str) -> None:
+        import jax
+        from jax.sharding import SingleDeviceSharding
+
+        import feedline
+
+        self._feed = feedline.Feed(_source(kind), 8, SingleDeviceSharding(jax.devices()[0]), prefetch=0)
+        next(self._feed)
+        next(self._feed)
+        self._state = self._feed.get_state()
+
+    def resumed(self, chance: random.Random) -> Outcome:
+        """The outcome of restoring a mutation of the state."""
+        import fuzz_mutations
+        import jax
+
+        state = fuzz_mutations.mutated_state(self._state, chance)
+        mutated = json.dumps(state)
+        try:
+            self._feed.set_state(state)
+        except (ValueError, TypeError) as error:
+            return Outcome("refused", f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # of any type: the outcome contains it
+            return Outcome("set_state failed otherwise", f"{type(error).__name__}: {error}: {mutated}")
+        try:
+            batch = next(self._feed)
+        except BaseException as error:  # noqa: BLE001  # StopIteration, too
+            if isinstance(error, ValueError) and "cannot go on from its state" in str(error):
+                return Outcome("refused by the next batch", str(error))  # only Grain can check its part of a state
+            return Outcome("accepted, and then failed", f"{type(error).__name__}: {error}: {mutated}")
+        shapes = {leaf.shape for leaf in jax.tree.leaves(batch)}
+        return Outcome("accepted" if shapes == {(8,)} else "accepted, and then another shape", mutated)
+
+
+def _source(kind: str) -> Any:
+    import grain
+
+    import feedline
+
+    def make_lane(lane: int, count: int) -> Any:
+        return grain.MapDataset.range(lane, 40, count).to_iter_dataset()
+
+    numbers = np.arange(40, dtype=np.int32)
+    if kind == "rows state":
+        return numbers
+    if kind == "lanes state":
+        return feedline.Lanes(make_lane, 2)
+    sources = {"a": {"x": numbers}, "b": {"x": numbers[:7]}}
+    return feedline.Mixture(sources, weights={"a": 0.7, "b": 0.3})

@@ -1,0 +1,450 @@
+"""HDF5 files, compared with what h5py reads from them."""
+
+import fcntl
+import os
+import pickle
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import feedline
+from feedline.sources.arrays import ArraySource
+from feedline.sources.groups import GroupSource
+
+ROWS = 60
+RANDOM = np.random.default_rng(0)
+IMAGE = RANDOM.integers(0, 255, (ROWS, 5, 3), np.uint8)
+LABEL = np.arange(ROWS)
+JPEGS = [RANDOM.bytes(int(length)) for length in RANDOM.integers(0, 9000, ROWS)]
+
+
+def written(path, **datasets):
+    """A file with these datasets: arrays, or arguments of `create_dataset`."""
+    with h5py.File(path, "w") as file:
+        for name, given_ in datasets.items():
+            file.create_dataset(name, **(given_ if isinstance(given_, dict) else {"data": given_}))
+    return path
+
+
+def with_jpegs(path, **more):
+    path = written(path, image={"shape": (ROWS,), "dtype": h5py.vlen_dtype(np.uint8), "chunks": (7,)}, **more)
+    with h5py.File(path, "a") as file:
+        for row, jpeg in enumerate(JPEGS):
+            file["image"][row] = np.frombuffer(jpeg, np.uint8)
+    return path
+
+
+def columns_of(source):
+    out = jax.tree.map(lambda leaf: np.empty((len(source), *leaf.shape), leaf.dtype), source.spec)
+    source.read(np.arange(len(source)), out)
+    return out
+
+
+LAYOUTS = {
+    "contiguous": ({}, ArraySource),
+    "chunks of whole rows": ({"chunks": (7, 5, 3)}, ArraySource),
+    "chunks of parts of rows": ({"chunks": (7, 2, 2)}, GroupSource),
+    "gzip": ({"chunks": (7, 5, 2), "compression": "gzip", "shuffle": True}, GroupSource),
+    "gzip alone": ({"compression": "gzip"}, GroupSource),
+    "checksums": ({"chunks": (7, 5, 3), "fletcher32": True}, GroupSource),
+    "all filters": ({"compression": "gzip", "shuffle": True, "fletcher32": True}, GroupSource),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_columns_are_read_however_they_are_stored(tmp_path, is_source_of, layout):
+    options, kind = LAYOUTS[layout]
+    label = {"data": LABEL, "compression": "gzip" if kind is GroupSource else None}
+    path = written(tmp_path / "x.h5", image={"data": IMAGE, **options}, **{"more/label": label, "step": 3})
+    source = feedline.open_source(path)
+    assert isinstance(source, kind)
+    is_source_of(source, {"image": IMAGE, "more": {"label": LABEL}})
+
+
+ELEMENTS = st.sampled_from(["?", "i1", "<u2", ">i4", "<i8", "<f2", ">f4", "<f8", "<c8"])
+
+
+@st.composite
+def datasets(draw):
+    """Arguments of `create_dataset`, and the array."""
+    shape = (draw(st.integers(1, 9)), *draw(npst.array_shapes(min_dims=0, max_dims=2, max_side=4, min_side=1)))
+    array = draw(npst.arrays(draw(ELEMENTS), shape))
+    options = {}
+    if draw(st.booleans()):
+        options["chunks"] = tuple(draw(st.integers(1, length)) for length in shape)
+        options |= draw(st.sampled_from([{}, {"compression": "gzip"}, {"fletcher32": True}]))
+        options |= {"shuffle": len(options) > 1 and draw(st.booleans())}
+    return {"data": array, **options}
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(given_=datasets(), written_rows=st.integers(0, 9), libver=st.sampled_from(["earliest", "latest"]))
+def test_rows_are_those_of_h5py(tmp_path_factory, given_, written_rows, libver):
+    path = tmp_path_factory.mktemp("h5") / "x.h5"
+    array = given_.pop("data")
+    with h5py.File(path, "w", libver=libver, userblock_size=512) as file:
+        x = file.create_dataset("x", array.shape, array.dtype, fillvalue=array.reshape(-1)[0], **given_)
+        x[:written_rows] = array[:written_rows]  # the others have the fill value
+    with h5py.File(path) as file:
+        expected = file["x"][:]
+    found = columns_of(feedline.open_source(path))["x"]
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_fields_of_compound_elements_are_leaves(tmp_path, is_source_of):
+    form = np.dtype([("a", ">i4"), ("b", "f2", (2,)), ("c", [("d", "u1"), ("e", "?")])])
+    array = np.zeros(ROWS, form)
+    array["a"], array["b"], array["c"]["e"] = LABEL, RANDOM.random((ROWS, 2)), LABEL % 2
+    expected = {"x": {"a": array["a"], "b": array["b"], "c": {"d": array["c"]["d"], "e": array["c"]["e"]}}}
+    for name, options in {
+        "plain": {},
+        "gzip": {"chunks": (7,), "compression": "gzip"},
+        "checksums": {"chunks": (7,), "fletcher32": True},
+    }.items():
+        is_source_of(
+            feedline.open_source(written(tmp_path / f"{name}.h5", x={"data": array, **options})), expected
+        )
+
+
+def test_enums_are_their_numbers_and_bit_fields_unsigned(tmp_path):
+    colour = h5py.enum_dtype({"red": 0, "green": 7}, basetype="i2")
+    path = written(tmp_path / "x.h5", colour={"data": np.array([7, 0], "i2"), "dtype": colour})
+    with h5py.File(path, "a") as file:  # as PyTables stores booleans
+        space = h5py.h5s.create_simple((2,))
+        h5py.h5d.create(file.id, b"bits", h5py.h5t.STD_B8LE, space).write(
+            h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 0], np.uint8), h5py.h5t.STD_B8LE
+        )
+    found = columns_of(feedline.open_source(path))
+    assert (found["colour"].tolist(), found["bits"].tolist()) == ([7, 0], [1, 0])
+    assert (found["colour"].dtype, found["bits"].dtype) == (np.int16, np.uint8)
+
+
+def test_several_files_follow_each_other(tmp_path, is_source_of):
+    for shard, rows in enumerate((slice(0, 20), slice(20, 25), slice(25, ROWS))):
+        written(tmp_path / f"{shard}.h5", image={"data": IMAGE[rows], "chunks": (5, 5, 3)}, label=LABEL[rows])
+    is_source_of(feedline.open_source(tmp_path / "*.h5"), {"image": IMAGE, "label": LABEL})
+    written(tmp_path / "9.h5", image=IMAGE.astype(np.int16), label=LABEL)
+    with pytest.raises(ValueError, match=r"9.h5 has int16"):
+        feedline.open_source(tmp_path / "*.h5")
+
+
+def test_files_with_and_without_bytes_do_not_follow_each_other(tmp_path):
+    with_jpegs(tmp_path / "0.h5")
+    written(tmp_path / "1.h5", image=np.zeros((ROWS, 16), np.uint8))  # as references to values are stored
+    with pytest.raises(ValueError, match=r"0.h5 has bytes or text, .*1.h5 has not; choose columns"):
+        feedline.open_source(tmp_path / "*.h5")
+    with_jpegs(tmp_path / "1.h5")
+    source = feedline.open_source(tmp_path / "*.h5")
+    assert source.records(np.arange(2 * ROWS)[::-1]) == (2 * JPEGS)[::-1]
+    assert source.file_of(ROWS) == str(tmp_path / "1.h5")
+
+
+def test_a_dataset_without_any_row_written_costs_no_memory(tmp_path):
+    path = written(
+        tmp_path / "x.h5", x={"shape": (1 << 40, 3), "dtype": "f4", "chunks": (1024, 3), "fillvalue": 2}
+    )
+    source = feedline.open_source(path)
+    assert source[-1]["x"].tolist() == [2, 2, 2]
+    assert path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (64, 1 << 20), "compression": "gzip"}])
+def test_a_header_that_promises_rows_that_no_memory_holds_is_refused(tmp_path, options):
+    path = written(tmp_path / "x.h5", x={"shape": (64, 1 << 45), "dtype": "u1", **options})
+    with pytest.raises(ValueError, match=r"x.h5: rows of /x that are read at once must fit into memory, and take"):
+        feedline.open_source(path)
+
+
+def test_columns_selects_datasets_and_groups(tmp_path):
+    path = written(tmp_path / "x.h5", **{"train/x": LABEL, "train/y": LABEL, "test/x": LABEL[:9]})
+    assert set(feedline.open_source(path, columns=["train"]).spec["train"]) == {"x", "y"}
+    assert feedline.open_source(path, columns=["train/y"]).spec.keys() == {"train"}
+    assert len(feedline.open_source(path, columns=["test"])) == 9
+    with pytest.raises(
+        ValueError, match=r"same number of rows, .*test: 9 rows; train: 60 rows; .*columns=\['train'\]"
+    ):
+        feedline.open_source(path)
+    with pytest.raises(ValueError, match=r"columns must be some of test, train in .*, got valid"):
+        feedline.open_source(path, columns=["valid"])
+
+
+def test_bytes_and_text_are_encoded_rows(tmp_path):
+    names = [f"photo {row} é" for row in range(ROWS)]
+    path = with_jpegs(
+        tmp_path / "x.h5",
+        label={"data": LABEL, "chunks": (9,), "compression": "gzip"},
+        name=names,
+        code={"data": np.array([b"a" * (row % 5) for row in range(ROWS)])},
+        raw={"data": np.array([b"ab\0"] * ROWS, "V3")},
+        pair={"data": IMAGE[:, 0, :2]},
+    )
+    source = feedline.open_source(path)
+    assert source.fields == ("code", "image", "label", "name", "pair", "raw")
+    assert "image bytes, label int64[], name bytes, pair uint8[2]" in repr(source)
+    rows = RANDOM.permutation(np.r_[np.arange(ROWS), 3, 3])
+    for row, record in zip(rows.tolist(), pickle.loads(pickle.dumps(source)).records(rows), strict=True):
+        assert record.pop("pair").tolist() == IMAGE[row, 0, :2].tolist()
+        assert (record.pop("image"), record.pop("name")) == (JPEGS[row], names[row].encode())
+        assert record == {"code": b"a" * (row % 5), "label": row, "raw": b"ab\0"}
+    assert feedline.open_source(path, columns=["image"])[-1] == JPEGS[-1]
+    assert feedline.open_source(path, columns=["label", "pair"])[7]["label"] == 7
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 60) | st.integers(4000, 5000), min_size=1, max_size=40),
+    libver=st.sampled_from(["earliest", "latest"]),
+)
+def test_values_of_any_length(tmp_path_factory, lengths, libver, compression):
+    path = tmp_path_factory.mktemp("h5") / "x.h5"
+    values = [np.random.default_rng(row).bytes(length) for row, length in enumerate(lengths)]
+    with h5py.File(path, "w", libver=libver, userblock_size=1024) as file:
+        x = file.create_dataset(
+            "x", (len(values),), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(3,), compression=compression
+        )
+        for row, value in [*enumerate(values), *enumerate(values[::2])]:  # some are written twice
+            x[row] = np.frombuffer(value, np.uint8)
+        expected = [x[row].tobytes() for row in range(len(values))]
+    source = feedline.open_source(path)
+    assert source.records(np.arange(len(values))[::-1]) == expected[::-1]
+
+
+def test_numbers_of_variable_length_have_the_byte_order_of_the_machine(tmp_path):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        for name, kind in {"big": ">i4", "little": "<i4"}.items():
+            file.create_dataset(name, (2,), h5py.vlen_dtype(kind))[1] = np.arange(5)
+    source = feedline.open_source(path)
+    for name in ("big", "little"):
+        assert np.frombuffer(source[1][name], np.int32).tolist() == [0, 1, 2, 3, 4]
+        assert source[0][name] == b""
+
+
+def test_text_in_compound_elements_and_padded_with_spaces(tmp_path):
+    path = tmp_path / "x.h5"
+    form = np.dtype([("name", h5py.string_dtype()), ("n", "i4"), ("tag", h5py.string_dtype()), ("m", "u1")])
+    with h5py.File(path, "w") as file:
+        file["x"] = np.array([("one", 1, "a", 3), ("", 2, "bb", 4)], form)
+        kind = h5py.h5t.C_S1.copy()
+        kind.set_size(4)
+        for name, pad in {"space": h5py.h5t.STR_SPACEPAD, "end": h5py.h5t.STR_NULLTERM}.items():
+            kind.set_strpad(pad)
+            stored = np.array([b"ab  ", b"x\0y\0"])
+            h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple((2,))).write(
+                h5py.h5s.ALL, h5py.h5s.ALL, stored, kind
+            )
+    records = feedline.open_source(path).records(np.arange(2))
+    assert records[0] == {"end": b"ab  ", "space": b"ab", "x/m": 3, "x/n": 1, "x/name": b"one", "x/tag": b"a"}
+    assert records[1]["x/name"] == b""
+    assert (records[1]["end"], records[1]["x/tag"], records[1]["x/n"]) == (b"x", b"bb", 2)
+
+
+def test_a_feed_reads_decoded_records(tmp_path):
+    source = feedline.open_source(with_jpegs(tmp_path / "x.h5", label=LABEL))
+
+    def decode(record, out, row):
+        out["bytes"][...] = len(record["image"])
+        out["label"][...] = record["label"]
+
+    spec = {name: jax.ShapeDtypeStruct((), np.int32) for name in ("bytes", "label")}
+    decoded = feedline.decoded(source, decode, spec)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with feedline.Feed(decoded, 12, sharding, epochs=1) as feed:
+        found = {
+            int(label): int(size)
+            for batch in feed
+            for label, size in zip(batch["label"], batch["bytes"], strict=True)
+        }
+    assert found == {row: len(jpeg) for row, jpeg in enumerate(JPEGS)}
+    with pytest.raises(TypeError, match=r"rows of <Hdf5Records.* are bytes; say how they are decoded"):
+        feedline.Feed(tmp_path / "x.h5", 12, sharding)
+
+
+# --- what is refused ---
+
+
+def _linked(file, name, link):
+    file["x"] = LABEL
+    file[name] = link
+
+
+def _circle(file):
+    file["a/x"] = LABEL
+    file["a/b"] = file["a"]
+
+
+def _virtual(file):
+    layout = h5py.VirtualLayout((3,), "i4")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (3,))
+    file.create_virtual_dataset("x", layout)
+
+
+REFUSED = {
+    "external link": (
+        lambda file: _linked(file, "y", h5py.ExternalLink("far.h5", "/x")),
+        "y: a link to the file far.h5; open that",
+    ),
+    "dangling link": (
+        lambda file: _linked(file, "y", h5py.SoftLink("/nowhere")),
+        "y: a link to /nowhere, which does not exist",
+    ),
+    "circle": (_circle, "a: a link to a group that it lies in"),
+    "virtual": (_virtual, "x: its data must lie in the file itself"),
+    "external": (
+        lambda file: file.create_dataset("x", (3,), "i4", external=[("raw.bin", 0, 12)]),
+        "x: its data must lie in the file itself",
+    ),
+    "reference": (
+        lambda file: _linked(file, "r", np.array([file.ref] * ROWS, h5py.ref_dtype)),
+        "r: its elements must be numbers .* class reference with 8 bytes; encode",
+    ),
+    "dates": (
+        lambda file: file.create_dataset("t", data=np.zeros(3, "M8[s]").astype(h5py.opaque_dtype("M8[s]"))),
+        "t: dates and times must be numbers; write array.view",
+    ),
+    "two values in a row": (
+        lambda file: file.create_dataset("t", (3, 2), h5py.string_dtype()),
+        r"t: a row must have one value of bytes or text, and has \[2\]",
+    ),
+    "lzf": (
+        lambda file: file.create_dataset("t", data=LABEL, compression="lzf"),
+        "t: of HDF5's filters feedline decodes gzip.* have lzf; write it again: new.create_dataset",
+    ),
+    "shuffle alone": (
+        lambda file: file.create_dataset("t", data=LABEL, shuffle=True),
+        "t: .* have shuffle; write it",
+    ),
+    "lossy": (lambda file: file.create_dataset("t", data=LABEL, scaleoffset=3), "t: .* have scaleoffset"),
+    "nothing": (lambda file: file.attrs.update(a=1), "must have at least one dataset with rows"),
+    "a scalar alone": (lambda file: file.update(x=3), "must have at least one dataset with rows"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_rows_is_refused_with_a_change_that_works(tmp_path, name):
+    write, message = REFUSED[name]
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        write(file)
+    with pytest.raises(ValueError, match=message):
+        feedline.open_source(path)
+
+
+def test_a_chosen_scalar_is_refused_and_others_are_left_out(tmp_path):
+    path = written(tmp_path / "x.h5", x=LABEL, step=3)
+    assert feedline.open_source(path).spec.keys() == {"x"}
+    with pytest.raises(ValueError, match="step: no rows: a scalar"):
+        feedline.open_source(path, columns=["x", "step"])
+
+
+@pytest.mark.parametrize(("name", "data"), [("no.h5", b""), ("text.h5", b"no HDF5 " * 100)])
+def test_another_format(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name} cannot be read as an HDF5 file: .*write it again with h5py"):
+        feedline.open_source(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*missing.h5; check the path"):
+        feedline.open_source(tmp_path / "missing.h5")
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_a_file_that_is_being_written_is_refused(tmp_path, libver):
+    path, killed = tmp_path / "x.h5", tmp_path / "killed.h5"
+    message = r"must not be open for writing: close it .* h5clear -s"
+    with h5py.File(path, "w", libver=libver) as file:
+        file["x"] = LABEL
+        with pytest.raises(ValueError, match=message):  # not all of it lies on disk
+            feedline.open_source(path)
+        file.flush()
+        killed.write_bytes(path.read_bytes())
+    if libver == "latest":
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(killed)
+    with path.open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)  # as HDF5 does in another process
+        with pytest.raises(ValueError, match=message):
+            feedline.open_source(path)
+    with h5py.File(path):  # somebody else reads it
+        assert len(feedline.open_source(path)) == ROWS
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"fletcher32": True}])
+def test_truncated_files_are_an_error(tmp_path, options):
+    path = written(tmp_path / "x.h5", image={"data": np.tile(IMAGE, (20, 1, 1)), **options})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"x.h5 cannot be read as an HDF5 file: .*truncated"):
+        feedline.open_source(path)
+    path.write_bytes(whole)
+    source = feedline.open_source(path)
+    os.truncate(path, len(whole) // 2)
+    with pytest.raises(feedline.FeedError, match="a file must not change while a feed reads it"):
+        source[0]
+
+
+@pytest.mark.parametrize("kind", ["columns", "bytes"])
+def test_a_file_that_is_replaced(tmp_path, kind):
+    path = tmp_path / "x.h5"
+    write = (lambda: written(path, image=IMAGE)) if kind == "columns" else (lambda: with_jpegs(path))
+    write()
+    source = feedline.open_source(path)
+    before = source[3]
+    packed = pickle.dumps(source)
+    path.unlink()
+    write()
+    if kind == "columns":  # mapped: the old file stays
+        np.testing.assert_array_equal(source[3]["image"], before["image"])
+    with pytest.raises(feedline.FeedError, match=r"another file lies at its path|it was written to"):
+        pickle.loads(packed)
+
+
+def test_damaged_values_are_bad_rows(tmp_path):
+    path = with_jpegs(tmp_path / "x.h5")
+    data = bytearray(path.read_bytes())
+    at = data.index(JPEGS[5])
+    data[at - 16] ^= 0xFF  # the index of the value in its collection
+    path.write_bytes(data)
+    source = feedline.open_source(path)
+    with pytest.raises(feedline.RowError, match="the file is damaged, write it again") as caught:
+        source.records(np.arange(ROWS))
+    assert (caught.value.row, caught.value.file) == (5, str(path))
+    assert source[6] == JPEGS[6]
+
+
+def test_a_small_compressed_dataset_beside_a_plain_one_is_read_into_memory(tmp_path, is_source_of):
+    options = {"chunks": (7,), "compression": "gzip"}
+    path = written(tmp_path / "x.h5", image=IMAGE, label={"data": LABEL, **options})
+    source = feedline.open_source(path)
+    assert isinstance(source, ArraySource)
+    is_source_of(source, {"image": IMAGE, "label": LABEL})
+    with h5py.File(path) as file:
+        chunk = file["label"].id.get_chunk_info(1)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + chunk.size - 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"x.h5 is damaged in /label: .*check; write it again"):
+        feedline.open_source(path)
+
+
+@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"fletcher32": True}])
+def test_a_damaged_chunk_with_a_checksum_makes_bad_rows(tmp_path, options):
+    path = written(tmp_path / "x.h5", image={"data": IMAGE, "chunks": (20, 5, 3), **options})
+    with h5py.File(path) as file:
+        chunk = file["image"].id.get_chunk_info(1)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset + chunk.size - 9] ^= 1
+    path.write_bytes(data)
+    source = feedline.open_source(path)
+    np.testing.assert_array_equal(source[19]["image"], IMAGE[19])
+    with pytest.raises(
+        feedline.RowError, match=r"rows that are stored together could not be read: .*ch?eck"
+    ) as caught:
+        source[20]
+    assert (caught.value.row, caught.value.file) == (20, str(path))
