@@ -208,6 +208,8 @@ class Feed(Shown, ProcessBound):
                     asked, time.perf_counter(), metadata.parts, placed.times,
                     delivered.step, before.cursor, metadata.rows,
                 )  # fmt: skip
+                if self._stages.taken is not None:
+                    self._stages.taken.batches = counted.batches
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch

@@ -17,10 +17,13 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
 _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
+_FIRST_END = "feedline/first_end"
+"""Its value is the first process that reached its end, and the batches that it took of each feed."""
 _OVER = ""
 _FOREVER_S = 1e9
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
@@ -126,6 +129,7 @@ class Monitor:
         self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
+        self._ends = threading.Thread(target=self._warn_of_early_end, name="feedline-ends", daemon=True)
 
     @property
     def watches(self) -> bool:
@@ -135,6 +139,7 @@ class Monitor:
     def start(self) -> None:
         """Start the thread and set the hooks."""
         self._thread.start()
+        self._ends.start()
         sys.excepthook = self._uncaught
         # Registered now, it runs after the hooks that the user registers later, and before jax's own.
         atexit.register(self._at_exit)
@@ -169,6 +174,24 @@ class Monitor:
             )
         self._end(0 if self._succeeded.is_set() else self._code, _PROCESS_0_S)
 
+    def _warn_of_early_end(self) -> None:
+        """Name a process that ended although this one takes more batches, and so waits for it in a collective."""
+        try:
+            process, ended = json.loads(self._service.get(_FIRST_END, _FOREVER_S))
+        except FeedError:  # jax has shut down
+            return
+        while not self._succeeded.wait(self._abort_after_s):
+            if self.failure is not None:
+                return
+            if found := more_than(ended):
+                _print(
+                    f"process {process} has reached its end after {found[0]} batches of a feed of which process "
+                    f"{self._service.process} has taken {found[1]}. If this process hangs, it waits for process "
+                    f"{process} in a collective: look there for a loop that ends early, such as `break` or "
+                    "`sys.exit` (call feedline.cluster.abort before it)"
+                )
+                return
+
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""
         with contextlib.suppress(FeedError):
@@ -193,6 +216,7 @@ class Monitor:
         self._succeeded.set()
         try:
             with contextlib.suppress(FeedError):
+                self._service.set(_FIRST_END, json.dumps([self._service.process, counts()]))
                 if self._service.increment("feedline/ended") == self._service.processes:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)

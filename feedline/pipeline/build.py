@@ -20,6 +20,7 @@ from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import Coordination, coordination
 from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
+from feedline.agreement.taken import Taken, taken_of
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
@@ -95,19 +96,20 @@ def build(request: Request) -> Stages:
     service, key = coordination(), collective.key
     if service is None or key is None:
         return stages
-    return _connected(service, key, request, stages, LatestValues(service, key))
+    return _connected(service, key, request, stages, LatestValues(service, key), taken_of(key))
 
 
 def _connected(
-    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues
+    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues, taken: Taken
 ) -> Stages:
     """The same, with what the processes tell each other while they train."""
     if stages.change is not None:
         step, later = stages.change
         stages = dataclasses.replace(
-            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values))
+            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values, taken))
         )
-    return dataclasses.replace(stages, check=_check(service, key, request, stages), latest_values=latest_values)
+    check = _check(service, key, request, stages)
+    return dataclasses.replace(stages, check=check, latest_values=latest_values, taken=taken)
 
 
 def _check(service: Coordination, key: str, request: Request, stages: Stages) -> ReplicaCheck | None:

@@ -10,6 +10,7 @@ import jax
 
 from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
+from feedline.agreement.taken import Taken
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
 from feedline.loader.worker_batches import WorkerBatches
@@ -72,6 +73,7 @@ class Stages:
       owned: the source, if the feed opened it and so must close it.
       check: of batches against those of other processes.
       latest_values: what the processes tell each other while they train; None if there is one process.
+      taken: how many batches this process has taken; None if there is one process.
       bounds: which settings may be found while the feed runs, and their limits; None: none.
       change: the step from which on the batch size is another one, and the stages for that; None: it stays.
     """
@@ -85,6 +87,7 @@ class Stages:
     owned: RowSource | None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
+    taken: Taken | None = None
     bounds: Bounds | None = None
     change: tuple[int, Stages] | None = None
 
