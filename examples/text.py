@@ -29,7 +29,7 @@ from tyro.conf import Positional
 import feedline
 from feedline.trainer import CSVLog, LiveLine, fit, mesh_for
 
-VOCABULARY = 4096  # tokens
+VOCABULARY = 2048  # tokens
 END = "<|end|>"  # stands after each document
 WEIGHTS = {"code": 2, "topics": 1, "docstrings": 1}  # rows of each corpus in every four
 HEAD = 64  # features of an attention head
