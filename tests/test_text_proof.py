@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import text_job
-from launched import FEEDLINE, PATIENCE_S
+from launched import FEEDLINE
 
 from feedline.trainer import fit
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS, BATCH = 18, 24
 SIZES = {"steps": STEPS, "batch_size": BATCH, "window": 65, "width": 64, "layers": 1, "save_every": 3}
+PATIENCE_S = 600
 LOGGED = ("step", "loss", "code", "topics", "docstrings")
 
 
@@ -68,7 +69,6 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(text_job.EXAMPLE.parent)
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
         import text
 
         documents = {name: texts[:60] for name, texts in text.corpora().items()}
@@ -97,8 +97,8 @@ def test_on_other_processes_the_rows_are_the_same_and_the_losses_to_rounding(run
     unbroken, _, moved = runs
     assert moved.rows() == unbroken.rows()
     found, expected = (np.vectorize(float.fromhex)(run.losses()) for run in (moved, unbroken))
-    print(np.abs(found / expected - 1).max(axis=1))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    # sums over the batch are taken in another order: some 1e-7 a step, which training makes larger
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert (expected[-1, 1:] < expected[0, 1:]).all()
     sources = [source for rows in unbroken.rows().values() for _, source in rows.values()]
     assert np.bincount(sources).tolist() == [STEPS * BATCH // 2, STEPS * BATCH // 4, STEPS * BATCH // 4]
