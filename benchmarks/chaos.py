@@ -1,11 +1,12 @@
 """Does a job that is killed again and again lose a row, or read one twice?
 
-Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch, over
-lanes, a mixture, records, a stream, arrays, rows of different lengths or a store. It kills the whole job or one
-process with SIGKILL at a random moment. In a step the job gathers the ids of the global batch on every process, and
-commits them in one line, with the feed's state or, for lanes, with the name of the folder to which all processes
-saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in this process delivers,
-row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after epoch. Refuted by a single row.
+Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch. The
+rows are those of lanes, a mixture, records, a stream, arrays, rows of different lengths or a store. A round kills
+the whole job or one process with SIGKILL at a random moment. In a step the job gathers the ids of the global batch
+on every process, and commits them in one line, with the feed's state or, for lanes, with the name of the folder to
+which all processes saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in
+this process delivers, row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after
+epoch. Refuted by a single row.
 
     python benchmarks/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
