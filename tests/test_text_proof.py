@@ -47,6 +47,10 @@ class Run:
         with (self.folder / "log.csv").open() as file:
             return [[float(line[name]).hex() for name in LOGGED] for line in csv.DictReader(file)]
 
+    def steps(self, process):
+        """The steps that a process took, in all jobs one after the other."""
+        return [json.loads(line)[0] for line in (self.folder / f"rows.{process}").read_text().splitlines()]
+
     def rows(self):
         """Of each step the rows of the global batch by number: digest and source, the same each time."""
         found = {}
@@ -88,6 +92,8 @@ def runs(tmp_path_factory):
 
 def test_on_one_topology_the_losses_are_those_of_a_run_that_is_never_stopped(runs):
     unbroken, killed, _ = runs
+    assert killed.steps(0)[:8] == list(range(1, 9))
+    assert killed.steps(0)[8] in (4, 7)  # the save of step 6 began when that of step 3 had ended
     assert killed.losses() == unbroken.losses()
     assert [float.fromhex(line[0]) for line in killed.losses()] == list(range(1, STEPS + 1))
     assert killed.rows() == unbroken.rows()
@@ -95,6 +101,8 @@ def test_on_one_topology_the_losses_are_those_of_a_run_that_is_never_stopped(run
 
 def test_on_other_processes_the_rows_are_the_same_and_the_losses_to_rounding(runs):
     unbroken, _, moved = runs
+    assert moved.steps(1)[0] in (4, 7)
+    assert moved.steps(2)[0] in (10, 13)
     assert moved.rows() == unbroken.rows()
     found, expected = (np.vectorize(float.fromhex)(run.losses()) for run in (moved, unbroken))
     # sums over the batch are taken in another order: some 1e-7 a step, which training makes larger
