@@ -1,11 +1,12 @@
 """Does a job that is killed again and again lose a row, or read one twice?
 
-Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch,
-over lanes, arrays, records or a stream. It kills the whole job or one process with SIGKILL at a random moment. In
-a step the job gathers the ids of the global batch on every process, and commits them in one line, with the feed's
-state or, for lanes, with the name of the folder to which all processes saved their lanes. The commits of all
-rounds must hold the rows that an uninterrupted feed in this process delivers, row for row; for lanes, the items
-that Grain alone reads, lane by lane and epoch after epoch. Refuted by a single row.
+Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch. The
+rows are those of lanes, a mixture, records, a stream, arrays, rows of different lengths or a store. A round kills
+the whole job or one process with SIGKILL at a random moment. In a step the job gathers the ids of the global batch
+on every process, and commits them in one line, with the feed's state or, for lanes, with the name of the folder to
+which all processes saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in
+this process delivers, row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after
+epoch. Refuted by a single row.
 
     python benchmarks/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -27,77 +29,125 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROWS = 1003
 LANES = 8
-KINDS = ("lanes", "arrays", "records", "stream")
+KINDS = ("lanes", "mixture", "records", "stream", "arrays", "ragged", "store")
+FILES = range(803, ROWS)  # rows of the mixture that are files
 TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devices of each
 BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
 PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
-STARTED_S, ENDED_S = 120.0, 30.0
+STARTED_S, ENDED_S = 600.0, 120.0
 """Limits of the time until a job's commits, and of the time from the kill to the job's end."""
 
 
-def source_of(kind: str) -> Any:
-    """Rows {"id": i, "x": 7·i + 3}, as a source of the given kind."""
-    import grain
-    import numpy as np
+def source_of(kind: str, folder: Path) -> Any:
+    """Rows {"id": i, "x": 7·i + 3}, as a source of the given kind. `folder`: see `write` and `served`."""
+    import jax
 
     import feedline
 
-    def row(i: int) -> dict[str, Any]:
-        return {"id": np.int32(i), "x": np.int32(7 * i + 3)}
-
-    if kind == "arrays":
-        ids = np.arange(ROWS, dtype=np.int32)
-        return {"id": ids, "x": 7 * ids + 3}
-    records = grain.MapDataset.range(ROWS).map(row)
-    if kind == "records":
-        return records
     if kind == "lanes":
         return feedline.Lanes(make_lane, LANES)
-    return records.shuffle(seed=5).to_iter_dataset().filter(lambda found: bool(found["id"] % 3))
+    if kind == "mixture":
+        integer = jax.ShapeDtypeStruct((), np.int32)
+        files = feedline.decoded(folder / "files", decode, {"id": integer, "x": integer})
+        sources = {"arrays": columns(range(600)), "records": records(range(600, FILES.start)), "files": files}
+        return feedline.Mixture(sources, {"arrays": 5, "records": 3, "files": 2})
+    if kind == "arrays":
+        return columns(range(ROWS))
+    if kind == "ragged":  # row i has i % 30 values, and nothing but zeros after them
+        rows = columns(range(ROWS))
+        lengths = rows["id"] % 30
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return feedline.Ragged({"id": rows["id"], "x": (np.repeat(rows["x"], lengths), offsets)}, (24, 27, 30))
+    if kind == "store":
+        return feedline.open_source((folder / "address").read_text(), store=feedline.Store(cache=folder / "cache"))
+    if kind == "records":
+        return records(range(ROWS))
+    return records(range(ROWS)).shuffle(seed=5).to_iter_dataset().filter(lambda found: bool(found["id"] % 3))
+
+
+def columns(ids: range) -> dict[str, Any]:
+    found = np.arange(ids.start, ids.stop, dtype=np.int32)
+    return {"id": found, "x": 7 * found + 3}
+
+
+def records(ids: range) -> Any:
+    import grain
+
+    return grain.MapDataset.range(ids.start, ids.stop).map(lambda i: {"id": np.int32(i), "x": np.int32(7 * i + 3)})
+
+
+def decode(record: bytes, out: Any, row: Any) -> None:
+    out["id"][...] = int(record)
+    out["x"][...] = 7 * int(record) + 3
+
+
+def write(folder: Path) -> None:
+    """Write the files of the mixture."""
+    (folder / "files").mkdir(exist_ok=True)
+    for i in FILES:
+        (folder / "files" / f"{i:04d}").write_text(str(i))
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[None]:
+    """A store with the rows as a `.npy` of records; its address is in `folder`."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stores"))
+    from store_server import serving
+
+    rows = np.zeros(ROWS, [("id", np.int32), ("x", np.int32)])
+    for name, column in columns(range(ROWS)).items():
+        rows[name] = column
+    np.save(file := io.BytesIO(), rows)
+    with serving({"/rows.npy": file.getvalue()}) as store:
+        (folder / "address").write_text(f"{store.url}/rows.npy")
+        yield
 
 
 def make_lane(lane: int, count: int) -> Any:
     """Every count-th record, shuffled; a third, two thirds or all of them, so that lanes differ in length."""
     import grain
 
-    records = source_of("records")[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
-    kept = records.filter(lambda found: bool(found["id"] % 3 <= lane % 3))
+    own = records(range(ROWS))[lane::count].shuffle(seed=lane).to_iter_dataset(grain.ReadOptions(1, 4))
+    kept = own.filter(lambda found: bool(found["id"] % 3 <= lane % 3))
     return grain.experimental.WindowShuffleIterDataset(kept, window_size=64, seed=lane)
 
 
-def feed_of(kind: str, batch_size: int, prefetch: int = 2) -> Any:
+def feed_of(kind: str, folder: Path, batch_size: int, prefetch: int = 2) -> Any:
     """An endless feed on all devices, which leaves out no row of an epoch, for any batch size."""
     import jax
-    import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import feedline
 
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     remainder = "pad" if kind == "lanes" else "wrap"
-    return feedline.Feed(source_of(kind), batch_size, sharding, remainder=remainder, prefetch=prefetch)
+    return feedline.Feed(source_of(kind, folder), batch_size, sharding, remainder=remainder, prefetch=prefetch)
 
 
 def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
     """The job: continues from the last commit, until it is killed."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
     import feedline
 
     feedline.cluster.initialize()
-    feed = feed_of(kind, batch_size, prefetch)
+    feed = feed_of(kind, folder, batch_size, prefetch)
     everywhere = NamedSharding(feed.spec["id"].sharding.mesh, PartitionSpec())
 
     @jax.jit
     def step(batch: Any) -> Any:
         ids = jnp.where(batch.get("valid", True), batch["id"], -1)
-        return jax.lax.with_sharding_constraint(ids, everywhere), jnp.all(batch["x"] == 7 * batch["id"] + 3)
+        x = 7 * batch["id"] + 3
+        if "x_length" in batch:
+            x = jnp.where(jnp.arange(batch["x"].shape[1]) < batch["x_length"][:, None], x[:, None], 0)
+        return jax.lax.with_sharding_constraint(ids, everywhere), jnp.all(batch["x"] == x)
 
     committed = whole_lines(folder / COMMITS)
     if committed:
@@ -149,7 +199,9 @@ class Job:
         self.kind = kind
         self.folder = folder / kind
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind)
+        if kind == "mixture":
+            write(self.folder)
+        self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind, self.folder)
         self._checked = 0
         self.rows = 0
 
@@ -175,12 +227,11 @@ class Job:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def uninterrupted(kind: str) -> Callable[[int], list[int]]:
+def uninterrupted(kind: str, folder: Path) -> Callable[[int], list[int]]:
     """A function of n that returns the next n ids of an uninterrupted feed."""
-    import numpy as np
 
     def ids() -> Iterator[int]:
-        with feed_of(kind, 1000) as feed:  # large batches, because a late kill leaves thousands of commits
+        with feed_of(kind, folder, 1000) as feed:  # large batches, because a late kill leaves thousands of commits
             for batch in feed:
                 yield from np.asarray(batch["id"]).tolist()
 
@@ -267,6 +318,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("chaos"), help="commits and rounds.jsonl")
     parser.add_argument("--rounds", type=int, default=200, help="in all, including those of earlier calls")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of sources, in turn")
     parser.add_argument("--afresh", action="store_true", help="delete the folder first")
     parser.add_argument("--work", nargs=4, metavar=("KIND", "FOLDER", "BATCH", "PREFETCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,16 +332,20 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "rounds.jsonl"
     rounds = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    jobs = {kind: Job(kind, options.folder) for kind in KINDS}
-    for number in range(len(rounds), options.rounds):
-        chance = random.Random(f"{options.seed} {number}")
-        found = {"round": number, **play_round(jobs[KINDS[number % len(KINDS)]], chance)}
-        rounds.append(found)
-        with file.open("a") as output:
-            output.write(f"{json.dumps(found)}\n")
-        print(json.dumps(found), flush=True)
-    for job in jobs.values():
-        job.check()
+    with contextlib.ExitStack() as stack:
+        if "store" in options.kinds:
+            (options.folder / "store").mkdir(exist_ok=True)
+            stack.enter_context(served(options.folder / "store"))
+        jobs = {kind: Job(kind, options.folder) for kind in options.kinds}
+        for number in range(len(rounds), options.rounds):
+            chance = random.Random(f"{options.seed} {number}")
+            found = {"round": number, **play_round(jobs[options.kinds[number % len(jobs)]], chance)}
+            rounds.append(found)
+            with file.open("a") as output:
+                output.write(f"{json.dumps(found)}\n")
+            print(json.dumps(found), flush=True)
+        for job in jobs.values():
+            job.check()
     rows = {kind: job.rows for kind, job in jobs.items()}
     seconds = [found["seconds"] for found in rounds]
     print(

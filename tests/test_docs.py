@@ -169,6 +169,20 @@ def test_mixtures(files, capsys):
     assert names["batches"] == (4 * 234 + 3) // 8  # books stands at the third of four places
 
 
+@pytest.mark.slow
+def test_text(files, capsys):
+    names = run("docs/text.md")
+    *_, first, _, last, epochs = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in (first, last)] == ["40", "60"]
+    assert float(re.search(r"'loss': ([\d.]+)", last)[1]) < 4.5 < np.log(512)
+    # 40 batches of 32 rows by the shares 2 : 1 : 1, and 20 by 1 : 1 : 2
+    counts = {"code": 640 + 160, "topics": 320 + 160, "docstrings": 320 + 320}
+    assert epochs == str({name: count / len(names["corpus"](name)) for name, count in counts.items()})
+    inputs = np.array([[5, names["END"], 6, 7, names["END"], 8]])
+    number = np.array([0, 0, 1, 1, 1, 2])
+    np.testing.assert_array_equal(names["same_document"](inputs), (number[:, None] == number)[None, None])
+
+
 def test_trace(files, capsys):
     run("docs/trace.md")
     assert capsys.readouterr().out == f"{Path.cwd() / 'trace.json'}\n"

@@ -41,6 +41,18 @@ def lanes(mesh):
     return made(mesh, feedline.Lanes(make_lane, 8), batch_size=64, remainder="pad")
 
 
+def mixed(mesh):
+    """Two sources with rows of different lengths, of which one is read more often than the other."""
+
+    def documents(count):
+        lengths = np.arange(count) % 7
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return feedline.Ragged({"tokens": (np.arange(offsets[-1]), offsets)}, pad_to=(4, 5, 6))
+
+    sources = {"web": documents(50), "books": documents(20)}
+    return made(mesh, feedline.Mixture(sources, {"web": 1, "books": 1}))
+
+
 class Locked:
     """Records that cannot be pickled for worker processes."""
 

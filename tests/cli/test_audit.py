@@ -82,6 +82,14 @@ def test_a_transform_that_looks_at_other_rows_is_found():
 
 
 @pytest.mark.slow
+def test_a_mixture_of_rows_of_different_lengths_passes():
+    code, told, _ = audit("feeds_to_audit:mixed", "--processes", "2", "--batches", "8")
+    assert (code, told["ok"], told["difference"]) == (0, True, None)
+    # the indices of twice 70 rows are counted: 70 of each source
+    assert told["epochs_counted"] == 1 + 3
+
+
+@pytest.mark.slow
 def test_a_stream_lists_what_is_not_covered():
     code, told, _ = audit("feeds_to_audit:stream", "--processes", "1", "--batches", "5")
     assert (code, told["rows"], told["epochs_counted"]) == (0, None, 0)

@@ -182,11 +182,12 @@ def test_a_transform_gets_the_rows_and_the_leaf(sharding):
 
 
 @pytest.mark.slow
-def test_workers_give_the_same_batches(sharding, tmp_path):
+def test_workers_give_the_same_batches_also_where_their_size_changes(sharding, tmp_path):
     mixture = Mixture(npy(tmp_path), WEIGHTS, orders=ORDERS)
     assert mixture.picklable
-    with Feed(mixture, 16, sharding, reading=Reading(workers=1)) as feed:
-        assert_delivers(feed, expected(mixture.order), 10)
+    with Feed(mixture, [(0, 16), (3, 32)], sharding, reading=Reading(workers=1)) as feed:
+        start = assert_delivers(feed, whole := expected(mixture.order), 3)
+        assert assert_delivers(feed, whole, 3, start) == 3 * 16 + 3 * 32  # by workers that were told the new size
     with pytest.raises(ValueError, match="this one holds arrays in memory"):
         Feed(arrays(), 16, sharding, reading=Reading(workers=1))
 
