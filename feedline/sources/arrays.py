@@ -122,6 +122,11 @@ class ArraySource(IndexedSource):
         return {"kind": "arrays", "shards": sampled}
 
     @property
+    def is_remote(self) -> bool:
+        """Whether any leaf lies in a store, so that rows must be fetched before their memory is read."""
+        return self._remote is not None
+
+    @property
     def picklable(self) -> bool:
         """Whether worker processes can open it again, because every leaf is a path."""
         return all(isinstance(leaf, str | os.PathLike) for leaf in jax.tree.leaves(self._given))
