@@ -25,6 +25,7 @@ from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
 from feedline.pipeline.tuner import Tuner
 from feedline.statistics import Counters, Statistics
+from feedline.stores.fetcher import counted as counted_of_stores
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG = 0.2
@@ -105,6 +106,7 @@ class Observing:
             workers=stages.settings.workers,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
+            stores=counted_of_stores(),
         )
 
     def report(self) -> Report | None:
@@ -135,8 +137,14 @@ class Observing:
             process=jax.process_index(),
             default_threads=default_threads(),
             searching=self.tuner is not None and not self.tuner.settled,
+            store_wait=self._store_wait(),
             found=frozenset() if self.tuner is None or stages.bounds is None else stages.bounds.tunable,
         )
+
+    def _store_wait(self) -> float:
+        """The share of the time of reading in which threads waited for a store."""
+        stores = counted_of_stores()
+        return 0.0 if stores is None else min(1.0, stores["wait_s"] / max(1e-9, self.accounting.sums()[0].read_s))
 
     def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""

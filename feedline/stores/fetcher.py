@@ -40,6 +40,7 @@ class Counts:
       retries: requests that were repeated after an error.
       hedged: requests that took longer than 95 % of the others, and were asked a second time.
       cached: blocks that were in the cache on local disk.
+      wait_s: for how long reads waited for blocks, summed over threads.
     """
 
     requests: int = 0
@@ -47,6 +48,7 @@ class Counts:
     retries: int = 0
     hedged: int = 0
     cached: int = 0
+    wait_s: float = 0.0
 
 
 class Fetcher:
@@ -193,6 +195,12 @@ async def _drain() -> None:
 def fetcher() -> Fetcher:
     """The one of this process."""
     return Fetcher()
+
+
+def counted() -> dict[str, float] | None:
+    """The present `Counts` of this process by name; None: no store was read."""
+    counts = vars(fetcher().counts)
+    return dict(counts) if any(counts.values()) else None
 
 
 os.register_at_fork(after_in_child=fetcher.cache_clear)  # a thread does not survive a fork
