@@ -22,8 +22,8 @@ from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
-_MOST_BLOCKS = 4
-"""Of a request: adjacent blocks are fetched together, in requests of up to 8 MiB."""
+_MOST_BLOCKS = 2
+"""Of a request: adjacent blocks are fetched together, in requests of up to 4 MiB."""
 
 
 class RemoteObject:
