@@ -20,7 +20,7 @@ from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
-from feedline.stores.urls import is_url
+from feedline.sources.versioned_files import VersionedFiles
 
 
 class Format(NamedTuple):
@@ -32,9 +32,8 @@ class Format(NamedTuple):
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    if is_url(paths[0]):  # columns of numbers
-        return GroupSource(parquet.grouped, paths, options)
-    if parquet_file(Path(paths[0]), options) is not None:
+    first = VersionedFiles(paths[:1], options)
+    if parquet_file(first[0], options) is not None:
         return TableSource(parquet_file, paths, options)
     return GroupSource(parquet.grouped, paths, options)
 

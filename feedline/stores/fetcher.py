@@ -21,14 +21,13 @@ from feedline.stores.client import TransientError
 
 T = TypeVar("T")
 AT_ONCE = 64
-"""Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s; half as many
-of twice the size would hold as much memory, give half of that, and all end at the same time, after which the disk of
-the cache is the limit."""
+"""Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
+many of twice the size would hold as much memory, but give half of that."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SAMPLES, _FEWEST_SAMPLES = 256, 20
 _LATE = 1.5
-"""Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them twice
-takes bandwidth from the others."""
+"""Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
+twice takes bandwidth from the others."""
 _HEDGED = 0.1
 """The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
 load."""
