@@ -18,9 +18,9 @@ from feedline.sources.encoded.table_files import arrow_file, parquet_file
 from feedline.sources.encoded.tables import TableSource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.formats.file_version import VersionedFiles
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
-from feedline.sources.versioned_files import VersionedFiles
 
 
 class Format(NamedTuple):
@@ -32,7 +32,7 @@ class Format(NamedTuple):
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    first = VersionedFiles(paths[:1], options)
+    first = VersionedFiles(paths[:1], options.store)
     if parquet_file(first[0], options) is not None:
         return TableSource(parquet_file, paths, options)
     return GroupSource(parquet.grouped, paths, options)

@@ -17,11 +17,11 @@ from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices, Shards, count_of, joined
 from feedline.runtime.ending import check_may_read
+from feedline.sources.formats.file_version import VersionedFiles, Versions
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.row_gather import RowGather
-from feedline.sources.versioned_files import VersionedFiles, Versions
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +57,7 @@ class GroupSource(IndexedSource):
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options, versions)
+        self._versioned = VersionedFiles(paths, options.store, versions)
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):

@@ -15,10 +15,10 @@ from feedline.sources.encoded.byte_columns import Columns
 from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.table_files import TableFile
+from feedline.sources.formats.file_version import VersionedFiles, Versions
 from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import digest_of
-from feedline.sources.versioned_files import VersionedFiles, Versions
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 
@@ -54,7 +54,7 @@ class TableSource(EncodedRows):
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options, versions)
+        self._versioned = VersionedFiles(paths, options.store, versions)
         self._files = [self._opened(file) for file in range(len(paths))]
         self._kinds = self._files[0].kinds
         for path, file in zip(paths, self._files, strict=True):
