@@ -18,6 +18,7 @@ then one folder a stage, in the order in which data flows::
     sources/    what rows are read from
       formats/    one module for each file format
       encoded/    records of bytes, such as image files
+      remote/     arrays and Arrow files in stores
     stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other

@@ -24,7 +24,7 @@ from feedline.rows.shards import Indices
 from feedline.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.remote_rows import RemoteRows
+from feedline.sources.remote.rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
 from feedline.stores.client import Version
 

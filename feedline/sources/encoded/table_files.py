@@ -51,7 +51,7 @@ def parquet_file(path: Path | RemoteObject, options: OpenOptions) -> TableFile |
     names = names_with_bytes(schema, options, path)
     if not names:
         return None
-    kinds = _kinds(schema, names, path)
+    kinds = kinds_of(schema, names, path)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def read(group: int) -> Columns:
@@ -97,7 +97,7 @@ def arrow_file(path: Path, options: OpenOptions) -> TableFile | None:
     names = names_with_bytes(schema, options, path)
     if not names:
         return None
-    kinds = _kinds(schema, names, path)
+    kinds = kinds_of(schema, names, path)
     with naming_file(path, "an Arrow file", arrow.REWRITE):
         groups = _mapped(whole, batches, names)
         if groups is not None:
@@ -145,7 +145,7 @@ def _compressed(path: Path, schema: Any, kinds: dict[str, str]) -> TableFile:
     return TableFile(kinds, lengths, read)
 
 
-def _kinds(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
+def kinds_of(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
     """The type of each column. TypeError: it holds neither bytes nor numbers."""
     kinds = {}
     for name in names:
