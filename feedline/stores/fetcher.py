@@ -7,6 +7,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import logging
 import math
 import os
 import random
@@ -19,11 +20,13 @@ from feedline.errors import FeedError
 from feedline.runtime.exit import close_at_exit
 from feedline.stores.client import TransientError
 
+_log = logging.getLogger("feedline")
 T = TypeVar("T")
 AT_ONCE = 64
 """Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
 many of twice the size would hold as much memory, but give half of that."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _SAMPLES, _FEWEST_SAMPLES = 256, 20
 _LATE = 1.5
 """Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
@@ -70,7 +73,8 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._slots: asyncio.Semaphore
         self._durations: dict[int, collections.deque[float]] = {}
-        """Of the last requests, by the logarithm of their size. Used by the thread only."""
+        """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
+        self._warned = -math.inf
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
@@ -98,7 +102,7 @@ class Fetcher:
                     return await self._hedged(size, request)
             except TransientError as error:
                 failing_since = failing_since or began
-                failing_s = time.monotonic() - failing_since
+                failing_s, reason = time.monotonic() - failing_since, str(error)
                 if failing_s >= patience_s:
                     raise FeedError(
                         f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
@@ -109,8 +113,21 @@ class Fetcher:
                         file=name,
                     ) from None
             self.counts.retries += 1
+            self._warn(failing_s, f"{name}: {reason}", patience_s)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), patience_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _warn(self, failing_s: float, what: str, patience_s: float) -> None:
+        """Log, now and then, that a store is failing. Called by the thread only."""
+        now = time.monotonic()
+        if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
+            self._warned = now
+            _log.warning(
+                "a store has failed for %.0f s and is asked again until patience_s=%g: %s",
+                failing_s,
+                patience_s,
+                what,
+            )
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
