@@ -51,7 +51,9 @@ def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
     read_all(source)
     assert time.monotonic() > back
     (message,) = caplog.messages  # once a minute
-    expected = r"a store has failed for \d+ s and is asked again until patience_s=10: http.*: 503 Service Unavailable"
+    expected = (
+        r"a store has failed for \d+ s and is asked again until patience_s=10: http.*: 503 Service Unavailable"
+    )
     assert re.fullmatch(expected, message)
 
 
