@@ -69,6 +69,7 @@ def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_
     read_all(source)
 
 
+@pytest.mark.slow
 def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(store, tmp_path):
     """Batches before the outage are delivered, then the error; a new feed continues, and each row comes once."""
     rows = np.repeat(np.arange(24, dtype=np.uint8), BLOCK).reshape(24, -1)  # a block each
