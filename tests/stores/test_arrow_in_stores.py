@@ -26,11 +26,14 @@ def arrow(table, compression=None, write=pa.ipc.new_file):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["mapped", "bits", "compressed", "nulls", "text", "compressed text"])
+@pytest.mark.parametrize("kind", ["mapped", "tensors", "bits", "compressed", "nulls", "text", "compressed text"])
 def test_rows_and_identity_are_those_of_the_local_file(kind, store, options, tmp_path):
     table = dict(NUMBERS)
     if kind == "bits":
         table["even"] = pa.array(np.arange(COUNT) % 2 == 0)
+    elif kind == "tensors":
+        tensors = pa.fixed_shape_tensor(pa.float32(), [4, 8])
+        table["x"] = pa.ExtensionArray.from_storage(tensors, table["x"])
     elif kind == "nulls":
         table["m"] = NULLS
     elif "text" in kind:

@@ -136,9 +136,13 @@ def mapped(item: RemoteObject, options: OpenOptions) -> list[dict[str, Any]] | N
 
         trees: list[dict[str, Any]] = []
         for batch in batches:
+            batch.validate()  # invalid lengths would make pyarrow abort the process
             columns = {name: batch.column(name) for name in spec}
             if any(each.buffers()[0] is not None for column in columns.values() for each in _nested(column)):
                 return None
+            buffers = [b for column in columns.values() for b in column.buffers() if b is not None and b.size]
+            if not all(0 <= b.address - start <= len(outline) - b.size for b in buffers):
+                return None  # pyarrow has copied them, as it does with misaligned ones
             trees.append({})
             for name, column in columns.items():  # booleans are unpacked, so their bytes must be there
                 has_bits = extras.require("pyarrow", "arrow").types.is_boolean(_nested(column)[-1].type)
@@ -149,8 +153,12 @@ def mapped(item: RemoteObject, options: OpenOptions) -> list[dict[str, Any]] | N
 def _nested(column: Any) -> list[Any]:
     """A column, the values of its lists, and so on. Where it has no nulls, it has no buffer that says where."""
     pyarrow = extras.require("pyarrow", "arrow")
-    found = [column.storage if isinstance(column.type, pyarrow.BaseExtensionType) else column]
-    while pyarrow.types.is_fixed_size_list(found[-1].type):
+    found = [column]
+    while True:
+        if isinstance(found[-1].type, pyarrow.BaseExtensionType):
+            found[-1] = found[-1].storage
+        if not pyarrow.types.is_fixed_size_list(found[-1].type):
+            break
         found.append(found[-1].values)
     return found
 
