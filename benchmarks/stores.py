@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -91,6 +92,28 @@ def limit(url: str, size: int) -> float:
     return size / (time.perf_counter() - began)
 
 
+def with_fsspec(url: str, size: int, rows: int, batch_size: int) -> dict[str, float]:
+    """What fsspec's HTTP file system does, if it and aiohttp are installed: whole blocks, and random rows."""
+    if any(importlib.util.find_spec(name) is None for name in ("fsspec", "aiohttp")):
+        return {}
+    import fsspec
+    import numpy as np
+
+    from feedline.stores.residency import BLOCK_BYTES
+
+    files, path, found = fsspec.filesystem("http"), f"{url}/x.npy", {}
+    starts = list(range(0, size, BLOCK_BYTES))
+    began = time.perf_counter()
+    files.cat_ranges([path] * len(starts), starts, [min(start + BLOCK_BYTES, size) for start in starts])
+    found["fsspec_blocks_mb_s"] = size / (time.perf_counter() - began) / 1e6
+    chosen = (128 + 3072 * np.random.default_rng(1).integers(0, rows, (2, batch_size))).tolist()
+    for number, starts in enumerate(chosen):
+        began = time.perf_counter()
+        files.cat_ranges([path] * batch_size, starts, [start + 3072 for start in starts])
+        found[f"fsspec_batch_{number}_s"] = time.perf_counter() - began
+    return found
+
+
 def measure(arguments: argparse.Namespace) -> dict:
     import jax
     import numpy as np
@@ -110,6 +133,7 @@ def measure(arguments: argparse.Namespace) -> dict:
             blocked = feedline.Order(shuffle=feedline.Blocks(rows=2048, window=8))
             feedline.open_source(f"{url}/x.npy", store=feedline.Store(cache=f"{folder}/warm"))  # imports
             result["limit_mb_s"] = limit(url, os.path.getsize(local)) / 1e6
+            result |= with_fsspec(url, os.path.getsize(local), rows, arguments.batch)
             for name, order in (("global", feedline.Order()), ("blocks", blocked)):
                 store = feedline.Store(cache=f"{folder}/{name}")
                 began = time.perf_counter()

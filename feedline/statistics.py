@@ -47,6 +47,10 @@ class Statistics:
       host_bytes: bytes of the host buffers that are allocated now; workers have their own.
       source_epochs: of a mixture, how often each source was read from the start of the run to the feed's position,
         by name: 1.5 is one and a half epochs of that source. None: the source is no mixture.
+      stores: what this process, with all of its feeds, asked of stores on the network: `requests`, of which
+        `retries` followed an error and `hedged` were second ones because the first took long; `fetched_bytes`;
+        `cached`, blocks found on local disk; `wait_s`, how long threads waited for blocks. Workers count for
+        themselves. None: nothing.
     """
 
     batches: int = 0
@@ -78,6 +82,7 @@ class Statistics:
     slabs: int = 0
     host_bytes: int = 0
     source_epochs: dict[str, float] | None = None
+    stores: dict[str, float] | None = None
 
     def __str__(self) -> str:
         """Counts, mean times of a batch, and what is in use, as text.
@@ -108,6 +113,7 @@ class Statistics:
             f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, "
             f"{self.slabs} slabs, {_bytes(self.host_bytes)} of host memory"
             + (f"\nepochs of each source: {_epochs(self.source_epochs)}" if self.source_epochs else "")
+            + (f"\nstores: {_stores(self.stores)}" if self.stores else "")
         )
 
     def _repr_html_(self) -> str:
@@ -129,10 +135,21 @@ def _epochs(of_sources: dict[str, float]) -> str:
     return ", ".join(f"{name} {epochs:.4g}" for name, epochs in of_sources.items())
 
 
+def _stores(counts: dict[str, float]) -> str:
+    """Example: 40 requests (1 repeated, 2 hedged), 80 MB fetched, 0 blocks cached, waited 1.5 s."""
+    return (
+        f"{counts['requests']:,} requests ({counts['retries']:,} repeated, {counts['hedged']:,} hedged), "
+        f"{_bytes(int(counts['fetched_bytes']))} fetched, {counts['cached']:,} blocks cached, "
+        f"waited {with_unit(counts['wait_s'])}"
+    )
+
+
 def _readable(name: str, value: Any) -> str:
     """The value of a field with the unit that its name says."""
     if name == "source_epochs":
         return _epochs(value) if value else "no mixture"
+    if name == "stores":
+        return _stores(value) if value else "none"
     if value is None:
         return "not known yet"
     if name in ("au", "readiness"):

@@ -225,7 +225,8 @@ OF_FEEDLINE = {
     # cluster: the default number of threads, and the memory of the control group
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
                  "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
-                 "runtime.annotations", "notebook", "state", "statistics", "version", "errors", "options"],
+                 "runtime.annotations", "stores.fetcher", "notebook", "state", "statistics", "version", "errors",
+                 "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],

@@ -18,7 +18,7 @@ from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged, is_told
+from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged, will_read_of
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
@@ -95,14 +95,14 @@ class BatchReader:
     @property
     def tells_source(self) -> bool:
         """Whether the source fetches rows before they are read."""
-        return is_told(self.source)
+        return will_read_of(self.source) is not None
 
     def tell_source(self, start: Cursor, ahead: int) -> bool:
         """Tell the source that the batch at `start` is read in `ahead` batches. False: that is too early."""
-        if not is_told(self.source):
+        will_read = will_read_of(self.source)
+        if will_read is None:
             return True
-        read = [self.source.will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads]
-        return all(read)
+        return all(will_read(self.locate(start, offsets), ahead) for offsets, _ in self.form.reads)
 
     def fill(self, start: Cursor, part: int, parts: int, buffers: Buffers) -> PartResult:
         """Write a part of the batch at `start` into its `buffers`: number `part` of `parts` equal ones.

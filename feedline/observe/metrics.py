@@ -26,7 +26,7 @@ class Metric(NamedTuple):
         ends with "_total".
       help: what it measures.
       of: statistics and, if there is one, a report → the values.
-      label: the label that its values have, "stage" or "bound"; "": it has one value.
+      label: the label that its values have, such as "stage"; "": it has one value.
     """
 
     name: str
@@ -44,6 +44,10 @@ class Metric(NamedTuple):
         """ "seconds", "bytes", "ratio" (0 to 1, or a multiple), or "" for a plain number."""
         last = self.name.removesuffix("_total").rpartition("_")[2]
         return last if last in ("seconds", "bytes", "ratio") else ""
+
+
+def _of_stores(statistics: Statistics, of: Callable[[dict[str, float]], _Values]) -> _Values:
+    return {} if statistics.stores is None else of(statistics.stores)
 
 
 METRICS = (
@@ -154,6 +158,34 @@ METRICS = (
         "source",
     ),
     Metric(
+        "feedline_store_requests_total",
+        "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
+        lambda s, r: _of_stores(
+            s,
+            lambda c: {
+                "first": c["requests"] - c["retries"] - c["hedged"],
+                "retry": c["retries"],
+                "hedge": c["hedged"],
+            },
+        ),
+        "request",
+    ),
+    Metric(
+        "feedline_store_fetched_bytes_total",
+        "Bytes that this process fetched from stores.",
+        lambda s, r: _of_stores(s, lambda c: {"": c["fetched_bytes"]}),
+    ),
+    Metric(
+        "feedline_store_cached_blocks_total",
+        "Blocks of objects in stores that this process found in the cache on local disk.",
+        lambda s, r: _of_stores(s, lambda c: {"": c["cached"]}),
+    ),
+    Metric(
+        "feedline_store_wait_seconds_total",
+        "Time for which threads of this process waited for blocks from stores.",
+        lambda s, r: _of_stores(s, lambda c: {"": c["wait_s"]}),
+    ),
+    Metric(
         "feedline_bound",
         "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
         "(the training loop itself), straggler (another process).",
@@ -207,7 +239,7 @@ def scalars(now: Statistics, before: Statistics | None = None, elapsed_s: float 
             per, by = ("batch", batches) if metric.unit == "seconds" else ("second", elapsed_s)
             if before is None or by <= 0:
                 continue
-            name, value = f"{name}_per_{per}", (value - earlier[metric.name, label]) / by
+            name, value = f"{name}_per_{per}", (value - earlier.get((metric.name, label), 0.0)) / by
         found[f"{name}/{label}" if label else name] = value
     return found
 

@@ -21,6 +21,7 @@ _SLOWER = 1.2
 """How many times as slow as the others a process's stage must be to hold them up."""
 _HELD_S = 1e-3
 """A thread that waits so long for the interpreter's lock shares it with Python, which gives it up every 5 ms."""
+_MOSTLY = 0.5
 _MOST_THREADS = 16
 _MOST_BATCHES = 32
 
@@ -36,6 +37,7 @@ class Circumstances:
       cores: that this process may use.
       lock_wait_s: how long a thread waits for the interpreter's lock.
       may_use_workers: whether the source could travel to worker processes.
+      store_wait: the share of the time of reading in which threads waited for a store on the network.
       process: index of this process.
       default_threads: that would read if `Reading.threads` were None.
       found: names of the settings that are "auto": advice leaves them out.
@@ -50,6 +52,7 @@ class Circumstances:
     cores: int
     lock_wait_s: float = 0.0
     may_use_workers: bool = False
+    store_wait: float = 0.0
     process: int = 0
     default_threads: int = 2
     found: frozenset[str] = frozenset()
@@ -231,6 +234,8 @@ def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[s
 
 
 def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+    if how.store_wait > _MOSTLY:  # what comes next is fetched already, however many threads wait for it
+        return
     if how.reader == "threads" and not shares_lock(how):
         for threads in range(how.readers + 1, _MOST_THREADS + 1):
             yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
@@ -320,6 +325,12 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
         return (
             "no setting helps: one thread reads a stream; give the dataset workers, or more of them, by Grain's "
             "mp_prefetch, or use a source with random access, which several threads can read"
+        )
+    if bound == "read" and how.store_wait > _MOSTLY:
+        return (
+            f"no setting helps: the store is the limit, for which threads wait {percent(how.store_wait)} of the "
+            "time of reading; let the cache on local disk hold the data (feedline.Store(cache_bytes=...)), or "
+            "read neighbouring rows together with Order(shuffle=Blocks(...))"
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
         return (

@@ -25,6 +25,7 @@ from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
 from feedline.pipeline.tuner import Tuner
 from feedline.statistics import Counters, Statistics
+from feedline.stores.fetcher import counted as counted_of_stores
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG = 0.2
@@ -50,6 +51,7 @@ class Observing:
         self._past: collections.deque[tuple[float, float]] = collections.deque()
         self._warned = False
         self._failed = False
+        self._waited_for_stores_s = (counted_of_stores() or {"wait_s": 0.0})["wait_s"]  # before this feed
         self._published_at = time.monotonic()
         self.tuner = Tuner(stages.bounds, stages.settings) if tunes and stages.bounds is not None else None
 
@@ -106,6 +108,7 @@ class Observing:
             restarts=stages.access.restarts.count if isinstance(stages.access, RandomAccess) else 0,
             slabs=staging.mapped,
             host_bytes=staging.mapped_bytes,
+            stores=counted_of_stores(),
         )
 
     def report(self) -> Report | None:
@@ -136,8 +139,17 @@ class Observing:
             process=jax.process_index(),
             default_threads=default_threads(),
             searching=self.tuner is not None and not self.tuner.settled,
+            store_wait=self._store_wait(),
             found=frozenset() if self.tuner is None or stages.bounds is None else stages.bounds.tunable,
         )
+
+    def _store_wait(self) -> float:
+        """The share of the time of reading in which threads waited for a store; 0 for rows that are in none."""
+        access, stores = self._stages.access, counted_of_stores()
+        if stores is None or not (isinstance(access, RandomAccess) and access.reader.tells_source):
+            return 0.0
+        waited_s = stores["wait_s"] - self._waited_for_stores_s  # by other feeds of this process, too
+        return min(1.0, waited_s / max(1e-9, self.accounting.sums()[0].read_s))
 
     def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""

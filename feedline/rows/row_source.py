@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -138,9 +139,10 @@ class ToldSource(RowSource, Protocol):
         """
 
 
-def is_told(source: RowSource) -> TypeGuard[ToldSource]:
-    """Whether a source is a `ToldSource`."""
-    return getattr(source, "will_read", None) is not None
+def will_read_of(source: RowSource) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
+    """The `will_read` of a `ToldSource`; None if a source need not be told. It may become None at any time."""
+    found: Callable[[npt.NDArray[np.int64], int], bool] | None = getattr(source, "will_read", None)
+    return found
 
 
 def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:

@@ -20,6 +20,7 @@ from feedline.sources.formats.mapped_file import MappedObject
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.hdf5 import columns
 from feedline.sources.hdf5 import files as hdf5
+from feedline.sources.remote import arrow as remote_arrow
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.remote_file import SMALL_BYTES, open_object
@@ -59,6 +60,11 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
     """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path, name = Path(shard), os.fspath(shard)
+        if path.suffix in arrow.SUFFIXES and opened.objects is not None and is_url(name):
+            trees = remote_arrow.mapped(opened.objects.by_url[name], options)
+            if trees is None:
+                raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
+            return trees
         if path.suffix in _MAPPED:
             if path.is_file():
                 opened.versions[os.path.abspath(path)] = FileVersion.of(

@@ -24,7 +24,7 @@ from feedline.rows.shards import Indices
 from feedline.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.remote_rows import RemoteRows
+from feedline.sources.remote.rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
 from feedline.stores.client import Version
 
@@ -120,6 +120,11 @@ class ArraySource(IndexedSource):
             return {"kind": "arrays", "shards": self._remote.digests(parts, samples)}
         sampled = [[digests.of_array(part, samples) for part in shard] for shard in parts]
         return {"kind": "arrays", "shards": sampled}
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any leaf lies in a store, so that rows must be fetched before their memory is read."""
+        return self._remote is not None
 
     @property
     def picklable(self) -> bool:

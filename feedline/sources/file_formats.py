@@ -18,11 +18,15 @@ from feedline.sources.encoded.table_files import arrow_file, parquet_file
 from feedline.sources.encoded.tables import TableSource
 from feedline.sources.formats import array_record, arrow, parquet, zarr
 from feedline.sources.formats.array_record import ArrayRecordSource
+from feedline.sources.formats.file_version import VersionedFiles
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.groups import GroupSource
 from feedline.sources.hdf5 import columns as hdf5_columns
 from feedline.sources.hdf5 import files as hdf5
 from feedline.sources.hdf5.records import Hdf5Records
+from feedline.sources.remote import arrow as remote_arrow
+from feedline.stores.opening import RemoteObjects
+from feedline.stores.options import Store
 from feedline.stores.urls import is_url
 
 
@@ -35,14 +39,24 @@ class Format(NamedTuple):
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    if is_url(paths[0]):  # columns of numbers
-        return GroupSource(parquet.grouped, paths, options)
-    if parquet_file(Path(paths[0]), options) is not None:
+    first = VersionedFiles(paths[:1], options.store)
+    if parquet_file(first[0], options) is not None:
         return TableSource(parquet_file, paths, options)
     return GroupSource(parquet.grouped, paths, options)
 
 
+def _open_remote_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    objects = list(RemoteObjects(paths, options.store or Store()).by_url.values())
+    if remote_arrow.table(objects[0], options) is not None:
+        return TableSource(remote_arrow.table, paths, options)
+    if all(remote_arrow.mapped(item, options) is not None for item in objects):
+        return ArraySource(paths, options)
+    return GroupSource(remote_arrow.grouped, paths, options)
+
+
 def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    if is_url(paths[0]):
+        return _open_remote_arrow(paths, options)
     if arrow_file(Path(paths[0]), options) is not None:
         return TableSource(arrow_file, paths, options)
     if all(arrow.is_mapped(Path(path), options) for path in paths):
@@ -100,7 +114,7 @@ FORMATS = {
     ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}, in_stores=True),
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
     ".parquet": Format(_open_parquet, _GROUPED, in_stores=True),
-    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
+    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED, in_stores=True)),
     **dict.fromkeys(
         tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset(), True)
     ),

@@ -6,7 +6,6 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,15 +17,11 @@ from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices, Shards, count_of, joined
 from feedline.runtime.ending import check_may_read
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.file_version import VersionedFiles, Versions
 from feedline.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.row_gather import RowGather
-from feedline.stores.client import Version
-from feedline.stores.opening import RemoteObjects
-from feedline.stores.options import Store
-from feedline.stores.urls import is_url
 
 Array = npt.NDArray[Any]
 
@@ -57,13 +52,12 @@ class GroupSource(IndexedSource):
         open_file: Callable[[Any, OpenOptions], GroupedFile],
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Sequence[FileVersion | Version | None] | None = None,
+        versions: Versions | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._objects = RemoteObjects(paths, options.store or Store()) if is_url(paths[0]) else None
-        self._versions = self._versions_now() if versions is None else versions
+        self._versioned = VersionedFiles(paths, options.store, versions)
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):
@@ -89,9 +83,9 @@ class GroupSource(IndexedSource):
     def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
         files = []
         for i, file in enumerate(self._files):
-            self._check_unchanged(i)
+            self._versioned.check(i)
             files.append(file.identity(allow_bad_rows))
-            self._check_unchanged(i)
+            self._versioned.check(i)
         return {"kind": "groups", "files": files}
 
     def __len__(self) -> int:
@@ -150,29 +144,28 @@ class GroupSource(IndexedSource):
     def close(self) -> None:
         """Drop the cached groups."""
         self._cache.clear()
-        if self._objects is not None:
-            self._objects.close()
+        self._versioned.close()
 
     def _read_group(self, leaf: int, group: int) -> Group:
         """Read a group from its file, and check it."""
         check_may_read()
         one = np.array([group])
         ((file, within, _),) = self._groups[leaf].split(one)
-        self._check_unchanged(file)
+        self._versioned.check(file)
         try:
             read = self._files[file].read(leaf, int(within[0]))
             check_group(read, int(self._shards[leaf].lengths_of(one)[0]), self._row(leaf))
         except FeedError:
             raise
         except Exception as error:
-            self._check_unchanged(file)  # a change of the file explains any other error, and is not a bad row
+            self._versioned.check(file)  # a change of the file explains any other error, and is not a bad row
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
                 row=int(self._shards[leaf].firsts_of(one)[0]),
                 file=str(self._paths[file]),
             ) from error
-        self._check_unchanged(file)
+        self._versioned.check(file)
         return read
 
     def _check_nulls(
@@ -198,45 +191,23 @@ class GroupSource(IndexedSource):
         )
 
     def _opened(self, file: int) -> GroupedFile:
-        self._check_unchanged(file)
-        path = self._paths[file]
-        opened = self._open_file(
-            Path(path) if self._objects is None else self._objects.by_url[path], self._options
-        )
-        self._check_unchanged(file)
+        self._versioned.check(file)
+        opened = self._open_file(self._versioned[file], self._options)
+        self._versioned.check(file)
         return opened
-
-    def _check_unchanged(self, file: int) -> None:
-        version, path = self._versions[file], self._paths[file]
-        if isinstance(version, FileVersion):
-            version.check(path)
-        elif version is not None and self._objects is not None:  # compared whenever a block is fetched, too
-            version.check(self._objects.by_url[path].version, path)
-
-    def _versions_now(self) -> Sequence[FileVersion | Version | None]:
-        if self._objects is None:
-            return [_version(path) for path in self._paths]
-        return [self._objects.by_url[path].version for path in self._paths]
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """As of a `ToldSource`, for objects in a store; None for files."""
-        return None if self._objects is None else self._fetch_ahead
+        return self._fetch_ahead if self._versioned.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        assert self._objects is not None
-        blocks = [np.zeros(0, np.int64)]
+        extents = []
         for leaf, shards in enumerate(self._shards):
             for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
-                item, extent = self._objects.by_url[self._paths[file]], self._files[file].extent
-                if extent is not None:
-                    blocks += [item.blocks_of(*extent(leaf, group)) for group in within.tolist()]
-        return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
+                if (extent := self._files[file].extent) is not None:
+                    extents += [(file, extent(leaf, group)) for group in within.tolist()]
+        return self._versioned.fetch_ahead(extents, ahead)
 
     def __reduce__(self) -> Any:
-        return type(self), (self._open_file, self._paths, self._options, self._versions)
-
-
-def _version(path: str) -> FileVersion | None:
-    """The version of a file. None for a directory, and for a missing file, which opening reports."""
-    return FileVersion.of(path) if Path(path).is_file() else None
+        return type(self), (self._open_file, self._paths, self._options, self._versioned.versions)

@@ -16,7 +16,7 @@ from feedline.options import Order, checked_integer
 from feedline.order.mixture import End, MixtureOrder
 from feedline.placement.plan import Columns
 from feedline.rows.indexed import IndexedSource
-from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged, is_told
+from feedline.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged, will_read_of
 from feedline.sources.arrays import ArraySource
 from feedline.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
 
@@ -89,8 +89,7 @@ class Mixture(IndexedSource):
         """The number of the leaf "source"."""
         self.spec = {**own, SOURCE: jax.ShapeDtypeStruct((), np.int32)}
         self._ends = np.array(self.order.firsts[1:])
-        told = any(is_told(source) for source in self._sources.values())
-        found = [source for source in self._sources.values() if isinstance(source, ArraySource) and not told]
+        found = [s for s in self._sources.values() if isinstance(s, ArraySource) and not s.is_remote]
         self.arrays = ArraySource.joined(found, SOURCE) if len(found) == len(self._sources) else None
         """All rows as one source, if all are arrays outside of stores: read by one C call, order included."""
 
@@ -128,11 +127,11 @@ class Mixture(IndexedSource):
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """Of a mixture with a source in a store; None for others."""
-        return self._will_read if any(is_told(source) for source in self._sources.values()) else None
+        return self._will_read if any(map(will_read_of, self._sources.values())) else None
 
     def _will_read(self, rows: Indices, ahead: int) -> bool:
-        parts = [(part.source, part.rows) for part in self._parts(rows)]
-        return all(source.will_read(some, ahead) for source, some in parts if is_told(source))
+        parts = [(will_read_of(part.source), part.rows) for part in self._parts(rows)]
+        return all(will_read(some, ahead) for will_read, some in parts if will_read is not None)
 
     @property
     def read_positioned(self) -> Callable[[Rows, Any], None]:

@@ -7,6 +7,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import logging
 import math
 import os
 import random
@@ -19,11 +20,17 @@ from feedline.errors import FeedError
 from feedline.runtime.exit import close_at_exit
 from feedline.stores.client import TransientError
 
+_log = logging.getLogger("feedline")
 T = TypeVar("T")
-AT_ONCE = 32
-"""Requests in flight: at a latency of 50 ms and 2 MiB each, 1.3 GB/s. Each holds up to 8 MiB of memory."""
+AT_ONCE = 64
+"""Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
+many of twice the size would hold as much memory, but give half of that."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _SAMPLES, _FEWEST_SAMPLES = 256, 20
+_LATE = 1.5
+"""Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
+twice takes bandwidth from the others."""
 _HEDGED = 0.1
 """The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
 load."""
@@ -38,8 +45,9 @@ class Counts:
       requests: of all kinds, the repeated ones among them.
       fetched_bytes: that came.
       retries: requests that were repeated after an error.
-      hedged: requests that took longer than 95 % of the others, and were asked a second time.
+      hedged: requests that took 1.5 times as long as 95 % of the others, and were asked a second time.
       cached: blocks that were in the cache on local disk.
+      wait_s: for how long reads waited for blocks, summed over threads.
     """
 
     requests: int = 0
@@ -47,6 +55,7 @@ class Counts:
     retries: int = 0
     hedged: int = 0
     cached: int = 0
+    wait_s: float = 0.0
 
 
 class Fetcher:
@@ -64,7 +73,8 @@ class Fetcher:
         self._thread: threading.Thread | None = None
         self._slots: asyncio.Semaphore
         self._durations: dict[int, collections.deque[float]] = {}
-        """Of the last requests, by the logarithm of their size. Used by the thread only."""
+        """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
+        self._warned = -math.inf
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
@@ -92,7 +102,7 @@ class Fetcher:
                     return await self._hedged(size, request)
             except TransientError as error:
                 failing_since = failing_since or began
-                failing_s = time.monotonic() - failing_since
+                failing_s, reason = time.monotonic() - failing_since, str(error)
                 if failing_s >= patience_s:
                     raise FeedError(
                         f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
@@ -103,8 +113,21 @@ class Fetcher:
                         file=name,
                     ) from None
             self.counts.retries += 1
+            self._warn(failing_s, f"{name}: {reason}", patience_s)
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), patience_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _warn(self, failing_s: float, what: str, patience_s: float) -> None:
+        """Log, now and then, that a store is failing. Called by the thread only."""
+        now = time.monotonic()
+        if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
+            self._warned = now
+            _log.warning(
+                "a store has failed for %.0f s and is asked again until patience_s=%g: %s",
+                failing_s,
+                patience_s,
+                what,
+            )
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
@@ -121,8 +144,7 @@ class Fetcher:
         return self._thread.name if self._thread.is_alive() else None
 
     async def _hedged(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
-        """What `request` returns first, if it is asked a second time once it takes longer than 95 % of the
-        others."""
+        """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
         first = self._asked(size, request)
         tasks = {first}
         try:
@@ -160,7 +182,7 @@ class Fetcher:
         durations = self._durations.get(size.bit_length(), ())
         if len(durations) < _FEWEST_SAMPLES:
             return None
-        return max(_SHORTEST_HEDGE_S, sorted(durations)[math.ceil(0.95 * len(durations)) - 1])
+        return max(_SHORTEST_HEDGE_S, _LATE * sorted(durations)[math.ceil(0.95 * len(durations)) - 1])
 
     def _start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -193,6 +215,12 @@ async def _drain() -> None:
 def fetcher() -> Fetcher:
     """The one of this process."""
     return Fetcher()
+
+
+def counted() -> dict[str, float] | None:
+    """The present `Counts` of this process by name; None: no store was read."""
+    counts = vars(fetcher().counts)
+    return dict(counts) if any(counts.values()) else None
 
 
 os.register_at_fork(after_in_child=fetcher.cache_clear)  # a thread does not survive a fork

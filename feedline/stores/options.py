@@ -14,21 +14,20 @@ class Store:
 
     Args:
       cache: the folder of the cache on local disk; None: `$FEEDLINE_CACHE`, or ~/.cache/feedline. Several
-        processes
-        and jobs may share it.
+        processes and jobs may share it.
       cache_bytes: the size limit of that folder; None: half of the space that is free or that the cache has
-        already.
-        The blocks that were not used for the longest time are deleted first.
-      patience_s: how long a store may fail before that is an error. Until then, reads are repeated.
+        already. The blocks that were not used for the longest time are deleted first.
+      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. A feed
+        itself stops waiting after `Reading(stall_error_s=300)`, so more than that needs both.
 
     Example:
       >>> Store(cache="/local/cache", cache_bytes=200 << 30).patience_s
-      300.0
+      240.0
     """
 
     cache: str | None = None
     cache_bytes: int | None = None
-    patience_s: float = 300.0
+    patience_s: float = 240.0
 
     def __post_init__(self) -> None:
         if self.cache is not None and not isinstance(self.cache, str | os.PathLike):

@@ -22,8 +22,8 @@ from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
-_MOST_BLOCKS = 4
-"""Of a request: adjacent blocks are fetched together, in requests of up to 8 MiB."""
+_MOST_BLOCKS = 2
+"""Of a request: adjacent blocks are fetched together, in requests of up to 4 MiB."""
 
 
 class RemoteObject:
@@ -50,7 +50,8 @@ class RemoteObject:
         # _present is written under _lock
         self._lock = threading.RLock()  # a request may be done before its callback is added
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
-        """The requests that fetch a block. Guarded by _lock, as is their number:"""
+        """The requests that fetch a block. One that has mapped it already is removed when the block is retired, as
+        it will not map it again. Guarded by _lock, as is the number of requests:"""
         self._requests = 0
 
     def __str__(self) -> str:
@@ -139,6 +140,7 @@ class RemoteObject:
         """Later reads do not find the block, and fetch it again."""
         with self._lock:
             self._present[block] = False
+            self._pending.pop(block, None)  # the request may still fetch others, but has mapped this one
 
     def unmap(self, block: int) -> None:
         """Let go of the file of a retired block, unless it is there again."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feedline.errors import FeedError
 from feedline.runtime.ending import check_may_read
 from feedline.stores.cache import BlockCache
-from feedline.stores.fetcher import AT_ONCE
+from feedline.stores.fetcher import AT_ONCE, fetcher
 from feedline.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
@@ -122,8 +122,12 @@ class Residency:
         self._maintain()
         if self._present[blocks].all():
             return
-        for item, future in self._start(blocks):
-            result_of(future, item.url)
+        began = time.monotonic()
+        try:
+            for item, future in self._start(blocks):
+                result_of(future, item.url)
+        finally:
+            fetcher().counts.wait_s += time.monotonic() - began
 
     def fetch_ahead(self, blocks: Indices, ahead: int) -> bool:
         """Start to fetch blocks that are needed `ahead` batches later. Returns False if that is too early.

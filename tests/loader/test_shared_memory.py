@@ -12,6 +12,7 @@ from feedline import WorkerError
 from feedline.loader import shared_memory
 from feedline.loader.shared_memory import SharedLeaves
 
+pytestmark = pytest.mark.xdist_group("shared memory")  # its names hold the parent's process number
 LEAVES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
     np.zeros((0, 5), np.int64),

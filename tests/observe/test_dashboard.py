@@ -120,4 +120,8 @@ def test_the_dashboard_shows_what_a_user_asks_first():
         "feedline_queued_seconds_total",
         "feedline_host_buffers",
         "feedline_source_epochs",  # of mixtures only
+        "feedline_store_requests_total",  # of stores only
+        "feedline_store_fetched_bytes_total",
+        "feedline_store_cached_blocks_total",
+        "feedline_store_wait_seconds_total",
     }

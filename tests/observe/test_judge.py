@@ -129,6 +129,15 @@ def test_a_slow_disk_that_threads_cannot_help():
     assert "storage is slower than training" in report.advice
 
 
+def test_a_store_that_is_the_limit_is_named_and_no_threads_are_advised():
+    how = dataclasses.replace(HOW, store_wait=0.9)
+    report = judge(window(read=0.400, wait=0.015, cpu=0.001), how)
+    assert report.advice.startswith(
+        "no setting helps: the store is the limit, for which threads wait 90 % of the time"
+    )
+    assert judge(window(read=0.400, wait=0.015, cpu=0.001), dataclasses.replace(how, store_wait=0.4)).change
+
+
 def test_python_that_holds_the_lock_needs_workers():
     held = dataclasses.replace(HOW, lock_wait_s=0.005, may_use_workers=True)
     times = {"host": 0.040, "wait": 0.010, "cpu": 0.020}

@@ -14,8 +14,11 @@ from feedline.statistics import Statistics
 from feedline.trainer import Progress, TensorBoardLog, tensorboard
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
-NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name != "source_epochs"]
-FULL = Statistics(**{name: i + 1 for i, name in enumerate(NUMBERS)}, source_epochs={"web": 0.1, "books": 0.2})
+NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name not in ("source_epochs", "stores")]
+STORES = {"requests": 1600, "retries": 200, "hedged": 300, "fetched_bytes": 400, "cached": 500, "wait_s": 0.6}
+FULL = Statistics(
+    **{name: i + 1 for i, name in enumerate(NUMBERS)}, source_epochs={"web": 0.1, "books": 0.2}, stores=STORES
+)
 
 
 def test_names_follow_the_rules_of_prometheus():
@@ -26,13 +29,14 @@ def test_names_follow_the_rules_of_prometheus():
         assert not re.search(r"_(s|ms|milliseconds|kb|percent|share)(_total)?$", metric.name)  # base units
         assert metric.help.endswith(".")
         assert "\n" not in metric.help
-        assert metric.label in ("", "stage", "bound", "source")
+        assert metric.label in ("", "stage", "bound", "source", "request")
 
 
 def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere():
     values = {(metric.name, label): value for metric, label, value in samples(FULL)}
     assert len({*values.values()}) == len(values)
     numbers = {getattr(FULL, name) for name in NUMBERS} | {*FULL.source_epochs.values()}
+    numbers |= {*STORES.values(), 1100} - {1600}  # 1600 requests are 1100 first ones, 200 retries and 300 hedges
     assert numbers - {*values.values()} == set()
     assert {*values.values()} - numbers == {1 - FULL.au}
     assert {metric.name for metric, _, _ in samples(FULL)} == {
@@ -49,6 +53,10 @@ def test_what_is_not_known_yet_is_left_out():
         "feedline_readiness_ratio",
         "feedline_transfer_seconds",
         "feedline_source_epochs",
+        "feedline_store_requests_total",
+        "feedline_store_fetched_bytes_total",
+        "feedline_store_cached_blocks_total",
+        "feedline_store_wait_seconds_total",
     }
 
 

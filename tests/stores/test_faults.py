@@ -1,9 +1,12 @@
 """Stores in trouble: errors, cuts, delays, wrong answers; and addresses that are refused."""
 
+import re
 import time
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from store_server import etag
 from test_arrays_in_stores import BLOCK, ROWS, npy
 
@@ -38,11 +41,20 @@ def test_passing_faults_cost_retries_which_are_counted(store, source, fault):
     assert fetcher().counts.retries - before >= len(failed) > 0
 
 
-def test_a_store_that_is_gone_for_a_while_costs_waiting(store, source):
+def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
+    store, source, monkeypatch, caplog
+):
+    monkeypatch.setattr("feedline.stores.fetcher._WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(fetcher(), "_warned", -float("inf"))
     back = time.monotonic() + 1.0
     store.fault = lambda *request: 503 if time.monotonic() < back else None
     read_all(source)
     assert time.monotonic() > back
+    (message,) = caplog.messages  # once a minute
+    expected = (
+        r"a store has failed for \d+ s and is asked again until patience_s=10: http.*: 503 Service Unavailable"
+    )
+    assert re.fullmatch(expected, message)
 
 
 def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_path):
@@ -55,6 +67,47 @@ def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_
     np.testing.assert_array_equal(source[1], ROWS[1])  # in the cache
     store.fault = lambda *request: None
     read_all(source)
+
+
+@pytest.mark.slow
+def test_a_feed_continues_from_its_state_after_a_store_was_gone_for_too_long(store, tmp_path):
+    """Batches before the outage are delivered, then the error; a new feed continues, and each row comes once."""
+    rows = np.repeat(np.arange(24, dtype=np.uint8), BLOCK).reshape(24, -1)  # a block each
+    store.objects["/x.npy"] = npy(rows)
+    options = feedline.Store(cache=tmp_path, cache_bytes=32 * BLOCK, patience_s=0.3)
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+    reading = feedline.Reading(threads=1, buffer=1)
+    found, states, before = [], [], fetcher().counts.retries
+
+    def feed():
+        source = feedline.open_source(f"{store.url}/x.npy", store=options)
+        return feedline.Feed(source, 8, sharding, epochs=1, reading=reading, prefetch=1)
+
+    def deliver(batches):
+        for batch in batches:
+            found.append(np.asarray(batch)[:, 0])
+            states.append(batches.get_state())
+
+    blocks = set()
+
+    def gone_after_some_blocks(method, path, part):
+        if part and part[1] - part[0] >= BLOCK:
+            blocks.update(range(part[0] // BLOCK, part[1] // BLOCK))
+        return "drop" if len(blocks) > 10 else None
+
+    with feed() as first:
+        states.append(first.get_state())
+        store.fault = gone_after_some_blocks
+        with pytest.raises(
+            feedline.FeedError, match=r"within patience_s=0.3, and .*built again from its last state"
+        ):
+            deliver(first)
+    assert fetcher().counts.retries > before
+    store.fault = lambda *request: None
+    with feed() as second:
+        second.set_state(states[-1])
+        deliver(second)
+    assert sorted(np.concatenate(found).tolist()) == list(range(24))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.stores.fetcher import AT_ONCE
 
 X = np.random.default_rng(5).normal(size=(200_000, 8)).astype(np.float32)  # 6.4 MB
 Y = np.arange(200_000)
@@ -46,7 +45,43 @@ def test_groups_are_fetched_before_they_are_read(store, options):
     source.read(np.array([0, 100_000]), out)
     assert out["y"].tolist() == [0, 100_000]
     assert 1 <= len([part for part in store.gets() if part[1] - part[0] > 1 << 20]) <= 3
-    assert AT_ONCE > 3
+
+
+TEXT = [f"document {i} " + "x" * (i % 300) for i in range(5000)]
+
+
+def texts():
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": TEXT, "n": np.arange(5000)}), file, row_group_size=500, compression="zstd")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"), [(None, {"text": b"document 3 xxx", "n": 3}), (["text"], b"document 3 xxx")]
+)
+def test_columns_of_bytes_are_those_of_the_local_file(columns, row, store, options, tmp_path):
+    (tmp_path / "x.parquet").write_bytes(texts())
+    store.objects["/x.parquet"] = texts()
+    local = feedline.open_source(tmp_path / "x.parquet", columns=columns)
+    remote = feedline.open_source(f"{store.url}/x.parquet", columns=columns, store=options)
+    assert (len(remote), remote.fields, remote.identity) == (5000, local.fields, local.identity)
+    assert remote[3] == row
+    rows = np.random.default_rng(6).integers(0, 5000, 200)
+    assert remote.records(rows) == local.records(rows)
+    assert pickle.loads(pickle.dumps(remote)).records(rows) == local.records(rows)
+    assert remote.will_read(rows, 0)
+    assert local.will_read is None
+
+
+def test_a_store_in_trouble_is_no_bad_row_of_bytes(store, tmp_path):
+    store.objects["/x.parquet"] = texts()
+    source = feedline.open_source(f"{store.url}/x.parquet", store=feedline.Store(cache=tmp_path, patience_s=0.2))
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
+        source[4999]
+    assert not isinstance(caught.value, feedline.RowError)
+    store.fault = lambda *request: None
+    assert source[4999]["n"] == 4999
 
 
 def test_changes_and_troubles_are_no_bad_rows(store, tmp_path):
@@ -76,7 +111,7 @@ def test_what_is_no_parquet(store, options):
 
 
 def test_formats_that_cannot_lie_in_a_store(store, options):
-    for name in ("x.zarr", "x.array_record", "x.arrow"):
+    for name in ("x.zarr", "x.array_record"):
         store.objects[f"/{name}"] = b""
         with pytest.raises(ValueError, match=rf"are read from .npy, .*, got .*{name}; convert it, or copy it"):
             feedline.open_source(f"{store.url}/{name}", store=options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +96,7 @@ def is_bytes(kind: Any) -> bool:
     )  # fmt: skip
 
 
-def names_with_bytes(schema: Any, options: OpenOptions, path: Path) -> list[str]:
+def names_with_bytes(schema: Any, options: OpenOptions, path: object) -> list[str]:
     """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
     names = options.chosen(names_of(schema, path), str(path))
     return names if any(is_bytes(schema.field(name).type) for name in names) else []

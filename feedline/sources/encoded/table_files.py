@@ -12,7 +12,9 @@ from feedline.sources.encoded.byte_columns import Columns, column_of, is_bytes, 
 from feedline.sources.formats import arrow, extras
 from feedline.sources.formats.arrow_columns import naming_file, row_of
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.formats.opening import opening
+from feedline.sources.formats.opening import opening, readable
+from feedline.sources.formats.parquet import extent_of
+from feedline.stores.remote_object import RemoteObject
 
 
 class TableFile(NamedTuple):
@@ -23,15 +25,17 @@ class TableFile(NamedTuple):
       lengths: the rows of each group.
       read: group → its columns. Called from many threads.
       mapped: whether `read` gives views of the mapped file, at no cost.
+      extents: group → offset and length of the bytes that `read` needs, for objects in stores.
     """
 
     kinds: dict[str, str]
     lengths: Sequence[int]
     read: Callable[[int], Columns]
     mapped: bool = False
+    extents: Callable[[int], list[tuple[int, int]]] = lambda group: []
 
 
-def parquet_file(path: Path, options: OpenOptions) -> TableFile | None:
+def parquet_file(path: Path | RemoteObject, options: OpenOptions) -> TableFile | None:
     """A Parquet file; None if no chosen column holds bytes.
 
     Raises:
@@ -40,14 +44,14 @@ def parquet_file(path: Path, options: OpenOptions) -> TableFile | None:
     parquet, pyarrow = extras.require("pyarrow.parquet", "parquet"), extras.require("pyarrow", "parquet")
 
     def opened(**arguments: Any) -> Any:
-        return parquet.ParquetFile(str(path), memory_map=False, pre_buffer=False, **arguments)
+        return parquet.ParquetFile(readable(path), memory_map=False, pre_buffer=False, **arguments)
 
     with naming_file(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
         metadata, schema = file.metadata, _without_views(file.schema_arrow)
     names = names_with_bytes(schema, options, path)
     if not names:
         return None
-    kinds = _kinds(schema, names, path)
+    kinds = kinds_of(schema, names, path)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
     def read(group: int) -> Columns:
@@ -63,7 +67,10 @@ def parquet_file(path: Path, options: OpenOptions) -> TableFile | None:
             columns[name] = column_of(whole, f"column {name!r}")
         return Columns(columns)
 
-    return TableFile(kinds, lengths, read)
+    def extents(group: int) -> list[tuple[int, int]]:
+        return [extent_of(metadata, group, name) for name in names]
+
+    return TableFile(kinds, lengths, read, extents=extents)
 
 
 def _without_views(schema: Any) -> Any:
@@ -90,7 +97,7 @@ def arrow_file(path: Path, options: OpenOptions) -> TableFile | None:
     names = names_with_bytes(schema, options, path)
     if not names:
         return None
-    kinds = _kinds(schema, names, path)
+    kinds = kinds_of(schema, names, path)
     with naming_file(path, "an Arrow file", arrow.REWRITE):
         groups = _mapped(whole, batches, names)
         if groups is not None:
@@ -138,7 +145,7 @@ def _compressed(path: Path, schema: Any, kinds: dict[str, str]) -> TableFile:
     return TableFile(kinds, lengths, read)
 
 
-def _kinds(schema: Any, names: Sequence[str], path: Path) -> dict[str, str]:
+def kinds_of(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
     """The type of each column. TypeError: it holds neither bytes nor numbers."""
     kinds = {}
     for name in names:

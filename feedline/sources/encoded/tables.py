@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from feedline.errors import FeedError, RowError
-from feedline.rows import digests
 from feedline.rows.shards import Indices, Shards
 from feedline.runtime.ending import check_may_read
 from feedline.sources.encoded.byte_columns import Columns
 from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.table_files import TableFile
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.file_version import VersionedFiles, Versions
 from feedline.sources.formats.lru_cache import LruCache
 from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.formats.opening import digest_of
 
-OpenTable = Callable[[Path, OpenOptions], TableFile | None]
+OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 
 
 class TableSource(EncodedRows):
@@ -30,7 +29,7 @@ class TableSource(EncodedRows):
     Groups of rows that can only be read whole stay in a cache of at most `cache_bytes`. Reads are thread-safe.
 
     Args:
-      open_file: (path, options) → the open file.
+      open_file: (path or object in a store, options) → the open file.
       paths: of the files, whose rows follow each other.
       options: columns and cache_bytes.
       versions: the expected versions of the files; by default, the present ones.
@@ -50,12 +49,12 @@ class TableSource(EncodedRows):
         open_file: OpenTable,
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Sequence[FileVersion] | None = None,
+        versions: Versions | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versions = [FileVersion.of(path) for path in paths] if versions is None else versions
+        self._versioned = VersionedFiles(paths, options.store, versions)
         self._files = [self._opened(file) for file in range(len(paths))]
         self._kinds = self._files[0].kinds
         for path, file in zip(paths, self._files, strict=True):
@@ -74,9 +73,9 @@ class TableSource(EncodedRows):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file, and the columns: no path, so a moved data set stays the same."""
-        digested = [digests.of_file(path) for path in self._paths]
-        for path, version in zip(self._paths, self._versions, strict=True):
-            version.check(path)
+        digested = [digest_of(self._versioned[file]) for file in range(len(self._paths))]
+        for file in range(len(self._paths)):
+            self._versioned.check(file)
         return {"kind": "table", "columns": list(self._kinds), "files": digested}
 
     def __len__(self) -> int:
@@ -92,6 +91,18 @@ class TableSource(EncodedRows):
         """
         return read_by_shard(self._rows, rows, self._read)
 
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for objects in a store; None for files."""
+        return self._fetch_ahead if self._versioned.in_store else None
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        extents = []
+        for file, within, _ in self._groups.split(np.unique(self._rows.of(rows))):
+            for group in within.tolist():
+                extents += [(file, extent) for extent in self._files[file].extents(group)]
+        return self._versioned.fetch_ahead(extents, ahead)
+
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
         return self._paths[int(self._groups.of(self._rows.of(np.array([row])))[0])]
@@ -99,6 +110,7 @@ class TableSource(EncodedRows):
     def close(self) -> None:
         """Drop the cached groups."""
         self._cache.clear()
+        self._versioned.close()
 
     def _read(self, group: int, local: Indices) -> Sequence[Record]:
         """Rows of one group."""
@@ -106,7 +118,7 @@ class TableSource(EncodedRows):
         first = int(self._rows.firsts[group])
         try:
             if self._files[file].mapped:
-                self._versions[file].check_open(self._paths[file])
+                self._versioned.check_open(file)
                 columns = self._group(file, group)
             else:
                 columns = self._cache.get(group, functools.partial(self._group, file, group))
@@ -115,7 +127,7 @@ class TableSource(EncodedRows):
         except FeedError:
             raise
         except Exception as error:
-            self._versions[file].check(self._paths[file])  # a change explains any other error, and is no bad row
+            self._versioned.check(file)  # a change explains any other error, and is no bad row
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",
@@ -138,9 +150,9 @@ class TableSource(EncodedRows):
         if self._files[file].mapped:
             return self._files[file].read(group - int(self._groups.firsts[file]))
         check_may_read()
-        self._versions[file].check(self._paths[file])
+        self._versioned.check(file)
         columns = self._files[file].read(group - int(self._groups.firsts[file]))
-        self._versions[file].check(self._paths[file])
+        self._versioned.check(file)
         wanted = int(self._rows.ends[group] - self._rows.firsts[group])
         if columns.row_count != wanted:
             raise ValueError(f"its metadata promises {wanted} rows, and it has {columns.row_count}")
@@ -148,9 +160,9 @@ class TableSource(EncodedRows):
 
     def _opened(self, file: int) -> TableFile:
         path = self._paths[file]
-        self._versions[file].check(path)
-        opened = self._open_file(Path(path), self._options)
-        self._versions[file].check(path)
+        self._versioned.check(file)
+        opened = self._open_file(self._versioned[file], self._options)
+        self._versioned.check(file)
         if opened is None:
             raise ValueError(
                 f"files must agree in columns and their types; {path} has no column of bytes, {self._paths[0]} "
@@ -162,4 +174,4 @@ class TableSource(EncodedRows):
         return [("row" if self.fields is None else name, kind) for name, kind in self._kinds.items()]
 
     def __reduce__(self) -> Any:
-        return TableSource, (self._open_file, self._paths, self._options, self._versions)
+        return TableSource, (self._open_file, self._paths, self._options, self._versioned.versions)

@@ -1,4 +1,4 @@
-"""Opening a file for reading, with errors that say what to change."""
+"""Opening a file, or an object in a store, for reading, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import contextlib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from feedline.rows import digests
+from feedline.sources.formats import extras
+from feedline.stores.remote_file import open_object
+from feedline.stores.remote_object import RemoteObject
 
 
 @contextlib.contextmanager
@@ -40,3 +45,17 @@ def folder_error(path: Path) -> ValueError:
     """The error to raise if a path is a folder instead of a file."""
     files = f"{path}/*{path.suffix}"
     return ValueError(f"{path} is a folder; pass a glob of files: open_source({files!r})")
+
+
+def readable(path: Path | RemoteObject) -> Any:
+    """What pyarrow reads a file or an object from."""
+    if isinstance(path, Path):
+        return str(path)
+    return extras.require("pyarrow", "parquet").PythonFile(open_object(path), mode="r")
+
+
+def digest_of(path: Path | RemoteObject) -> list[Any]:
+    """As `digests.of_file`, of a file or an object."""
+    if isinstance(path, Path):
+        return digests.of_file(path)
+    return digests.of_samples(path.size, path.samples(digests.samples_of_file(path.size)))

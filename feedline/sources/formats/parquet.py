@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from feedline.rows import digests
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.stores.remote_file import open_object
+from feedline.sources.formats.opening import digest_of, readable
 from feedline.stores.remote_object import RemoteObject
 
 
@@ -41,29 +40,20 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
     def extent(leaf: int, group: int) -> tuple[int, int]:
-        columns = metadata.row_group(group)
-        found = [columns.column(i) for i in range(metadata.num_columns)]
-        chunks = [each for each in found if each.path_in_schema.partition(".")[0] == names[leaf]]
-        first = min(
-            min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in chunks
-        )
-        return first, sum(each.total_compressed_size for each in chunks)
+        return extent_of(metadata, group, names[leaf])
 
     return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extent)
 
 
-def readable(path: Path | RemoteObject) -> Any:
-    """What pyarrow reads a file or an object from."""
-    if isinstance(path, Path):
-        return str(path)
-    return extras.require("pyarrow", "parquet").PythonFile(open_object(path), mode="r")
-
-
-def digest_of(path: Path | RemoteObject) -> list[Any]:
-    """As `digests.of_file`."""
-    if isinstance(path, Path):
-        return digests.of_file(path)
-    return digests.of_samples(path.size, path.samples(digests.samples_of_file(path.size)))
+def extent_of(metadata: Any, group: int, name: str) -> tuple[int, int]:
+    """The offset and length of the bytes of a column in a row group."""
+    columns = metadata.row_group(group)
+    found = [columns.column(i) for i in range(metadata.num_columns)]
+    chunks = [each for each in found if each.path_in_schema.partition(".")[0] == name]
+    first = min(
+        min(each.dictionary_page_offset or each.data_page_offset, each.data_page_offset) for each in chunks
+    )
+    return first, sum(each.total_compressed_size for each in chunks)
 
 
 def _joined(parts: list[Group]) -> Group:

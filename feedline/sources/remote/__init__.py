@@ -1,0 +1,1 @@
+"""Rows of arrays and of Arrow files in stores."""

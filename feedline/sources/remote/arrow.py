@@ -1,0 +1,217 @@
+"""Arrow files in stores: the metadata of all record batches are fetched at once, their data when they are read."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.sources.encoded.byte_columns import Columns, column_of, names_with_bytes
+from feedline.sources.encoded.table_files import TableFile, kinds_of
+from feedline.sources.formats import arrow, extras
+from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
+from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.open_options import OpenOptions
+from feedline.sources.formats.opening import digest_of, readable
+from feedline.stores.remote_object import RemoteObject
+
+_MARK = b"ARROW1"
+_TAIL = struct.Struct("<i6s")  # size of the footer, mark
+_TAIL_BYTES = 1 << 16
+"""Of the end of an object, fetched at once: most footers are smaller."""
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
+_FOOTER_BATCHES, _MESSAGE_HEADER, _BATCH_ROWS, _BATCH_COMPRESSION = 3, 2, 0, 3  # fields of the tables of Arrow
+
+
+class _Table:
+    """A table of a FlatBuffer: https://flatbuffers.dev/internals. Damage is a struct.error or an IndexError."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+        self._fields = at - struct.unpack_from("<i", data, at)[0]
+
+    @classmethod
+    def root(cls, data: bytes) -> _Table:
+        return cls(data, struct.unpack_from("<I", data, 0)[0])
+
+    def field(self, number: int) -> int | None:
+        """Where a field lies; None if it has its default value."""
+        if self._fields < 0 or 4 + 2 * number >= struct.unpack_from("<H", self.data, self._fields)[0]:
+            return None
+        offset = struct.unpack_from("<H", self.data, self._fields + 4 + 2 * number)[0]
+        return self.at + offset if offset else None
+
+    def target(self, number: int) -> int:
+        """Where lies what a field refers to."""
+        at = self.field(number)
+        if at is None:
+            raise ValueError("its metadata lack a part")
+        return at + int(struct.unpack_from("<I", self.data, at)[0])
+
+
+class ArrowObject:
+    """The metadata of an Arrow file in a store.
+
+    Attributes:
+      blocks: offset, size of the metadata and size of the body of each record batch.
+      lengths: rows of each record batch.
+      compressed: whether any record batch is.
+      outline: as large as the object, zero but for the metadata. pyarrow finds in it where buffers lie.
+    """
+
+    def __init__(self, item: RemoteObject) -> None:
+        with naming_file(item, "an Arrow file", arrow.REWRITE):
+            try:
+                self._read(item)
+            except (struct.error, IndexError) as error:
+                raise ValueError(f"its metadata are damaged ({error})") from error
+
+    def _read(self, item: RemoteObject) -> None:
+        tail_at = max(0, item.size - _TAIL_BYTES)
+        begin, tail = item.samples([(0, len(_MARK) + 2), (tail_at, _TAIL_BYTES)])
+        if not begin.startswith(_MARK):
+            raise ValueError("it does not begin as an Arrow file; a stream has no index of its record batches")
+        size, mark = _TAIL.unpack(tail[-_TAIL.size :])
+        at = item.size - _TAIL.size - size
+        if mark != _MARK or size < 0 or at < len(begin):
+            raise ValueError("it does not end as an Arrow file")
+        (footer,) = item.samples([(at, item.size - at)]) if at < tail_at else (tail[at - tail_at :],)
+        self.blocks = _blocks(footer, item.size)
+        spots = [(int(block["offset"]), int(block["metadata"])) for block in self.blocks]
+        messages = item.samples(spots)
+        batches = [_batch(message) for message in messages]
+        self.lengths = [_rows(batch) for batch in batches]
+        self.compressed = any(batch.field(_BATCH_COMPRESSION) is not None for batch in batches)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        memory = mmap.mmap(-1, item.size, flags=flags)  # only pages that are written take memory
+        self.outline = np.frombuffer(memory, np.uint8)
+        for (start, _), data in zip([(0, 0), (at, 0), *spots], [begin, footer, *messages], strict=True):
+            self.outline[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def _blocks(footer: bytes, size: int) -> npt.NDArray[Any]:
+    """The record batches of a file of that size, by its footer."""
+    at = _Table.root(footer).target(_FOOTER_BATCHES)
+    (count,) = struct.unpack_from("<I", footer, at)
+    if count * _BLOCK.itemsize > len(footer) - at - 4:
+        raise ValueError(f"its footer promises {count} record batches, and is too short for them")
+    blocks = np.frombuffer(footer, _BLOCK, count, at + 4)
+    parts = [blocks[name].astype(object) for name in ("offset", "metadata", "body")]  # no overflow
+    if not all((part >= 0).all() for part in parts) or (np.sum(parts, axis=0) > size).any():
+        raise ValueError("its footer names bytes outside of it")
+    return blocks
+
+
+def _batch(message: bytes) -> _Table:
+    start = 8 if message[:4] == b"\xff\xff\xff\xff" else 4  # the mark of a continuation, and the size
+    found = _Table.root(message[start:])
+    return _Table(found.data, found.target(_MESSAGE_HEADER))
+
+
+def _rows(batch: _Table) -> int:
+    at = batch.field(_BATCH_ROWS)
+    return 0 if at is None else int(struct.unpack_from("<q", batch.data, at)[0])
+
+
+def mapped(item: RemoteObject, options: OpenOptions) -> list[dict[str, Any]] | None:
+    """The record batches as views of the object, as `arrow.mapped`; None if it is compressed or has nulls."""
+    found = ArrowObject(item)
+    if found.compressed:
+        return None
+    outline, memory = found.outline, np.frombuffer(item.memory, np.uint8)
+    with naming_file(item, "an Arrow file", arrow.REWRITE):
+        schema, batches = arrow.batches_of(outline)
+        spec = spec_of(schema, options, item)
+        start = outline.ctypes.data
+
+        def view(buffer: Any) -> Any:
+            return memory[buffer.address - start :][: buffer.size]
+
+        def copy(buffer: Any) -> Any:
+            return np.frombuffer(item.read(buffer.address - start, buffer.size), np.uint8)
+
+        trees: list[dict[str, Any]] = []
+        for batch in batches:
+            batch.validate()  # invalid lengths would make pyarrow abort the process
+            columns = {name: batch.column(name) for name in spec}
+            if any(each.buffers()[0] is not None for column in columns.values() for each in _nested(column)):
+                return None
+            buffers = [b for column in columns.values() for b in column.buffers() if b is not None and b.size]
+            if not all(0 <= b.address - start <= len(outline) - b.size for b in buffers):
+                return None  # pyarrow has copied them, as it does with misaligned ones
+            trees.append({})
+            for name, column in columns.items():  # booleans are unpacked, so their bytes must be there
+                has_bits = extras.require("pyarrow", "arrow").types.is_boolean(_nested(column)[-1].type)
+                trees[-1][name] = rows_of(column, f"column {name!r}", copy if has_bits else view).values
+    return trees or [{name: np.empty((0, *row.shape), row.dtype) for name, row in spec.items()}]
+
+
+def _nested(column: Any) -> list[Any]:
+    """A column, the values of its lists, and so on. Where it has no nulls, it has no buffer that says where."""
+    pyarrow = extras.require("pyarrow", "arrow")
+    found = [column]
+    while True:
+        if isinstance(found[-1].type, pyarrow.BaseExtensionType):
+            found[-1] = found[-1].storage
+        if not pyarrow.types.is_fixed_size_list(found[-1].type):
+            break
+        found.append(found[-1].values)
+    return found
+
+
+def _reader(item: RemoteObject, schema: Any, names: Sequence[str]) -> Any:
+    """A reader of some columns."""
+    ipc = extras.require("pyarrow.ipc", "arrow")
+    fields = sorted(schema.get_field_index(name) for name in names)
+    return ipc.open_file(readable(item), options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+
+
+def _columns(item: RemoteObject, schema: Any, names: Sequence[str], group: int, extent: tuple[int, int]) -> Any:
+    """A record batch with some of its columns. Its blocks are fetched together."""
+    blocks = item.blocks_of(*extent) - item.first_block
+    item.fetch(blocks.tolist())
+    batch = _reader(item, schema, names).get_batch(group)
+    batch.validate()  # invalid lengths would make pyarrow abort the process
+    return batch
+
+
+def grouped(item: RemoteObject, options: OpenOptions) -> GroupedFile:
+    """The record batches, each of which is read when it is needed, as `arrow.grouped`."""
+    found = ArrowObject(item)
+    schema, _ = arrow.batches_of(found.outline)
+    spec = spec_of(schema, options, item)
+    names = sorted(spec)
+
+    def extent(leaf: int, group: int) -> tuple[int, int]:
+        block = found.blocks[group]
+        return int(block["offset"]), int(block["metadata"]) + int(block["body"])
+
+    def read(leaf: int, group: int) -> Group:
+        batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group))
+        return rows_of(batch.column(0), f"column {names[leaf]!r}")
+
+    return GroupedFile(spec, [found.lengths] * len(names), read, lambda _: digest_of(item), extent)
+
+
+def table(item: RemoteObject, options: OpenOptions) -> TableFile | None:
+    """The record batches as `table_files.arrow_file` has them; None if no chosen column holds bytes."""
+    found = ArrowObject(item)
+    with naming_file(item, "an Arrow file", arrow.REWRITE):
+        schema, _ = arrow.batches_of(found.outline)
+    names = names_with_bytes(schema, options, item)
+    if not names:
+        return None
+
+    def extents(group: int) -> list[tuple[int, int]]:
+        block = found.blocks[group]
+        return [(int(block["offset"]), int(block["metadata"]) + int(block["body"]))]
+
+    def read(group: int) -> Columns:
+        batch = _columns(item, schema, names, group, *extents(group))
+        return Columns({name: column_of(batch.column(name), f"column {name!r}") for name in names})
+
+    return TableFile(kinds_of(schema, names, item), found.lengths, read, extents=extents)

@@ -1,0 +1,112 @@
+"""Arrow files in a store: the same rows and identities as of local files, by requests for ranges of bytes."""
+
+import io
+import pickle
+import random
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+import feedline
+
+COUNT = 20_000
+X = np.random.default_rng(5).normal(size=(COUNT, 32)).astype(np.float32)  # 2.6 MB
+NUMBERS = {"n": np.arange(COUNT), "x": pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 32)}
+NULLS = pa.array([None if i % 7 == 0 else i for i in range(COUNT)], pa.int64())
+TEXT = [f"document {i} " + "x" * (i % 50) for i in range(COUNT)]
+
+
+def arrow(table, compression=None, write=pa.ipc.new_file):
+    file, table = io.BytesIO(), pa.table(table)
+    with write(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=3000)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["mapped", "tensors", "bits", "compressed", "nulls", "text", "compressed text"])
+def test_rows_and_identity_are_those_of_the_local_file(kind, store, options, tmp_path):
+    table = dict(NUMBERS)
+    if kind == "bits":
+        table["even"] = pa.array(np.arange(COUNT) % 2 == 0)
+    elif kind == "tensors":
+        tensors = pa.fixed_shape_tensor(pa.float32(), [4, 8])
+        table["x"] = pa.ExtensionArray.from_storage(tensors, table["x"])
+    elif kind == "nulls":
+        table["m"] = NULLS
+    elif "text" in kind:
+        table["text"] = TEXT
+    data = arrow(table, "zstd" if "compressed" in kind else None)
+    (tmp_path / "x.arrow").write_bytes(data)
+    store.objects["/x.arrow"] = data
+    local = feedline.open_source(tmp_path / "x.arrow")
+    remote = feedline.open_source(f"{store.url}/x.arrow", store=options)
+    assert (type(remote), len(remote), remote.identity) == (type(local), COUNT, local.identity)
+    rows = np.random.default_rng(6).integers(0, COUNT, 200)
+    if kind == "nulls":
+        rows = rows[rows % 7 > 0]
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        assert kind == "bits" or source.will_read(rows, 0)  # bits were unpacked, and with them all blocks fetched
+        if "text" in kind:
+            jax.tree.map(np.testing.assert_array_equal, source.records(rows), local.records(rows))
+            continue
+        out = [{n: np.empty((len(rows), *s.shape), s.dtype) for n, s in local.spec.items()} for _ in range(2)]
+        source.read(rows, out[0])
+        local.read(rows, out[1])
+        jax.tree.map(np.testing.assert_array_equal, *out)
+    if kind == "nulls":
+        with pytest.raises(feedline.RowError, match="is null in this row"):
+            remote[7]
+
+
+def test_only_metadata_are_fetched_to_open_a_file_and_at_once(store, options):
+    store.objects["/x.arrow"] = arrow(NUMBERS)
+    feedline.open_source(f"{store.url}/x.arrow", store=options)
+    assert sum(stop - start for start, stop in store.gets()) < 200_000
+    assert len(store.gets()) <= 12  # the ends, and 7 record batches
+
+
+def test_what_is_no_arrow_file(store, options):
+    good = arrow(NUMBERS)
+    store.objects |= {
+        "/page.arrow": b"<html>" * 100,
+        "/cut.arrow": good[:-100],
+        "/empty.arrow": b"",
+        "/stream.arrow": arrow(NUMBERS, write=pa.ipc.new_stream),
+    }
+    for name, found in [
+        ("page", "begin"),
+        ("cut", "end"),
+        ("empty", "begin"),
+        ("stream", "begin .* a stream has"),
+    ]:
+        with pytest.raises(
+            ValueError, match=rf"{name}.arrow cannot be read as an Arrow file: it does not {found}"
+        ):
+            feedline.open_source(f"{store.url}/{name}.arrow", store=options)
+
+
+@pytest.mark.slow
+def test_damaged_metadata_are_an_error_or_other_rows(store, tmp_path):
+    """Whatever bytes of the footer and of the batches' metadata are changed, no memory outside is read."""
+    good = arrow({"n": np.arange(100), "s": ["a"] * 100})
+    random_ = random.Random(3)
+    opened = 0
+    for number in range(100):
+        data = bytearray(good)
+        for _ in range(random_.choice([1, 1, 3])):
+            at = random_.randrange(8, len(data)) if number % 2 else random_.randrange(len(data) - 400, len(data))
+            data[at] = random_.randrange(256)
+        store.objects["/x.arrow"] = bytes(data)
+        for columns in (["n"], None):
+            try:
+                source = feedline.open_source(
+                    f"{store.url}/x.arrow", columns=columns, store=feedline.Store(cache=tmp_path, patience_s=0.1)
+                )
+                opened += 1
+                source[len(source) - 1]
+            except (ValueError, TypeError, KeyError, OverflowError, feedline.FeedError):
+                pass
+    assert opened > 15
