@@ -53,7 +53,8 @@ def test_the_sbatch_script_trains(launcher, tmp_path):
         FEEDLINE=FEEDLINE,
         CHECKPOINTS=str(tmp_path / "runs"),
     )
-    log = (tmp_path / "log").read_text()
+    lines = (tmp_path / "log").read_text().splitlines()
+    log = "\n".join(line.partition(": ")[2] for line in lines)  # srun puts the number of the process before it
     (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
     assert (result["processes"], result["devices"]) == (2, 4)
 
