@@ -33,7 +33,9 @@ def counts() -> dict[str, int]:
 
 
 def more_than(other: Mapping[str, int]) -> tuple[int, int] | None:
-    """The batches of another process and of this one, of a feed of which this one has taken more; None: of none.
+    """The first feed of which this process has taken more batches than another one: (its count, our count).
+
+    None: there is no such feed.
 
     Example:
       >>> taken_of("a feed").batches = 3

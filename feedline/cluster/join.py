@@ -30,9 +30,10 @@ def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, 
     It writes one line to stderr that says what it detected, before it waits for other processes.
 
     It binds this process to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
-    and its GPUs are not on all of them. Processes that share a node divide its cores. A process keeps to what the
-    launcher and control groups have given. Threads and worker processes that start later are bound as well, and
-    the default number of reading threads follows. The line on stderr says to which processors.
+    and its GPUs are not on all of them. Processes that share a node divide its cores. It uses no
+    processor that the launcher or a control group has excluded. Threads and worker processes that start later
+    are bound as well, and a feed starts as many reading threads as that leaves processors, 2 to 16. The line on
+    stderr lists the processors.
 
     A second call does nothing. If the processes were started in any other way (TPU pods, other MPIs), call
     `jax.distributed.initialize` first; this function then only starts the monitor.

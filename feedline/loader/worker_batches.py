@@ -149,7 +149,14 @@ class WorkerBatches:
                 self._iterator = self._start()
             batch: HostBatch = next(self._iterator)
         except StopIteration:
-            raise LocalBatches(self._reader, self._buffers, self._after).end() from None
+            rest = LocalBatches(self._reader, self._buffers, self._after)
+            if rest.count:
+                raise WorkerError(
+                    f"the workers must deliver all batches, and stopped with {rest.count} left; read on with the "
+                    "next call of next(), or use Reading(threads=...)",
+                    stage="read",
+                ) from None
+            raise rest.end() from None
         except RuntimeError as error:
             code = re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))
             if code:

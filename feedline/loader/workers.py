@@ -20,7 +20,7 @@ a_worker_delivered = threading.Event()
 """Set once any worker of this process has delivered a batch: then the script has its `__main__` guard."""
 
 awaited: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
-"""By dataset, the processes of its workers for whose next batch one of Grain's threads has waited for a second."""
+"""For each dataset, its worker processes that once let Grain wait for a batch for more than a second."""
 
 _ENDS = {
     0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "

@@ -12,7 +12,6 @@ from feedline import WorkerError
 from feedline.loader import shared_memory
 from feedline.loader.shared_memory import SharedLeaves
 
-pytestmark = pytest.mark.xdist_group("shared memory")  # its names hold the parent's process number
 LEAVES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
     np.zeros((0, 5), np.int64),
@@ -24,8 +23,14 @@ LEAVES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def names_of_this_process(monkeypatch):
+    """Names hold the number of the parent process, which two workers of pytest-xdist share."""
+    monkeypatch.setattr(os, "getppid", os.getpid)
+
+
 def names():
-    return list(Path("/dev/shm").glob(f"feedline-{os.getppid()}-*"))
+    return list(Path("/dev/shm").glob(f"feedline-{os.getpid()}-*"))
 
 
 def test_leaves_arrive_as_they_were_and_lie_on_page_borders():
