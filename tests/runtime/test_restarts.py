@@ -88,7 +88,7 @@ if __name__ == "__main__":
 
 
 def ended(folder):
-    """The script's result. One of ten runs hung for a reason that is not known yet, until its stall limit: again."""
+    """The script's result. One of ten runs hung, for a reason that is not known yet; so it is tried again."""
     for attempt in range(3):
         for mark in [*folder.glob("ended at *"), *folder.glob("told of *")]:
             mark.unlink()
