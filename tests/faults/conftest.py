@@ -1,0 +1,112 @@
+"""Fixtures of the tests of faults: run a program that meets a fault, see what it leaves, note how long it took."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PATIENCE_S = 120
+"""How long a program may take that nobody ends."""
+LEAVES_S = 10
+"""How long after the end of a program its other processes may take to end."""
+TIMES = "FEEDLINE_FAULT_TIMES"
+"""The variable that names the file to which `measured` writes. benchmarks/faults.py sets it."""
+
+
+class Ended(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+      seconds: from its start to its end.
+      left: its processes, and its shared memory, that were still there afterwards.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    left: list[str]
+
+
+class Program:
+    """A Python program in a process of its own, started at once.
+
+    Args:
+      script: its text, which is written to `folder`.
+      folder: where it runs.
+      variables: of its environment.
+    """
+
+    def __init__(self, script, folder, *arguments, **variables):
+        self._mark = f"{uuid.uuid4()}"
+        self._shared = set(os.listdir("/dev/shm"))
+        self._began = time.monotonic()
+        (folder / "script.py").write_text(script)
+        self.process = subprocess.Popen(
+            [sys.executable, "script.py", *arguments], cwd=folder, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | variables | {"FEEDLINE_FAULT": self._mark},
+        )  # fmt: skip
+
+    def end(self, patience_s=PATIENCE_S):
+        """Wait for its end."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            for pid in self.processes():
+                os.kill(pid, 9)
+            raise
+        seconds = time.monotonic() - self._began
+        deadline = time.monotonic() + LEAVES_S
+        while (left := [*map(str, self.processes()), *self._shared_memory()]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return Ended(self.process.returncode, stdout, stderr, seconds, left)
+
+    def processes(self):
+        """The process ids of the program and all that it started."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = (folder / "environ").read_bytes()
+                dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            except OSError:
+                continue
+            if f"FEEDLINE_FAULT={self._mark}".encode() in variables.split(b"\0") and not dead:
+                found.append(int(folder.name))
+        return found
+
+    def _shared_memory(self):
+        """Names in /dev/shm that came since the start, without those of other processes that live."""
+        new = sorted(set(os.listdir("/dev/shm")) - self._shared)
+        own = {str(pid) for pid in self.processes()}
+        return [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
+
+
+def _lives(pid):
+    return Path("/proc", pid).exists()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a script as a `Program` in the test's folder."""
+    return lambda script, *arguments, **variables: Program(script, tmp_path, *arguments, **variables)
+
+
+@pytest.fixture
+def measured(request):
+    """`measured(fault, seconds)` notes how long it took until the fault was told, for docs/faults.md."""
+
+    def note(fault, seconds):
+        if TIMES in os.environ:
+            line = {"fault": fault, "seconds": round(seconds, 2), "test": request.node.nodeid}
+            with open(os.environ[TIMES], "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    return note
