@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ class Ended(NamedTuple):
 
     Attributes:
       seconds: from its start to its end.
-      left: its processes, and its shared memory, that were still there afterwards.
+      left: its processes and batches in shared memory that were still there afterwards.
     """
 
     returncode: int
@@ -83,15 +82,13 @@ class Program:
         return found
 
     def _shared_memory(self):
-        """Names in /dev/shm that came since the start, without those of other processes that live."""
-        new = sorted(set(os.listdir("/dev/shm")) - self._shared)
-        own = {str(pid) for pid in self.processes()}
-        return [
-            name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))
-        ]
+        """Names of batches in /dev/shm that came since the start, without those of other programs that run."""
+        own = set(map(str, self.processes()))
+        new = (name for name in set(os.listdir("/dev/shm")) - self._shared if name.startswith("feedline-"))
+        return sorted(name for name in new if name.split("-")[1] in own or not _runs(name.split("-")[1]))
 
 
-def _lives(pid):
+def _runs(pid):
     return Path("/proc", pid).exists()
 
 
