@@ -32,10 +32,10 @@ def launch(
 
     The processes join by `feedline.cluster.initialize`. Their output is written in whole lines, to the stream it
     came from, each with the index of its process: `[2] step 7`. When a process fails, the others get SIGTERM, and
-    SIGKILL after `grace_s`; then, after all other output, its last lines are shown again. SIGINT, SIGTERM and SIGHUP are forwarded. After
-    SIGINT or SIGTERM the processes may save and end (see `feedline.cluster.should_stop`); `stop_s` later, or at
-    the second signal, they are killed. When this returns, or the calling process ends in any way, no process is
-    left (see `ProcessGroup`).
+    SIGKILL after `grace_s`; then, after all other output, its last lines are shown again. SIGINT, SIGTERM and
+    SIGHUP are forwarded. After SIGINT or SIGTERM the processes may save and end (see
+    `feedline.cluster.should_stop`); `stop_s` later, or at the second signal, they are killed. When this returns,
+    or the calling process ends in any way, no process is left (see `ProcessGroup`).
 
     After `jax.distributed.initialize`, jax catches SIGTERM and does nothing, so a program that does not call
     `should_stop` ends by SIGKILL.
@@ -52,7 +52,8 @@ def launch(
 
     Returns:
       The exit code: 0 if all succeeded; else that of the first process that failed, or 128 + s if signal s killed
-      it. 124 if `timeout_s` was over, even if the processes then ended with 0. As in a shell, 127 if there is no such command, 126 if it cannot be run.
+      it. 124 if `timeout_s` was over, even if the processes then ended with 0. As in a shell, 127 if there is no
+      such command, 126 if it cannot be run.
 
     Raises:
       ValueError: an argument is invalid, or there are too few GPUs.

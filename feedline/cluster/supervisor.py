@@ -173,8 +173,8 @@ class Supervisor:
     def _report_timeout(self, processes: int) -> int:
         indices = ", ".join(map(str, self._timed_out))
         message = (
-            f"feedline launch: stopped after {self._timeout_s:g} s (--timeout-s); process {indices} of {processes} "
-            "had not ended"
+            f"feedline launch: stopped after {self._timeout_s:g} s (--timeout-s); "
+            f"process {indices} of {processes} had not ended"
         )
         message += f", nor {self._stop_s:g} s after SIGTERM; --stop-s gives more" if self._overdue else ""
         message += f". The last lines of process {self._timed_out[0]}:{self._lines(self._timed_out[0])}"

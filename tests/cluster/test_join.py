@@ -8,7 +8,7 @@ import time
 import pytest
 
 from feedline.cluster import join
-from feedline.cluster.process_info import ProcessInfo
+from feedline.cluster.launchers.process_info import ProcessInfo
 
 
 def python(program, **environ):
