@@ -21,6 +21,6 @@ def refuse_unknown(environ: Mapping[str, str]) -> None:
             raise ValueError(
                 f"{launcher} seems to have started this process ({index}={environ[index]}), and does not say "
                 "where the processes meet; start them by srun, mpirun of Open MPI, mpiexec of MPICH, torchrun or "
-                "feedline launch, or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS; where each "
-                "process works on its own, set FEEDLINE_PROCESSES to 1"
+                "feedline launch, or set FEEDLINE_COORDINATOR, FEEDLINE_PROCESSES and FEEDLINE_PROCESS; where "
+                "each process works on its own, set FEEDLINE_PROCESSES to 1"
             )
