@@ -22,7 +22,7 @@ class Launch:
 
     On several hosts, srun, mpirun or Kubernetes starts the processes. This prints the command or the manifest:
 
-        feedline launch --processes 8 --hosts 4 --print slurm -- python train.py --steps 100
+        feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
     """
 
     processes: int

@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from feedline.cluster.detect import find
 from feedline.cluster.environments import process_environments
 from feedline.cluster.lines import checked_label
 from feedline.cluster.process_group import FORWARDED, ProcessGroup
@@ -73,6 +75,7 @@ def launch(
     if timeout_s is not None and not timeout_s > 0:
         raise ValueError(f"timeout_s is above 0 s, found {timeout_s:g}; leave it out for a run without a limit")
     checked = checked_label(label)
+    _warn_if_nested(os.environ)
     with _reserved_port() as port, signal_socket([signal.SIGCHLD, *FORWARDED]) as signals, ProcessGroup() as group:
         environments = process_environments(
             os.environ,
@@ -89,6 +92,18 @@ def launch(
             return supervisor.run(command, environments)
         except BrokenPipeError:  # The reader of the output is gone. The exit code is that of SIGPIPE.
             return 128 + signal.SIGPIPE
+
+
+def _warn_if_nested(environ: Mapping[str, str]) -> None:
+    """Says so if this launcher is itself one of several processes, each of which then starts a run of its own."""
+    with contextlib.suppress(ValueError):  # Its variables do not matter here.
+        info = find(environ)
+        if info is not None and info.process == 0:
+            sys.stderr.write(
+                f"feedline launch: each of {info.processes} processes, found {info.launcher} ({info.evidence}), "
+                "starts a run of its own; for one run, let that launcher start the command itself (see --print)\n"
+            )
+            sys.stderr.flush()
 
 
 @contextlib.contextmanager

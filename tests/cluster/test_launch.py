@@ -102,6 +102,18 @@ def test_lines_are_prefixed_and_keep_their_stream():
     assert sorted(done.stderr.splitlines()) == [f"[{p}] err" for p in range(3)]
 
 
+def test_a_launcher_in_each_of_several_processes_starts_runs_of_its_own_and_says_so(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    done = finished(sh("echo $FEEDLINE_PROCESSES"), processes=1)
+    assert (done.returncode, done.stdout) == (0, "[0] 1\n")
+    assert done.stderr.startswith(
+        "feedline launch: each of 2 processes, found torchrun's variables (RANK=0), starts a run of its own; "
+    )
+    monkeypatch.setenv("RANK", "1")
+    assert finished(sh("true"), processes=1).stderr == ""
+
+
 def test_a_last_line_without_an_end_is_shown():
     assert finished(sh("printf end"), processes=1).stdout == "[0] end\n"
 

@@ -94,19 +94,23 @@ def test_the_sbatch_script_trains(launcher, tmp_path):
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+    (tmp_path / "wrapper").write_text(f'#!/bin/sh\nmkdir -p "$FEEDLINE_CACHE"; exec {FEEDLINE} "$@"\n')
+    (tmp_path / "wrapper").chmod(0o755)
     launcher.run(
         "sbatch",
         "--wait",
         *options,
         tmp_path / "dgx.sbatch",
         *FEW,
-        FEEDLINE=FEEDLINE,
+        FEEDLINE=str(tmp_path / "wrapper"),
         CHECKPOINTS=str(tmp_path / "runs"),
+        TMPDIR=str(tmp_path),
     )
     lines = (tmp_path / "log").read_text().splitlines()
     log = "\n".join(line.partition(": ")[2] for line in lines)  # srun puts the number of the process before it
     (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
     assert (result["processes"], result["devices"]) == (2, 4)
+    assert not [*tmp_path.glob("feedline-*"), *Path("/raid").glob("feedline-*")]  # the cache of this job
 
 
 @pytest.mark.cluster
