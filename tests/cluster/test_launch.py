@@ -158,23 +158,20 @@ def test_the_first_failure_ends_the_others_and_is_reported():
 
 
 def test_a_run_that_takes_too_long_is_ended_as_by_sigterm():
-    """A process that ends with 0 then, or with the code of a signal, sends the others no second SIGTERM."""
+    """Process 1 then ends with a code, for which process 0 must not get a second SIGTERM. Process 2 has ended."""
     script = (
-        "n=0; trap 'n=$((n+1)); echo $n >&2; read -r line <%s; exit $FEEDLINE_PROCESS' TERM\n"
-        "echo ready; [ $FEEDLINE_PROCESS = 2 ] && exit; sleep 1000 & while :; do wait; done"
+        "n=0; trap 'n=$((n+1)); echo SIGTERM $n >&2; [ $FEEDLINE_PROCESS = 1 ] && exit 1' TERM\n"
+        "echo ready; [ $FEEDLINE_PROCESS = 2 ] && exit; sleep 1000 & wait; sleep 0.7; exit 0"
     )
-    options = {"processes": 3, "timeout_s": 2, "grace_s": 1000, "stop_s": 1000}
-    with pipe() as (reading, writing):
-        Path(writing).write_bytes(b"a\nb\n")
-        done = finished(sh(script % reading), **options)
+    done = finished(sh(script), processes=3, timeout_s=2, grace_s=1000, stop_s=1000)
     assert done.returncode == 124
     told = (
         "feedline launch: stopped after 2 s (--timeout-s); process 0, 1 of 3 had not ended. The last lines of "
         "process 0:\n"
     )
     ends, heading, last = done.stderr.partition(told)
-    assert sorted(ends.splitlines()) == ["[0] 1", "[1] 1"]
-    assert (heading, sorted(last.splitlines())) == (told, ["[0] 1", "[0] ready"])
+    assert sorted(ends.splitlines()) == ["[0] SIGTERM 1", "[1] SIGTERM 1"]
+    assert (heading, last.splitlines()) == (told, ["[0] ready", "[0] SIGTERM 1"])
 
 
 def test_processes_that_ignore_the_end_of_their_time_are_killed():
