@@ -24,7 +24,7 @@ _CHUNK = 1 << 16  # The capacity of a pipe.
 _DRAIN_S = 1.0
 _STDOUT, _STDERR = 1, 2
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TIMED_OUT = 124
+_TIMED_OUT = 124
 """The exit code when the time was over, as that of `timeout`."""
 
 
@@ -179,7 +179,7 @@ class Supervisor:
         message += f", nor {self._stop_s:g} s after SIGTERM; --stop-s gives more" if self._overdue else ""
         message += f". The last lines of process {self._timed_out[0]}:{self._lines(self._timed_out[0])}"
         _write(_STDERR, f"{message}\n".encode())
-        return TIMED_OUT
+        return _TIMED_OUT
 
     def _report(self, processes: int) -> int:
         if self._timed_out:
