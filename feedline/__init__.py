@@ -36,6 +36,7 @@ and the other folders::
     runtime/    what Python and JAX require of threads and processes
     agreement/  what processes tell each other
     cluster/    joins the processes of a run, and launches runs
+      launchers/  what other launchers tell the processes that they start
     conversion/ rows of any source as files of one format, in shards
     inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`

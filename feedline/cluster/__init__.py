@@ -3,11 +3,8 @@
 A map::
 
     join           initialize: this process joins the others
-    detect         what started this process                       pure, of the environment variables
-      variables      FEEDLINE_* and JAX_* set by hand, and the index of a Kubernetes job
-      open_mpi       mpirun
-      slurm          srun
-      process_info   index, number of processes, coordinator and devices of this process
+    detect         what started this process, from the environment variables
+      launchers/     what srun, mpirun, torchrun and others tell their processes, and the commands that start them
     rendezvous     waits for all processes before jax starts, or names those that are missing
     cores          this process's share of the host's cores
     binding        binds the process to the processors near its GPUs

@@ -8,8 +8,9 @@ import os
 from collections.abc import Mapping
 
 from feedline.cluster.cgroups import limits
-from feedline.cluster.process_info import is_number
-from feedline.cluster.slurm import in_step, tasks_on
+from feedline.cluster.launchers import mpich, open_mpi, torchrun
+from feedline.cluster.launchers.process_info import is_number
+from feedline.cluster.launchers.slurm import in_step, tasks_on
 
 
 def own_cores() -> int:
@@ -35,10 +36,7 @@ def own_place(environ: Mapping[str, str]) -> tuple[int, int]:
       (3, 8)
     """
     processes = processes_on_host(environ)
-    if environ.get("FEEDLINE_LOCAL_PROCESSES"):
-        name = "FEEDLINE_PROCESS"
-    else:
-        name = "OMPI_COMM_WORLD_LOCAL_RANK" if environ.get("OMPI_COMM_WORLD_LOCAL_RANK") else "SLURM_LOCALID"
+    name = next((index for index, count in _variables(environ) if environ.get(count)), "SLURM_LOCALID")
     index = environ.get(name, "")
     return (int(index), processes) if is_number(index) and int(index) < processes else (0, 1)
 
@@ -66,9 +64,15 @@ def share_of(environ: Mapping[str, str], usable: int, present: int, quota: float
 
 def processes_on_host(environ: Mapping[str, str]) -> int:
     """The number of processes of this run on this host, as the launcher reports it; 1 if it does not."""
-    for name in ("FEEDLINE_LOCAL_PROCESSES", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+    for _, name in _variables(environ):
         if is_number(environ.get(name, "")):
             return max(1, int(environ[name]))
     if in_step(environ) and is_number(environ.get("SLURM_NODEID", "")):
         return tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), int(environ["SLURM_NODEID"]))
     return 1
+
+
+def _variables(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The variables of its index and the number of processes on the host, those of the inner launcher first."""
+    inner = [torchrun.LOCAL] if torchrun.under_torchrun(environ) else []
+    return [("FEEDLINE_PROCESS", "FEEDLINE_LOCAL_PROCESSES"), *inner, open_mpi.LOCAL, mpich.LOCAL]

@@ -1,21 +1,28 @@
-"""Detects what started this process, from the environment variables. Pure."""
+"""Detects what started this process, from the environment variables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedline.cluster.open_mpi import find_open_mpi, under_mpirun
-from feedline.cluster.process_info import ProcessInfo
-from feedline.cluster.slurm import find_slurm, in_step, outside_step
-from feedline.cluster.variables import find_variables, has_process_variables
+from feedline.cluster.launchers.mpich import find_mpich, under_hydra
+from feedline.cluster.launchers.open_mpi import find_open_mpi, under_mpirun
+from feedline.cluster.launchers.process_info import ProcessInfo
+from feedline.cluster.launchers.slurm import find_slurm, in_step, outside_step
+from feedline.cluster.launchers.torchrun import find_torchrun, has_torch_variables, under_torchrun
+from feedline.cluster.launchers.unknown import refuse_unknown
+from feedline.cluster.launchers.variables import find_variables, has_process_variables
 
 
 def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """The index of this process, the number of processes, and the coordinator; None if it is the only process.
 
-    Variables that are set by hand take precedence over those of a launcher. mpirun takes precedence over srun,
-    because under Slurm it starts its own processes with srun. An index or a count that is set without the rest
+    Variables that are set by hand take precedence over those of a launcher. Of nested launchers, the inner one
+    started this process: torchrun takes precedence over mpirun, and mpirun over srun, because under Slurm mpirun
+    starts its own processes with srun. The variables of torchrun count last where torchrun did not set them:
+    scripts for srun set some of them for all tasks alike. An index or a count that is set without the rest
     is an error. A coordinator alone is not: it replaces the one that a launcher would name.
+
+    Pure, except under MPICH (see `control_address`).
 
     Args:
       environ: the variables, as in `os.environ`. An empty string counts as not set.
@@ -34,10 +41,18 @@ def find(environ: Mapping[str, str]) -> ProcessInfo | None:
     """
     if has_process_variables(environ):
         return find_variables(environ)
+    if under_torchrun(environ):
+        return find_torchrun(environ)
     if under_mpirun(environ):
         return find_open_mpi(environ)
+    if under_hydra(environ):
+        return find_mpich(environ)
     if in_step(environ):
         return find_slurm(environ)
+    if has_torch_variables(environ):
+        return find_torchrun(environ)
+    if not environ.get("SLURM_JOB_ID"):  # A batch script that a task of srun submits inherits its variables.
+        refuse_unknown(environ)
     return find_variables(environ)  # Raises if only a Job's index or a coordinator is set.
 
 

@@ -12,7 +12,7 @@ from feedline.agreement.coordination import backends_are_initialized
 from feedline.agreement.monitor import watch
 from feedline.cluster.binding import bind as bind_to_processors
 from feedline.cluster.detect import describe_single_process, find
-from feedline.cluster.process_info import ProcessInfo
+from feedline.cluster.launchers.process_info import ProcessInfo
 from feedline.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's default

@@ -1,11 +1,16 @@
-"""Splits the output of a process into whole lines, each prefixed with the index of the process."""
+"""Splits the output of a process into whole lines, each prefixed with a label of the process."""
 
 from __future__ import annotations
 
+import datetime
 from collections import deque
+from typing import Literal, get_args
 
 _MAX_BYTES = 1 << 16
 _REMEMBERED = 20
+
+Label = Literal["number", "slurm", "time", "none"]
+"""number: `[2] line`; slurm: `2: line`, as `srun --label`; time: `[2 14:03:59.125] line`; none: `line`."""
 
 
 class Lines:
@@ -21,10 +26,13 @@ class Lines:
       (b'', b'[2] step 2\\n')
     """
 
-    def __init__(self, process: int, last: deque[bytes] | None = None) -> None:
-        """`last` collects the newest lines; the two streams of a process may share it."""
+    def __init__(
+        self, process: int, last: deque[tuple[bytes, bytes]] | None = None, label: Label = "number"
+    ) -> None:
+        """`last` collects the newest lines with their prefixes; the two streams of a process may share it."""
         self.last = recent_lines() if last is None else last
-        self._prefix = b"[%d] " % process
+        self._process = process
+        self._label = label
         self._incomplete = b""  # Holds no line end, and at most _MAX_BYTES bytes.
 
     def add(self, chunk: bytes) -> bytes:
@@ -42,11 +50,37 @@ class Lines:
         return self._prefixed(whole)
 
     def _prefixed(self, lines: list[bytes]) -> bytes:
-        prefixed = [b"%b%b\n" % (self._prefix, line) for line in lines]
-        self.last.extend(prefixed)
-        return b"".join(prefixed)
+        prefix = prefix_of(self._process, self._label).encode() if lines else b""
+        self.last.extend((prefix, line) for line in lines)
+        return b"".join(b"%b%b\n" % (prefix, line) for line in lines)
 
 
-def recent_lines() -> deque[bytes]:
-    """An empty buffer for the newest lines of a process."""
+def prefix_of(process: int, label: Label) -> str:
+    """What stands before a line of this process that is written now.
+
+    Example:
+      >>> prefix_of(2, "number"), prefix_of(2, "slurm"), prefix_of(2, "none")
+      ('[2] ', '2: ', '')
+    """
+    match label:
+        case "number":
+            return f"[{process}] "
+        case "slurm":
+            return f"{process}: "
+        case "time":
+            return f"[{process} {datetime.datetime.now():%H:%M:%S.%f}"[:-3] + "] "
+        case "none":
+            return ""
+
+
+def checked_label(label: str) -> Label:
+    """The label, if it is one. `ValueError` if it is not."""
+    for known in get_args(Label):
+        if label == known:
+            return label  # type: ignore[return-value]
+    raise ValueError(f"label is one of {', '.join(get_args(Label))}, found {label!r}; choose one of them")
+
+
+def recent_lines() -> deque[tuple[bytes, bytes]]:
+    """An empty buffer for the newest lines of a process, each with its prefix before it."""
     return deque(maxlen=_REMEMBERED)

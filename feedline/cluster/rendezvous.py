@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from feedline.agreement.differences import process_names
-from feedline.cluster.process_info import ProcessInfo
+from feedline.cluster.launchers.process_info import ProcessInfo
 from feedline.errors import FeedError, ProcessError
 
 _GREETING = b"feedline\n"

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from feedline.cluster.lines import Lines, recent_lines
+from feedline.cluster.lines import Label, Lines, recent_lines
 from feedline.cluster.process_group import ProcessGroup
 
 _CHUNK = 1 << 16  # The capacity of a pipe.
@@ -24,6 +24,8 @@ _CHUNK = 1 << 16  # The capacity of a pipe.
 _DRAIN_S = 1.0
 _STDOUT, _STDERR = 1, 2
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TIMED_OUT = 124
+"""The exit code when the time was over, as that of `timeout`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,21 +40,35 @@ class Supervisor:
     """Starts the processes of one launch and waits until the last has ended.
 
     When a process fails, the others get SIGTERM, and SIGKILL `grace_s` later. After SIGTERM or SIGINT to the
-    launcher, all processes get that signal, and SIGKILL `stop_s` later or at the second signal. Called by one
-    thread, which owns `group` and `signals` and closes them afterwards.
+    launcher, all processes get that signal, and SIGKILL `stop_s` later or at the second signal. After `timeout_s`
+    they get SIGTERM as if it had been sent to the launcher. Called by one thread, which owns `group` and `signals`
+    and closes them afterwards.
     """
 
-    def __init__(self, group: ProcessGroup, signals: socket.socket, grace_s: float, stop_s: float) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        signals: socket.socket,
+        *,
+        grace_s: float,
+        stop_s: float,
+        timeout_s: float | None = None,
+        label: Label = "number",
+    ) -> None:
         self._group = group
         self._signals = signals
         self._grace_s = grace_s
         self._stop_s = stop_s
+        self._timeout_s = timeout_s
+        self._label = label
         self._running: dict[int, subprocess.Popen[bytes]] = {}  # Processes whose end was not seen yet.
-        self._last: list[deque[bytes]] = []  # The newest lines of each process.
+        self._last: list[deque[tuple[bytes, bytes]]] = []  # The newest lines of each process.
         self._forwarded: list[int] = []  # Signals, in the order in which they came.
         self._failed: tuple[int, int] | None = None  # Index and return code of the first process that failed.
+        self._timed_out: list[int] = []  # The processes that had not ended after timeout_s.
         self._overdue = False  # Whether the deadline passed before the last process ended.
         self._deadline: float | None = None  # When to send SIGKILL; None if no process was asked to end.
+        self._end: float | None = None  # When timeout_s are over; None from then on, or if there is no limit.
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
         """Runs the command once for each environment; returns the exit code (see `launch`)."""
@@ -62,9 +78,13 @@ class Supervisor:
                 self._start(command, environments, selector)
             except OSError as error:
                 return _cannot_run(command, error)
+            if self._timeout_s is not None:
+                self._end = time.monotonic() + self._timeout_s
             while self._running:
-                self._wait(selector, self._remaining_s())
+                self._wait(selector, _first(self._remaining_s(), _until(self._end)))
                 self._reap()
+                if _until(self._end) == 0:
+                    self._time_out()
                 if self._remaining_s() == 0:
                     self._overdue = bool(self._running)
                     self._kill()
@@ -86,11 +106,11 @@ class Supervisor:
             self._last.append(recent_lines())
             for pipe, target in ((child.stdout, _STDOUT), (child.stderr, _STDERR)):
                 assert pipe is not None
-                stream = _Stream(Lines(index, self._last[index]), target)
+                stream = _Stream(Lines(index, self._last[index], self._label), target)
                 selector.register(pipe, selectors.EVENT_READ, stream)
 
     def _remaining_s(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return _until(self._deadline)
 
     def _wait(self, selector: selectors.BaseSelector, timeout_s: float | None) -> None:
         """Waits for output or signals, and handles them."""
@@ -133,17 +153,37 @@ class Supervisor:
                 self._failed = (index, code)
                 if self._deadline is None:
                     self._deadline = time.monotonic() + self._grace_s
-                if not self._forwarded:  # Otherwise the processes have got a signal already.
+                if not self._forwarded and not self._timed_out:  # Otherwise they have got a signal already.
                     self._group.signal(signal.SIGTERM)
+
+    def _time_out(self) -> None:
+        self._end = None
+        if self._running and self._deadline is None:  # Otherwise the processes have been asked to end already.
+            self._timed_out = list(self._running)
+            self._deadline = time.monotonic() + self._stop_s
+            self._group.signal(signal.SIGTERM)
 
     def _kill(self) -> None:
         self._deadline = None
         self._group.signal(signal.SIGKILL)
 
     def _lines(self, index: int) -> str:
-        return "".join(f"\n{line.decode(errors='replace')[:-1]}" for line in self._last[index])
+        return "".join(f"\n{(prefix + line).decode(errors='replace')}" for prefix, line in self._last[index])
+
+    def _report_timeout(self, processes: int) -> int:
+        indices = ", ".join(map(str, self._timed_out))
+        message = (
+            f"feedline launch: stopped after {self._timeout_s:g} s (--timeout-s); "
+            f"process {indices} of {processes} had not ended"
+        )
+        message += f", nor {self._stop_s:g} s after SIGTERM; --stop-s gives more" if self._overdue else ""
+        message += f". The last lines of process {self._timed_out[0]}:{self._lines(self._timed_out[0])}"
+        _write(_STDERR, f"{message}\n".encode())
+        return _TIMED_OUT
 
     def _report(self, processes: int) -> int:
+        if self._timed_out:
+            return self._report_timeout(processes)
         if self._failed is None:
             return 0
         index, code = self._failed
@@ -152,7 +192,7 @@ class Supervisor:
             names = ", ".join(signal.Signals(number).name for number in self._forwarded)
             message += f", after {names} had been passed on"
             message += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
-        elif silent := silent_processes(self._last[index]):
+        elif silent := silent_processes([line for _, line in self._last[index]]):
             index = silent[0]
             indices = ", ".join(map(str, silent))
             first = self._failed[0]
@@ -170,11 +210,21 @@ def silent_processes(lines: Sequence[bytes]) -> list[int]:
     """The processes whose heartbeats jax misses, from what it writes when it ends a process for that.
 
     Example:
-      >>> silent_processes([b"[0] unhealthy (stopped sending heartbeats):\\n", b"[0] 1\\n"])
+      >>> silent_processes([b"unhealthy (stopped sending heartbeats):", b"/job:jax_worker/replica:0/task:1"])
       [1]
     """
-    match = re.search(rb"stopped sending heartbeats\):\n((?:\[\d+\] \S*?\d+\n)+)", b"".join(lines))
+    text = b"".join(line + b"\n" for line in lines)
+    match = re.search(rb"stopped sending heartbeats\):\n((?:\S*?\d+\n)+)", text)
     return [int(task) for task in re.findall(rb"(\d+)\n", match[1])] if match else []
+
+
+def _until(moment: float | None) -> float | None:
+    """Seconds until a moment of the monotonic clock; 0 if it has passed, None if there is none."""
+    return None if moment is None else max(0.0, moment - time.monotonic())
+
+
+def _first(*waits_s: float | None) -> float | None:
+    return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
 
 def _ended(code: int) -> str:

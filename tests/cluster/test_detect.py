@@ -1,7 +1,7 @@
 """`detect.find` on the variables that real launchers set, whole and in part.
 
-The Slurm and Open MPI dictionaries were taken from Slurm 22.05 and Open MPI 4.1.4 and 5.0.11, and
-shortened to what concerns processes.
+The dictionaries were taken from Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and torchrun of torch 2.13,
+and shortened to what concerns processes.
 """
 
 import doctest
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import feedline.cluster
 from feedline.cluster.cores import processes_on_host
 from feedline.cluster.detect import describe_single_process, find
-from feedline.cluster.slurm import first_host, tasks_on
+from feedline.cluster.launchers.mpich import find_mpich
+from feedline.cluster.launchers.slurm import first_host, tasks_on
 
 BY_HAND = {"FEEDLINE_COORDINATOR": "node1:1234", "FEEDLINE_PROCESSES": "4", "FEEDLINE_PROCESS": "1"}
 BY_HAND_FOR_JAX = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}
@@ -58,6 +59,15 @@ MPI_4 = MPI | {
     "PMIX_RANK": "3",
 }
 MPI_5 = MPI | {"PMIX_NAMESPACE": "prterun-dgx-01-6053@1", "PMIX_RANK": "3", "PRTE_LAUNCHED": "1"}
+MPICH = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_RANK": "3", "PMI_SIZE": "4"}
+SCRIPT_FOR_TORCH = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "RANK": "3", "WORLD_SIZE": "4"}
+TORCHRUN = SCRIPT_FOR_TORCH | {
+    "GROUP_RANK": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "ce79b6b7-3240-4a28-88c9-9a8a63c91397",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 POD = {
     "FEEDLINE_COORDINATOR": "train-workers-0-0.train:55527",
     "FEEDLINE_PROCESSES": "4",
@@ -84,6 +94,8 @@ def without(environ, *names):
         (MPI_4, "Open MPI", (3, 4, "10.0.0.1")),
         (MPI_5, "Open MPI", (3, 4, "dgx-01")),
         (POD, "Kubernetes", (2, 4, "train-workers-0-0.train")),
+        (TORCHRUN, "torchrun", (3, 4, "node1")),
+        (SCRIPT_FOR_TORCH, "torchrun's variables", (3, 4, "node1")),
     ],
 )
 def test_each_launcher_is_found(environ, launcher, expected):
@@ -106,6 +118,12 @@ def test_each_launcher_is_found(environ, launcher, expected):
         LONE_TASK | {"FEEDLINE_COORDINATOR": "node1:1234"},
         TASK | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},  # A job submitted from within a step.
         MPI_4 | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        MPICH | {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        without(MPICH, *MPICH) | {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "1"},
+        {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"},
+        BATCH | {"PMIX_RANK": "0", "PMI_RANK": "0", "PMI_SIZE": "4"},  # A job submitted within srun --mpi=pmi2.
     ],
 )
 def test_a_single_process_is_detected(environ):
@@ -126,8 +144,80 @@ def test_variables_set_by_hand_take_precedence_over_mpirun_and_mpirun_over_srun(
     assert find(MPI_4 | TASK | {"SLURM_STEP_NUM_TASKS": "2"}).evidence == "OMPI_COMM_WORLD_RANK=3"
 
 
+def test_the_inner_of_two_launchers_takes_precedence():
+    # srun or mpirun starts one torchrun a host.
+    assert find(TORCHRUN | MPI_4 | TASK).launcher == "torchrun"
+    assert processes_on_host(TORCHRUN | MPI_4 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}) == 2
+    assert find(TORCHRUN | BY_HAND).evidence == "FEEDLINE_PROCESS=1"
+    # Under Slurm, mpiexec of MPICH starts its proxies by srun.
+    with pytest.raises(ValueError, match="MPICH"):
+        find(MPICH | TASK | {"SLURM_STEP_NUM_TASKS": "2"})
+    # srun --mpi=pmi2 and --mpi=pmix set these too.
+    assert find(TASK | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMIX_RANK": "3"}).launcher == "Slurm"
+
+
+def test_variables_of_torch_that_a_script_sets_for_all_tasks_of_srun_do_not_count():
+    alike = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+    assert find(TASK | alike) == find(TASK)
+    assert find(TASK | SCRIPT_FOR_TORCH | {"RANK": "0"}) == find(TASK)
+    assert find(POD | SCRIPT_FOR_TORCH).evidence == "JOB_COMPLETION_INDEX=2"  # FEEDLINE_PROCESSES is set by hand.
+
+
+def test_process_0_listens_on_MASTER_PORT_unless_torchrun_does():
+    assert find(SCRIPT_FOR_TORCH).coordinator == "node1:29500"
+    assert find(SCRIPT_FOR_TORCH | {"MASTER_ADDR": "fd00::2"}).coordinator == "[fd00::2]:29500"
+    port = find(TORCHRUN).port
+    assert port >= 61440
+    assert find(TORCHRUN | {"RANK": "0"}).port == port
+    assert find(TORCHRUN | {"TORCHELASTIC_RUN_ID": "other"}).port != port
+    assert find(TORCHRUN | {"MASTER_PORT": "29501"}).port != port  # --standalone has no run id of its own
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (TORCHRUN | {"LOCAL_RANK": "2"}, "found LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2"),
+        (TORCHRUN | {"RANK": "4"}, "found process 4 of 4"),
+        (TORCHRUN | {"WORLD_SIZE": "four"}, "WORLD_SIZE is an integer of at least 1, found 'four'"),
+        (
+            TORCHRUN | {"MASTER_PORT": "99999"} | {"TORCHELASTIC_RUN_ID": ""},
+            "port below 65536, found 'node1:99999'",
+        ),
+        (MPICH | {"MPI_LOCALRANKID": "2"}, "found MPI_LOCALRANKID=2 and MPI_LOCALNRANKS=2"),
+        (
+            MPI_4 | {"OMPI_COMM_WORLD_LOCAL_RANK": "5"},
+            "found OMPI_COMM_WORLD_LOCAL_RANK=5 and OMPI_COMM_WORLD_LOCAL_SI",
+        ),
+        ({"WORLD_SIZE": "4"}, "found WORLD_SIZE=4 without MASTER_ADDR and MASTER_PORT and RANK; set"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "without MASTER_ADDR and MASTER_PORT; set"),
+        ({"RANK": "0", "FEEDLINE_COORDINATOR": "a:1"}, "found RANK=0 without WORLD_SIZE; set"),
+        ({"PMIX_RANK": "0"}, r"\(PMIX_RANK=0\), and does not say where .*set FEEDLINE_PROCESSES to 1"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, r"\(PMI_RANK=1\)"),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_RANK=1"),
+    ],
+)
+def test_contradictions_and_launchers_that_do_not_tell_enough(environ, message):
+    with pytest.raises(ValueError, match=message):
+        find(environ)
+
+
+def test_mpich_meets_at_the_host_of_mpiexec_on_a_port_of_this_run():
+    def place(environ, control=("node1", "41219")):
+        found = find_mpich(environ, lambda: control)
+        return found.process, found.processes, found.host, found.port, found.local_devices
+
+    port = place(MPICH)[3]
+    assert place(MPICH) == (3, 4, "node1", port, (1,))
+    assert place(MPICH | {"PMI_RANK": "0"})[3] == port
+    assert place(MPICH, ("node1", "41220"))[3] != port
+    assert place(MPICH | {"MPI_LOCALNRANKS": "4"})[2] == "127.0.0.1"
+    assert find_mpich(MPICH | {"FEEDLINE_COORDINATOR": "node7:1234"}, lambda: None).coordinator == "node7:1234"
+    with pytest.raises(ValueError, match=r"mpiexec -genv FEEDLINE_COORDINATOR node1:61500"):
+        place(MPICH, None)
+
+
 @pytest.mark.parametrize("name", ["FEEDLINE_COORDINATOR", "JAX_COORDINATOR_ADDRESS"])
-@pytest.mark.parametrize("environ", [TASK, MPI_4, MPI_5, without(MPI_5, "PMIX_NAMESPACE")])
+@pytest.mark.parametrize("environ", [TASK, MPI_4, MPI_5, without(MPI_5, "PMIX_NAMESPACE"), MPICH, TORCHRUN])
 def test_a_coordinator_set_by_hand_replaces_the_launchers(environ, name):
     assert find(environ | {name: "head:1234"}).coordinator == "head:1234"
 
@@ -160,6 +250,12 @@ def test_incomplete_variables_name_the_missing_ones(family, kept):
         (MPI_4, "OMPI_COMM_WORLD_LOCAL_RANK"),
         (MPI_4, "OMPI_COMM_WORLD_LOCAL_SIZE"),
         (MPI_5, "PMIX_NAMESPACE"),
+        (MPICH, "PMI_SIZE"),
+        (MPICH, "PMI_RANK"),
+        (MPICH, "MPI_LOCALRANKID"),
+        (MPICH, "MPI_LOCALNRANKS"),
+        (TORCHRUN, "LOCAL_RANK"),
+        (TORCHRUN, "LOCAL_WORLD_SIZE"),
         (POD, "FEEDLINE_COORDINATOR"),
     ],
 )
@@ -216,7 +312,7 @@ def test_all_processes_of_a_job_use_one_port_and_another_job_another_port(enviro
     assert find(environ | {"JAX_COORDINATOR_PORT": "4321"}).port == 4321
 
 
-@pytest.mark.parametrize("environ", [TASK, MPI_4])
+@pytest.mark.parametrize("environ", [TASK, MPI_4, TORCHRUN])
 @pytest.mark.parametrize(
     ("gpus", "own"),
     [
@@ -301,7 +397,7 @@ def test_an_index_of_thousands_of_digits_names_its_variable():
         find(TASK | {"SLURM_PROCID": "9" * 5000})
 
 
-NAMES = sorted({*TASK, *MPI, *BY_HAND, *BY_HAND_FOR_JAX,
+NAMES = sorted({*TASK, *MPI, *MPICH, *TORCHRUN, *BY_HAND, *BY_HAND_FOR_JAX,
                 "JOB_COMPLETION_INDEX", "SLURM_GPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "JAX_COORDINATOR_PORT",
                 "FEEDLINE_LOCAL_PROCESSES", "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE"})  # fmt: skip
 VALUES = st.one_of(
@@ -323,6 +419,9 @@ def test_any_values_of_the_variables_are_detected_or_a_value_error(environ):
             assert any(name in str(error) for name in (*NAMES, "coordinator"))  # noqa: PT017
 
 
-@pytest.mark.parametrize("module", [module.name for module in pkgutil.iter_modules(feedline.cluster.__path__)])
+MODULES = [module.name for module in pkgutil.walk_packages(feedline.cluster.__path__, "feedline.cluster.")]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings(module):
-    assert doctest.testmod(importlib.import_module(f"feedline.cluster.{module}")).failed == 0
+    assert doctest.testmod(importlib.import_module(module)).failed == 0

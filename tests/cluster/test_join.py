@@ -1,6 +1,7 @@
-"""`initialize` in a single process, and its errors."""
+"""`initialize` in a single process, with the variables of torchrun, and its errors."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 
 from feedline.cluster import join
-from feedline.cluster.process_info import ProcessInfo
+from feedline.cluster.launchers.process_info import ProcessInfo
 
 
 def python(program, **environ):
@@ -69,3 +70,40 @@ def test_joining_after_a_computation_is_an_error():
     jax.devices()
     with pytest.raises(RuntimeError, match="goes before any jax computation"):
         join._join(info(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
+
+
+@pytest.mark.slow
+def test_processes_with_the_variables_of_torchrun_compute_together(launcher, joined_members):
+    """As torchrun sets them: it listens on MASTER_PORT itself, which is taken here, too."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(taken.getsockname()[1]),
+            "TORCHELASTIC_RUN_ID": "none",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+        }
+        variables = {**os.environ, **launcher.variables, **common}
+        started = [
+            subprocess.Popen(
+                launcher.member,
+                env={**variables, "RANK": index, "LOCAL_RANK": index},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index in ("0", "1")
+        ]
+        try:
+            written = [process.communicate(timeout=120) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    out, err = map("".join, zip(*written, strict=True))
+    done = subprocess.CompletedProcess(launcher.member, 0, out, err)
+    assert launcher.members(done) == joined_members(2), err
+    assert [line.partition(", coordinator")[0] for line in launcher.told(done)] == [
+        f"feedline: process {index} of 2, found torchrun (RANK={index})" for index in range(2)
+    ]

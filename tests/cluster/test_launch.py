@@ -53,6 +53,17 @@ def finished(command, **options):
         return subprocess.CompletedProcess(command, launcher.returncode, out, err)
 
 
+@contextlib.contextmanager
+def pipe():
+    """The paths of the two ends of a pipe, which other processes may open."""
+    ends = os.pipe()
+    try:
+        yield tuple(f"/proc/{os.getpid()}/fd/{end}" for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
 def sh(script):
     return ["sh", "-c", script]
 
@@ -90,6 +101,18 @@ def test_lines_are_prefixed_and_keep_their_stream():
     assert sorted(done.stderr.splitlines()) == [f"[{p}] err" for p in range(3)]
 
 
+def test_a_launcher_in_each_of_several_processes_starts_runs_of_its_own_and_says_so(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    done = finished(sh("echo $FEEDLINE_PROCESSES"), processes=1)
+    assert (done.returncode, done.stdout) == (0, "[0] 1\n")
+    assert done.stderr.startswith(
+        "feedline launch: each of 2 processes, found torchrun's variables (RANK=0), starts a run of its own; "
+    )
+    monkeypatch.setenv("RANK", "1")
+    assert finished(sh("true"), processes=1).stderr == ""
+
+
 def test_a_last_line_without_an_end_is_shown():
     assert finished(sh("printf end"), processes=1).stdout == "[0] end\n"
 
@@ -115,20 +138,49 @@ def test_the_processes_have_no_input():
 
 
 def test_the_first_failure_ends_the_others_and_is_reported():
-    """The others wait for a child process, which must get the signal too."""
+    """The others wait for a child process, which must get the signal too. The cause is the last that is shown."""
     script = (
-        "trap 'echo asked to end; exit' TERM\n"
+        "trap 'echo asked to end; echo noise >&2; exit' TERM\n"
         "echo ready\n"
-        "if [ $FEEDLINE_PROCESS = 1 ]; then echo the cause >&2; exit 3; fi\n"
-        "sleep 1000 & wait"
+        "if [ $FEEDLINE_PROCESS = 1 ]; then { read -r a; read -r b; } <%s; echo the cause >&2; exit 3; fi\n"
+        "echo >%s; sleep 1000 & wait"
     )
-    done = finished(sh(script), processes=3, grace_s=1000)
+    with pipe() as (reading, writing):
+        done = finished(sh(script % (reading, writing)), processes=3, grace_s=1000)
     assert done.returncode == 3
     assert "[1] asked to end" not in done.stdout
     told = "feedline launch: process 1 of 3 exited with code 3; the others were stopped. Its last lines:\n"
-    _, heading, last = done.stderr.partition(told)
+    noise, heading, last = done.stderr.partition(told)
     assert heading
+    assert noise.splitlines().count("[0] noise") == noise.splitlines().count("[2] noise") == 1
     assert sorted(last.splitlines()) == ["[1] ready", "[1] the cause"]
+
+
+def test_a_run_that_takes_too_long_is_ended_as_by_sigterm():
+    """Process 1 then ends with a code, for which process 0 must not get a second SIGTERM. Process 2 has ended."""
+    script = (
+        "n=0; trap 'n=$((n+1)); echo SIGTERM $n >&2; [ $FEEDLINE_PROCESS = 1 ] && exit 1' TERM\n"
+        "echo ready; [ $FEEDLINE_PROCESS = 2 ] && exit; sleep 1000 & wait; sleep 0.7; exit 0"
+    )
+    done = finished(sh(script), processes=3, timeout_s=2, grace_s=1000, stop_s=1000)
+    assert done.returncode == 124
+    told = (
+        "feedline launch: stopped after 2 s (--timeout-s); process 0, 1 of 3 had not ended. The last lines of "
+        "process 0:\n"
+    )
+    ends, heading, last = done.stderr.partition(told)
+    assert sorted(ends.splitlines()) == ["[0] SIGTERM 1", "[1] SIGTERM 1"]
+    assert (heading, last.splitlines()) == (told, ["[0] ready", "[0] SIGTERM 1"])
+
+
+def test_processes_that_ignore_the_end_of_their_time_are_killed():
+    done = finished(sh("trap '' TERM; sleep 1000"), timeout_s=0.2, stop_s=0.1)
+    assert done.returncode == 124
+    assert "process 0, 1 of 2 had not ended, nor 0.1 s after SIGTERM; --stop-s gives more" in done.stderr
+
+
+def test_a_run_that_ends_in_time_is_not_touched():
+    assert finished(sh("exit 3"), processes=1, timeout_s=1000).returncode == 3
 
 
 def test_a_process_that_ignores_sigterm_is_killed():
@@ -341,6 +393,8 @@ def test_a_command_that_cannot_be_run(command, code, message, capfd):
         ({"command": "python train.py"}, "sequence of words"),
         ({"processes": 0}, "processes must be at least 1, got 0"),
         ({"devices_per_process": 0}, "devices_per_process must be at least 1, got 0"),
+        ({"timeout_s": 0}, "timeout_s is above 0 s, found 0; leave it out"),
+        ({"label": "rank"}, "label is one of number, slurm, time, none, found 'rank'"),
     ],
 )
 def test_wrong_options(options, message):

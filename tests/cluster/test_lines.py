@@ -1,5 +1,8 @@
 """`Lines` splits chunks into whole lines and prefixes each with its process."""
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,4 +32,20 @@ def test_the_newest_lines_of_both_streams_are_kept():
     err = Lines(1, out.last)
     out.add(b"".join(b"%d\n" % number for number in range(100)))
     err.add(b"Error\n")
-    assert list(out.last) == [b"[1] %d\n" % number for number in range(81, 100)] + [b"[1] Error\n"]
+    assert list(out.last) == [(b"[1] ", b"%d" % number) for number in range(81, 100)] + [(b"[1] ", b"Error")]
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("number", rb"\[12\] a\n\[12\] b\n"),
+        ("slurm", rb"12: a\n12: b\n"),
+        ("time", rb"(\[12 \d\d:\d\d:\d\d\.\d{3}\] [ab]\n){2}"),
+        ("none", rb"a\nb\n"),
+    ],
+)
+def test_labels(label, shown):
+    lines = Lines(12, label=label)
+    written = lines.add(b"a\nb\n")
+    assert re.fullmatch(shown, written)
+    assert b"".join(prefix + line + b"\n" for prefix, line in lines.last) == written

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 from feedline.cluster.detect import find
 
@@ -38,25 +39,78 @@ def test_the_jobset_starts_processes_that_find_each_other():
     assert {one.port for one in found} == {port["containerPort"] for port in container["ports"]}
 
 
+def lost(written, read, path=""):
+    """The paths of what was written and not read as it was; what was not written may have a default."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for name, value in written.items():
+            yield from lost(value, read.get(name), f"{path}.{name}")
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for index, (value, found) in enumerate(zip(written, read, strict=True)):
+            yield from lost(value, found, f"{path}[{index}]")
+    elif written != read:
+        yield path
+
+
+def unknown_fields(manifest):
+    """The fields that a JobSet or the Kubernetes pods in it do not have. `ValueError` for a value of a wrong type.
+
+    The models are generated from the published schema of Kubernetes and JobSet.
+    """
+    return list(lost(manifest, JobsetV1alpha2JobSet.from_dict(manifest).to_dict()))
+
+
+def test_each_field_of_the_jobset_is_one_of_the_published_schema():
+    (jobset,) = yaml.safe_load_all((EXAMPLES / "jobset.yaml").read_text())
+    assert unknown_fields(jobset) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("resources:", "resourcess:"),
+        ("emptyDir:", "emptydir:"),
+        ("completionMode:", "completionsMode:"),
+        ("maxRestarts:", "max_restarts:"),
+        ("enableDNSHostnames:", "enableDnsHostnames:"),
+        ("mountPath:", "path:"),
+        ("completions: 4", "completions: four"),
+        ("containerPort: 61500", 'containerPort: "61500"'),
+        ("command: [", "command: x # ["),
+        ('value: "1"', "value: 1"),
+    ],
+)
+def test_a_wrong_field_in_the_jobset_is_found(right, wrong):
+    text = (EXAMPLES / "jobset.yaml").read_text()
+    assert text.count(right) == 1
+    try:
+        assert unknown_fields(yaml.safe_load(text.replace(right, wrong)))
+    except ValueError as error:
+        assert "validation error" in str(error)  # noqa: PT017
+
+
 @pytest.mark.cluster
 def test_the_sbatch_script_trains(launcher, tmp_path):
     """On two nodes without GPUs; options override the lines at its head that ask for GPUs."""
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+    (tmp_path / "wrapper").write_text(f'#!/bin/sh\nmkdir -p "$FEEDLINE_CACHE"; exec {FEEDLINE} "$@"\n')
+    (tmp_path / "wrapper").chmod(0o755)
     launcher.run(
         "sbatch",
         "--wait",
         *options,
         tmp_path / "dgx.sbatch",
         *FEW,
-        FEEDLINE=FEEDLINE,
+        FEEDLINE=str(tmp_path / "wrapper"),
         CHECKPOINTS=str(tmp_path / "runs"),
+        TMPDIR=str(tmp_path),
     )
     lines = (tmp_path / "log").read_text().splitlines()
     log = "\n".join(line.partition(": ")[2] for line in lines)  # srun puts the number of the process before it
     (result,) = launcher.printed(subprocess.CompletedProcess("", 0, log))
     assert (result["processes"], result["devices"]) == (2, 4)
+    assert not [*tmp_path.glob("feedline-*"), *Path("/raid").glob("feedline-*")]  # the cache of this job
 
 
 @pytest.mark.cluster

@@ -1,9 +1,11 @@
-"""`initialize` and `feedline train` under a real Open MPI."""
+"""`initialize` and `feedline train` under a real Open MPI, of version 4 and 5, and MPICH."""
 
 import os
 import re
 import shutil
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,20 +13,32 @@ pytestmark = pytest.mark.cluster
 
 # As root and on any number of cores, as in a container of a CI.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+MPIRUN_5 = [str(Path(sys.executable).with_name("mpirun")), *MPIRUN[1:]]  # A package of the extra `test`.
+MPICH = "mpiexec.mpich"
 
 
 @pytest.fixture(autouse=True)
-def _open_mpi():
-    if shutil.which("mpirun") is None:
-        pytest.fail("These tests need mpirun, which is not there; run .ci/cluster-up")
+def _mpi():
+    for command in (MPIRUN[0], MPIRUN_5[0], MPICH):
+        if shutil.which(command) is None:
+            pytest.fail(f"These tests need {command}, which is not there; run .ci/cluster-up")
 
 
-def test_the_processes_of_mpirun_compute_together(launcher, joined_members):
-    done = launcher.run(*MPIRUN, "-n", 2, *launcher.member)
+@pytest.mark.parametrize(
+    ("mpirun", "found"),
+    [
+        (MPIRUN, "Open MPI (OMPI_COMM_WORLD_RANK=%d)"),
+        (MPIRUN_5, "Open MPI (OMPI_COMM_WORLD_RANK=%d)"),
+        ([MPICH], "MPICH (PMI_RANK=%d)"),
+    ],
+    ids=["Open MPI 4", "Open MPI 5", "MPICH"],
+)
+def test_the_processes_of_mpirun_compute_together(launcher, joined_members, mpirun, found):
+    done = launcher.run(*mpirun, "-n", 2, *launcher.member)
     assert launcher.members(done) == joined_members(2)
     for process, line in enumerate(launcher.told(done)):
         assert re.fullmatch(
-            rf"feedline: process {process} of 2, found Open MPI \(OMPI_COMM_WORLD_RANK={process}\), "
+            rf"feedline: process {process} of 2, found {re.escape(found % process)}, "
             rf"coordinator 127.0.0.1:\d+, local device {process}",
             line,
         )
@@ -36,9 +50,10 @@ def test_a_single_process_does_not_join(launcher, joined_members):
     assert launcher.told(done) == ["feedline: process 0 of 1, found no other"]
 
 
-def test_two_concurrent_runs_do_not_join_each_other(launcher, joined_members):
+@pytest.mark.parametrize("mpirun", [MPIRUN, [MPICH]], ids=["Open MPI", "MPICH"])
+def test_two_concurrent_runs_do_not_join_each_other(launcher, joined_members, mpirun):
     def script(tag):
-        return f"{' '.join(map(str, [*MPIRUN, '-n', 2, *launcher.member]))} >{tag} & "
+        return f"{' '.join(map(str, [*mpirun, '-n', 2, *launcher.member]))} >{tag} & "
 
     done = launcher.run("sh", "-c", "set -e; cd $(mktemp -d); " + script("a") + script("b") + "wait; cat a b")
     assert launcher.members(done) == sorted(2 * joined_members(2), key=lambda seen: seen["process"])

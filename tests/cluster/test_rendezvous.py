@@ -13,7 +13,7 @@ from background import spawn
 
 from feedline.cluster import rendezvous
 from feedline.cluster.launch import _reserved_port
-from feedline.cluster.process_info import ProcessInfo
+from feedline.cluster.launchers.process_info import ProcessInfo
 from feedline.cluster.rendezvous import meet
 from feedline.errors import FeedError, ProcessError
 

@@ -99,12 +99,15 @@ def test_a_job_submitted_from_within_a_step_does_not_join_it(launcher, joined_me
     assert launcher.members(done) == joined_members(1)
 
 
-def test_mpirun_within_a_slurm_job(launcher, joined_members, tmp_path):
+@pytest.mark.parametrize(
+    ("mpirun", "found"), [("mpirun --allow-run-as-root", "Open MPI"), ("mpiexec.mpich", "MPICH")]
+)
+def test_mpirun_within_a_slurm_job(launcher, joined_members, tmp_path, mpirun, found):
     """mpirun starts its daemons with srun, so that its processes see srun's variables too."""
-    mpirun = f"mpirun --allow-run-as-root -n 2 {words(launcher.member)}"
+    mpirun = f"{mpirun} -n 2 {words(launcher.member)}"
     done = batch(launcher, tmp_path, mpirun, "--ntasks=2", "--ntasks-per-node=1")
     assert launcher.members(done) == joined_members(2)
-    assert "found Open MPI" in done.stderr
+    assert f"found {found} (" in done.stderr
 
 
 def test_training(launcher):

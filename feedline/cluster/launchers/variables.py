@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedline.cluster.process_info import ProcessInfo, integer
+from feedline.cluster.launchers.process_info import ProcessInfo, integer
 
 # Coordinator, count and index.
 _FAMILIES = (

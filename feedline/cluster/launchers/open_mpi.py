@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from feedline.cluster.process_info import ProcessInfo, agreed_port, integer, own_devices
-from feedline.cluster.variables import explicit_coordinator
+from feedline.cluster.launchers.local import local_place
+from feedline.cluster.launchers.process_info import ProcessInfo, agreed_port, integer, own_devices
+from feedline.cluster.launchers.variables import explicit_coordinator
 
+LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 # Version 4: "2074279936.0;tcp://10.0.0.1,10.1.0.1:36691;tcp6://[fd00::2]:36813", where mpirun listens.
 _URI = re.compile(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)")
 # Version 5: "prterun-<host of mpirun>-<its pid>@<job>".
@@ -35,8 +37,7 @@ def find_open_mpi(environ: Mapping[str, str]) -> ProcessInfo | None:
     if processes == 1:
         return None
     process = integer(environ, "OMPI_COMM_WORLD_RANK", "Open MPI")
-    local_process = integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI")
-    processes_on_host = integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", at_least=1)
+    local_process, processes_on_host = local_place(environ, *LOCAL, "Open MPI")
     return ProcessInfo(
         "Open MPI",
         f"OMPI_COMM_WORLD_RANK={process}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from feedline.cluster.process_info import ProcessInfo, agreed_port, integer, own_devices
-from feedline.cluster.variables import explicit_coordinator
+from feedline.cluster.launchers.process_info import ProcessInfo, agreed_port, integer, own_devices
+from feedline.cluster.launchers.variables import explicit_coordinator
 
 _TASKS_AND_NODES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")  # tasks per node, number of nodes
 
