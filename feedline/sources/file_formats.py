@@ -65,7 +65,9 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    files = [hdf5.read_file(Path(path), options) for path in paths]
+    opened = VersionedFiles(paths, options.store)
+    opened.begin()
+    files = [hdf5.read_file(opened[number], options) for number in range(len(paths))]
     has_bytes = [file.has_bytes for file in files]
     if all(has_bytes):
         return Hdf5Records(_hdf5_groups, paths, options)
@@ -119,7 +121,7 @@ FORMATS = {
         tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset(), True)
     ),
     ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"}), True),
-    **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
+    **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED, in_stores=True)),
     ".zarr": Format(
         lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
     ),

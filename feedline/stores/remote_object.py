@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -104,6 +104,10 @@ class RemoteObject:
         blocks = (self.blocks_of(offset, length) - self.first_block).tolist()
         return all(self._present[block] or block in self._pending for block in blocks)
 
+    def is_here(self, offset: int, length: int) -> bool:
+        """Whether some bytes can be read without waiting."""
+        return bool(self._present[self.blocks_of(offset, length) - self.first_block].all())
+
     def read(self, offset: int, length: int) -> bytes:
         """Some bytes, by whole blocks; fewer at the end of the object."""
         stop = min(offset + length, self.size)
@@ -112,6 +116,16 @@ class RemoteObject:
         with self._residency.reading():
             self._residency.wait_for(self.blocks_of(offset, stop - offset))
             return bytes(self.memory[offset:stop])
+
+    def fetch_parts(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Start to fetch the blocks of some (offset, length), all at once."""
+        self.fetch((self._blocks_of_parts(parts) - self.first_block).tolist())
+
+    def read_parts(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As `read` of each of some (offset, length), fetched all at once."""
+        with self._residency.reading():
+            self._residency.wait_for(self._blocks_of_parts(parts))
+            return [bytes(self.memory[min(at, self.size) : at + length]) for at, length in parts]
 
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
@@ -155,6 +169,10 @@ class RemoteObject:
             futures = set(self._pending.values())
         for future in futures:
             future.cancel()
+
+    def _blocks_of_parts(self, parts: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        found = [self.blocks_of(*part) for part in parts]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def _range(self, block: int) -> tuple[int, int]:
         return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)

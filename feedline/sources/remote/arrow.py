@@ -172,8 +172,7 @@ def _reader(item: RemoteObject, schema: Any, names: Sequence[str]) -> Any:
 
 def _columns(item: RemoteObject, schema: Any, names: Sequence[str], group: int, extent: tuple[int, int]) -> Any:
     """A record batch with some of its columns. Its blocks are fetched together."""
-    blocks = item.blocks_of(*extent) - item.first_block
-    item.fetch(blocks.tolist())
+    item.fetch_parts([extent])
     batch = _reader(item, schema, names).get_batch(group)
     batch.validate()  # invalid lengths would make pyarrow abort the process
     return batch
@@ -194,7 +193,9 @@ def grouped(item: RemoteObject, options: OpenOptions) -> GroupedFile:
         batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group))
         return rows_of(batch.column(0), f"column {names[leaf]!r}")
 
-    return GroupedFile(spec, [found.lengths] * len(names), read, lambda _: digest_of(item), extent)
+    return GroupedFile(
+        spec, [found.lengths] * len(names), read, lambda _: digest_of(item), lambda *at: [extent(*at)]
+    )
 
 
 def table(item: RemoteObject, options: OpenOptions) -> TableFile | None:
