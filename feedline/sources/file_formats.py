@@ -87,7 +87,7 @@ def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
 
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
     if options.dtype is None and options.decode is None and options.columns is None:
-        return ArrayRecordBytes(paths)
+        return ArrayRecordBytes(paths, options.store)
     return ArrayRecordSource(paths, options)
 
 
@@ -106,7 +106,7 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
 _FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = Format(_open_folder, frozenset())
 _ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}), in_stores=True)
-_RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
+_RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}), in_stores=True)
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
 _TAR = Form("tar", tar.scan, bytes)
 _GROUPED = frozenset({"columns", "cache_bytes"})

@@ -10,6 +10,7 @@ from feedline.stores.client import Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 from feedline.stores.remote_object import RemoteObject
+from feedline.stores.requests import version_of
 from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
@@ -76,7 +77,7 @@ class RemoteObjects:
         self.residency = Residency(options)
         parsed = [Url.parse(url) for url in dict.fromkeys(urls)]
         found = [
-            future.result() for future in [fetcher().run(_version_of(url, options.patience_s)) for url in parsed]
+            future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
         ]
         self.residency.reserve(sum(-(-version.size_bytes // BLOCK_BYTES) for version in found))
         self.by_url = {
@@ -105,8 +106,3 @@ class RemoteObjects:
         """Give up what is being fetched."""
         for item in self.by_url.values():
             item.cancel()
-
-
-async def _version_of(url: Url, patience_s: float) -> Version:
-    client = client_of(url.base)
-    return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key))

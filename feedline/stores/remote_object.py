@@ -9,21 +9,22 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
-from feedline.stores.client import Version, client_of
+from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.requests import REQUEST_BYTES, cached, fetched
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
-_MOST_BLOCKS = 2
-"""Of a request: adjacent blocks are fetched together, in requests of up to 4 MiB."""
+_MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
+"""Of a request: adjacent blocks are fetched together."""
 
 
 class RemoteObject:
@@ -43,7 +44,6 @@ class RemoteObject:
         self.url = url
         self.version = version
         self._residency = residency
-        self._client = client_of(url.base)
         self._space = AddressSpace(version.size_bytes)
         self.blocks = -(-version.size_bytes // BLOCK_BYTES)
         self.first_block, self._present, self._used = residency.add(self, self.blocks)
@@ -182,7 +182,7 @@ class RemoteObject:
         absent = await asyncio.to_thread(self._from_cache, run)
         for part in _runs(absent):
             start, stop = self._range(part[0])[0], self._range(part[-1])[1]
-            data = memoryview(await self._get(start, stop))
+            data = memoryview(await fetched(self.url, self.version, start, stop, self._residency.patience_s))
             await asyncio.to_thread(self._keep, part, data)
 
     def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
@@ -195,26 +195,8 @@ class RemoteObject:
     async def _sample(self, start: int, stop: int) -> bytes:
         if stop <= start:
             return b""
-        name = name_of(str(self.url), self.version.tag, start, stop)
-        cache = self._residency.cache
-        descriptor = await asyncio.to_thread(cache.open, name, stop - start)
-        if descriptor is not None:
-            fetcher().counts.cached += 1
-            try:
-                return os.pread(descriptor, stop - start, 0)
-            finally:
-                os.close(descriptor)
-        data = bytes(await self._get(start, stop))
-        os.close(await asyncio.to_thread(cache.store, name, data))
-        return data
-
-    async def _get(self, start: int, stop: int) -> Any:
-        return await fetcher().patiently(
-            str(self.url),
-            self._residency.patience_s,
-            stop - start,
-            lambda: self._client.get(self.url.key, start, stop, self.version),
-        )
+        there = self._residency
+        return await cached(there.cache, self.url, self.version, start, stop, there.patience_s)
 
     def _from_cache(self, run: list[int]) -> list[int]:
         """Map the blocks that the cache has. Returns the others."""

@@ -29,7 +29,7 @@ class Parts(Protocol):
 
 
 def places_of(base: int, stored: npt.NDArray[np.uint8], item_bytes: int) -> list[tuple[int, int]]:
-    """Offset and length of the collections that hold the values of some rows, about. Arguments as `read_values`."""
+    """Offset and about the length of the collections that hold the values of some rows, as `read_values`."""
     references = np.ascontiguousarray(stored).view(REFERENCE).reshape(-1)
     references = references[references["length"] > 0]
     at, length = base + references["address"].astype(np.int64), references["length"].astype(np.int64)
