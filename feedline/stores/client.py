@@ -193,7 +193,9 @@ def client_of(base: str) -> Client:
 
 
 def _version(meta: Any) -> Version:
-    return Version(int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))
+    """The version that a listing or an answer names. Some stores leave quotes out of one of them."""
+    tag = meta["e_tag"] or meta["last_modified"].replace(microsecond=0)
+    return Version(int(meta["size"]), str(tag).removeprefix("W/").strip('"'))
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.stores.client import Version, client_of
+from feedline.stores.client import Listed, Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 from feedline.stores.remote_object import RemoteObject
@@ -15,8 +15,8 @@ from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
 
-def matches(url: str, options: Store) -> list[str]:
-    """The addresses of the objects that a glob matches, in sorted order; an address that is no glob as it is.
+def matches(url: str, options: Store) -> list[Listed] | None:
+    """The objects that a glob matches, in sorted order; None of an address that is no glob.
 
     Raises:
       FileNotFoundError: no match.
@@ -25,21 +25,29 @@ def matches(url: str, options: Store) -> list[str]:
     """
     parsed = Url.parse(url)
     if not parsed.is_glob:
-        return [str(parsed)]
+        return None
     if not parsed.can_list:
         raise ValueError(
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
             "glob over s3:// or gs://, or name each file"
         )
-    prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
-    client = client_of(parsed.base)
-    name = f"{parsed.base}/{prefix}"
-    listed = fetcher().run(fetcher().patiently(name, options.patience_s, 0, lambda: client.list(prefix))).result()
     pattern = re.compile(_expression(parsed.key))
-    found = [str(each.url) for each in listed if pattern.fullmatch(each.url.key)]
+    listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
+    found = [each for each in listed if pattern.fullmatch(each.url.key)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
     return found
+
+
+def listing(prefix: Url, options: Store) -> list[Listed]:
+    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order.
+
+    Raises:
+      FeedError: the store cannot be read.
+    """
+    client = client_of(prefix.base)
+    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.list(prefix.key))
+    return fetcher().run(request).result()
 
 
 def _expression(pattern: str) -> str:

@@ -30,6 +30,8 @@ async def fetched(url: Url, version: Version, start: int, stop: int, patience_s:
 
 async def cached(cache: BlockCache, url: Url, version: Version, start: int, stop: int, patience_s: float) -> bytes:
     """As `fetched`, from the cache if it has these bytes. Else they are put there."""
+    if stop <= start:
+        return b""
     name = name_of(str(url), version.tag, start, stop)
     found = await asyncio.to_thread(bytes_in, cache, name, stop - start)
     if found is None:

@@ -5,24 +5,19 @@ import pytest
 from test_arrays_in_stores import ROWS, npy
 
 import feedline
-from feedline.stores.client import client_of
 
 
 @pytest.fixture
-def bucket(store, monkeypatch):
-    for name, value in store.variables().items():
-        monkeypatch.setenv(name, value)
-    client_of.cache_clear()
+def parts(bucket):
     for i in range(3):
-        store.objects[f"/corpus/train/part-{i}.npy"] = npy(ROWS[100 * i : 100 * i + 100])
-    yield store
-    client_of.cache_clear()
+        bucket.objects[f"/corpus/train/part-{i}.npy"] = npy(ROWS[100 * i : 100 * i + 100])
+    return bucket
 
 
-def test_objects_and_globs(bucket, options):
+def test_objects_and_globs(parts, options):
     one = feedline.open_source("gs://corpus/train/part-1.npy", store=options)
     np.testing.assert_array_equal(one[7], ROWS[107])
-    assert all(path.startswith("/corpus/") for _, path, _ in bucket.requests)
+    assert all(path.startswith("/corpus/") for _, path, _ in parts.requests)
     source = feedline.open_source("gs://corpus/train/part-*.npy", store=options)
     assert len(source) == 300
     np.testing.assert_array_equal(source[250], ROWS[250])
@@ -32,8 +27,8 @@ def test_objects_and_globs(bucket, options):
         feedline.open_source("gs://corpus/train/*.npz", store=options)
 
 
-def test_changes_are_noticed(bucket, options):
+def test_changes_are_noticed(parts, options):
     source = feedline.open_source("gs://corpus/train/part-0.npy", store=options)
-    bucket.objects["/corpus/train/part-0.npy"] = npy(ROWS[1:101])
+    parts.objects["/corpus/train/part-0.npy"] = npy(ROWS[1:101])
     with pytest.raises(feedline.FeedError, match="must not change"):
         source[50]
