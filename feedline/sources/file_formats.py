@@ -26,6 +26,7 @@ from feedline.sources.hdf5 import files as hdf5
 from feedline.sources.hdf5.records import Hdf5Records
 from feedline.sources.remote import arrow as remote_arrow
 from feedline.sources.remote import folder as remote_folder
+from feedline.sources.remote import zarr as remote_zarr
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.urls import is_url
@@ -85,6 +86,12 @@ def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
     return GroupSource(hdf5_columns.grouped, paths, options)
 
 
+def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
+    if is_url(paths[0]):
+        return remote_zarr.RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
+    return GroupSource(zarr.ZarrFolders(), paths, options)
+
+
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
     if options.dtype is None and options.decode is None and options.columns is None:
         return ArrayRecordBytes(paths, options.store)
@@ -125,18 +132,17 @@ FORMATS = {
     ),
     ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
     **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
-    ".zarr": Format(
-        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
-    ),
+    ".zarr": Format(_open_zarr, _GROUPED | {"missing_chunks"}),
 }
 
 
-def format_of(paths: list[str], is_glob: bool) -> Format:
+def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     """The format of files whose rows follow each other.
 
     Args:
       paths: of the files, or of one folder.
       is_glob: whether they were found by a glob: then files with another suffix are a row each.
+      store: how objects in stores are read.
 
     Raises:
       ValueError: files of several formats, of none, or compressed as a whole.
@@ -156,7 +162,8 @@ def format_of(paths: list[str], is_glob: bool) -> Format:
     if is_glob:
         return FILES
     if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
-        return _FOLDER
+        is_zarr = is_url(paths[0]) and remote_zarr.is_remote_zarr(paths[0], store or Store())
+        return FORMATS[".zarr"] if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
     raise ValueError(

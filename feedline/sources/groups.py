@@ -47,6 +47,9 @@ class GroupSource(IndexedSource):
       FeedError: a file does not have the expected version.
     """
 
+    folders = False
+    """Whether each path is a folder."""
+
     def __init__(
         self,
         open_file: Callable[[Any, OpenOptions], GroupedFile],
@@ -57,7 +60,7 @@ class GroupSource(IndexedSource):
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options.store, versions)
+        self._versioned = VersionedFiles(paths, options.store, versions, folders=self.folders)
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):

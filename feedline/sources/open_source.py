@@ -111,7 +111,7 @@ def open_source(
         paths = [str(each.url) for each in listed]
     else:
         paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
-    form = format_of(paths, is_glob=listed is not None or paths != [name])
+    form = format_of(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")

@@ -14,9 +14,11 @@ from feedline.stores.requests import version_of
 from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
+_FOLDER_SUFFIX = ".zarr"
+
 
 def matches(url: str, options: Store) -> list[Listed] | None:
-    """The objects that a glob matches, in sorted order; None of an address that is no glob.
+    """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
 
     Raises:
       FileNotFoundError: no match.
@@ -32,11 +34,24 @@ def matches(url: str, options: Store) -> list[Listed] | None:
             "glob over s3:// or gs://, or name each file"
         )
     pattern = re.compile(_expression(parsed.key))
+    above = Url(parsed.base, parsed.key.rpartition("/")[0])
+    if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
+        within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]
+        found = [Listed(url, Version(0, "")) for url in sorted(within) if pattern.fullmatch(url.key)]
+        if found:
+            return found
     listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
     found = [each for each in listed if pattern.fullmatch(each.url.key)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
     return found
+
+
+def folders(prefix: Url, options: Store) -> tuple[str, ...]:
+    """The names of the folders in a folder of a bucket. Errors as of `listing`."""
+    client = client_of(prefix.base)
+    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.folders(prefix.key))
+    return fetcher().run(request).result()
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:

@@ -11,6 +11,7 @@ from feedline.stores.fetcher import fetcher
 @pytest.fixture
 def store():
     fetcher()._durations.clear()  # what is late for one test is not for another
+    fetcher().counts.hedged = 0
     with serving() as served:
         yield served
 

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.stores.fetcher import fetcher
 
 RANDOM = np.random.default_rng(0)
 FILES = {
@@ -37,7 +38,7 @@ def test_class_folders(scheme, bucket, options, tmp_path):
     bucket.objects["/corpus/training/x.jpg"] = b"another folder"
     local = feedline.open_source(written(tmp_path / "train", FILES))
     remote = feedline.open_source(f"{scheme}://corpus/train/", store=options)
-    assert len(bucket.requests) == 1  # the listing
+    assert [method for method, *_ in bucket.requests] == ["HEAD"] * 3 + ["GET"]  # is it Zarr? and the listing
     assert (len(remote), remote.fields, remote.classes) == (121, ("file", "label"), ["cat", "cat-big", "dog"])
     assert remote.identity == local.identity
     rows = np.concatenate([RANDOM.integers(0, 121, 50), [120]])
@@ -69,10 +70,11 @@ def test_each_file_is_fetched_once_and_many_at_a_time(bucket, options):
         source.will_read(rows[start : start + 100], start // 100)
     assert source.records(rows) == [files[name] for name in sorted(files)]
     assert source.records(rows[::-1].copy()) == [files[name] for name in sorted(files)][::-1]
-    assert len(bucket.gets()) == 400
+    assert len(bucket.gets()) - fetcher().counts.hedged <= 400
     assert bucket.most_at_once > 16
+    bucket.requests.clear()
     assert feedline.open_source("s3://corpus/train/", store=options).records(rows[:5])
-    assert len(bucket.gets()) == 401  # a second listing
+    assert len(bucket.gets()) == 1  # the listing
 
 
 def test_changes_and_troubles_are_no_bad_rows(bucket, tmp_path):

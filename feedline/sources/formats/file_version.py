@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from feedline.errors import FeedError
 from feedline.stores.client import Version
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
-from feedline.stores.remote_object import RemoteObject
 from feedline.stores.urls import is_url
 
 
@@ -123,17 +122,23 @@ class VersionedFiles:
     Args:
       store: how objects are read.
       versions: by default, the present ones.
+      folders: addresses are those of folders, which are no objects.
     """
 
-    def __init__(self, paths: Sequence[str], store: Store | None, versions: Versions | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[str], store: Store | None, versions: Versions | None = None, folders: bool = False
+    ) -> None:
         self.paths = paths
-        self.in_store = is_url(paths[0])
+        self.in_store = is_url(paths[0]) and not folders
         self._objects = RemoteObjects(paths, store or Store()) if self.in_store else None
         self.versions = self._present_versions() if versions is None else versions
 
-    def __getitem__(self, number: int) -> Path | RemoteObject:
+    def __getitem__(self, number: int) -> Any:
+        """A path, an object, or the address of a folder."""
         path = self.paths[number]
-        return Path(path) if self._objects is None else self._objects.by_url[path]
+        if self._objects is not None:
+            return self._objects.by_url[path]
+        return path if is_url(path) else Path(path)
 
     def check(self, number: int) -> None:
         """Refuse a file that was changed, with a FeedError. Fetching a block of an object does so, too."""
