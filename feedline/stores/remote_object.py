@@ -7,6 +7,7 @@ import concurrent.futures
 import functools
 import itertools
 import os
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -18,11 +19,12 @@ from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
-from feedline.stores.requests import REQUEST_BYTES, cached, fetched
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, fetched
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
+_SIZE = struct.Struct("<q")
 _MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
 """Of a request: adjacent blocks are fetched together."""
 
@@ -145,6 +147,23 @@ class RemoteObject:
         """As `samples`, without waiting."""
         clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
         return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
+
+    def noted(self, what: str) -> bytes | None:
+        """What `note` was given for this version of the object; None if the cache does not have it."""
+        cache = self._residency.cache
+        size = bytes_in(cache, self._note_name(what, _SIZE.size), _SIZE.size)
+        if size is None:
+            return None
+        (length,) = _SIZE.unpack(size)
+        return bytes_in(cache, self._note_name(what, length), length)
+
+    def note(self, what: str, data: bytes) -> None:
+        """Keep something in the cache that takes long to find out of the object."""
+        for each in (data, _SIZE.pack(len(data))):
+            os.close(self._residency.cache.store(self._note_name(what, len(each)), each))
+
+    def _note_name(self, what: str, length: int) -> str:
+        return name_of(f"{self.url} {what}", self.version.tag, 0, length)
 
     def name(self, block: int) -> str:
         """Of the file of a block in the cache."""
