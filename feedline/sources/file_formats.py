@@ -27,6 +27,7 @@ from feedline.sources.hdf5.records import Hdf5Records
 from feedline.sources.remote import arrow as remote_arrow
 from feedline.sources.remote import folder as remote_folder
 from feedline.sources.remote import zarr as remote_zarr
+from feedline.sources.remote_zarr import RemoteZarrSource
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.urls import is_url
@@ -88,7 +89,7 @@ def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
     if is_url(paths[0]):
-        return remote_zarr.RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
+        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
     return GroupSource(zarr.ZarrFolders(), paths, options)
 
 

@@ -30,13 +30,13 @@ def messages_of(item: RemoteObject) -> list[tuple[int, bytes, int]]:
     (tail,) = item.samples([(max(0, item.size - len(END)), len(END))])
     if tail != END:
         raise ValueError("a stream must end with the mark of its end, and this one does not")
+    found: list[tuple[int, bytes, int]] = []
     known = item.noted(_INDEX)
     if known is None:
         found = _walked(open_object(item, sequential=True), item.size)
         entries = b"".join(_ENTRY.pack(at, len(metadata), body) + metadata for at, metadata, body in found)
         item.note(_INDEX, entries)
         return found
-    found = []
     at = 0
     while at < len(known):
         offset, length, body = _ENTRY.unpack_from(known, at)
@@ -47,7 +47,7 @@ def messages_of(item: RemoteObject) -> list[tuple[int, bytes, int]]:
 
 def _walked(file: BinaryIO, size: int) -> list[tuple[int, bytes, int]]:
     """As `messages_of`, by the headers of all messages."""
-    found = []
+    found: list[tuple[int, bytes, int]] = []
     at = 0
     while at < size - len(END):
         file.seek(at)
