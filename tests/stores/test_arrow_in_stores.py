@@ -102,10 +102,14 @@ def test_the_index_of_a_stream_is_made_once(store, options, tmp_path):
     store.objects["/x.arrow"] = path.read_bytes()
     source = feedline.open_source(f"{store.url}/x.arrow", store=options)
     assert source.identity == feedline.open_source(path).identity
+    size = len(store.objects["/x.arrow"])
+    (block,) = [each for each in options.cache.rglob("*") if each.is_file() and each.stat().st_size >= size]
+    block.unlink()
     store.requests.clear()
     again = feedline.open_source(f"{store.url}/x.arrow", store=options)
-    assert again[4999] == {"n": 4999, "text": TEXT[4999].encode()}
     assert not store.gets()
+    assert again[4999] == {"n": 4999, "text": TEXT[4999].encode()}
+    assert store.gets() == [(0, size)]
 
 
 @pytest.mark.slow
