@@ -20,7 +20,7 @@ then one folder a stage, in the order in which data flows::
       encoded/    records of bytes, such as image files
       hdf5/       columns and records of HDF5 files
       hugging_face/ datasets of the library `datasets`
-      remote/     arrays and Arrow files in stores
+      remote/     arrays, Arrow, Zarr and folders of files in stores
     stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other

@@ -52,6 +52,11 @@ def of_rows(
     return [dtype.str, list(shape), hashed.hexdigest()[:32]]
 
 
+def sampled_numbers(count: int) -> list[int]:
+    """The rows of which `of_rows` is a digest."""
+    return sampled(count, _SAMPLES)
+
+
 def sampled(count: int, samples: int) -> list[int]:
     """Evenly spaced numbers of 0 … count − 1, the first and the last among them."""
     last = max(count - 1, 0)

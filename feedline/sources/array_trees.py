@@ -65,6 +65,8 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
             if trees is None:
                 raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
             return trees
+        if path.suffix in hdf5.SUFFIXES and opened.objects is not None and is_url(name):
+            return columns.mapped(opened.objects.by_url[name], options)
         if path.suffix in _MAPPED:
             if path.is_file():
                 opened.versions[os.path.abspath(path)] = FileVersion.of(

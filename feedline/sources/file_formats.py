@@ -25,17 +25,19 @@ from feedline.sources.hdf5 import columns as hdf5_columns
 from feedline.sources.hdf5 import files as hdf5
 from feedline.sources.hdf5.records import Hdf5Records
 from feedline.sources.remote import arrow as remote_arrow
+from feedline.sources.remote import folder as remote_folder
+from feedline.sources.remote import zarr as remote_zarr
+from feedline.sources.remote_zarr import RemoteZarrSource
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
 from feedline.stores.urls import is_url
 
 
 class Format(NamedTuple):
-    """How to open files of a format, the options that it takes, and whether they may lie in a store."""
+    """How to open files of a format, on local disk or in a store, and the options that it takes."""
 
     open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
     takes: frozenset[str]
-    in_stores: bool = False
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -65,7 +67,9 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    files = [hdf5.read_file(Path(path), options) for path in paths]
+    opened = VersionedFiles(paths, options.store)
+    opened.begin()
+    files = [hdf5.read_file(opened[number], options) for number in range(len(paths))]
     has_bytes = [file.has_bytes for file in files]
     if all(has_bytes):
         return Hdf5Records(_hdf5_groups, paths, options)
@@ -83,14 +87,23 @@ def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
     return GroupSource(hdf5_columns.grouped, paths, options)
 
 
+def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
+    if is_url(paths[0]):
+        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
+    return GroupSource(zarr.ZarrFolders(), paths, options)
+
+
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
     if options.dtype is None and options.decode is None and options.columns is None:
-        return ArrayRecordBytes(paths)
+        return ArrayRecordBytes(paths, options.store)
     return ArrayRecordSource(paths, options)
 
 
 def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
-    source = folder.open_folder(paths[0])
+    if is_url(paths[0]):
+        source: folder.FolderSource = remote_folder.open_listed_folder(paths[0], options.store or Store())
+    else:
+        source = folder.open_folder(paths[0])
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:
         if _suffix(name) in FORMATS.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
             glob = f"{paths[0].rstrip('/')}/*{Path(name).suffix}"
@@ -101,9 +114,9 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
     return source
 
 
-_FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
+FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = Format(_open_folder, frozenset())
-_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}), in_stores=True)
+_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
 _RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
 _TAR = Form("tar", tar.scan, bytes)
@@ -111,27 +124,26 @@ _GROUPED = frozenset({"columns", "cache_bytes"})
 FORMATS = {
     ".npy": _ARRAYS,
     ".npz": _ARRAYS,
-    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}, in_stores=True),
+    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}),
     **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
-    ".parquet": Format(_open_parquet, _GROUPED, in_stores=True),
-    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED, in_stores=True)),
+    ".parquet": Format(_open_parquet, _GROUPED),
+    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
     **dict.fromkeys(
-        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset(), True)
+        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
     ),
-    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"}), True),
+    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
     **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
-    ".zarr": Format(
-        lambda paths, options: GroupSource(zarr.ZarrFolders(), paths, options), _GROUPED | {"missing_chunks"}
-    ),
+    ".zarr": Format(_open_zarr, _GROUPED | {"missing_chunks"}),
 }
 
 
-def format_of(paths: list[str], is_glob: bool) -> Format:
+def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     """The format of files whose rows follow each other.
 
     Args:
       paths: of the files, or of one folder.
       is_glob: whether they were found by a glob: then files with another suffix are a row each.
+      store: how objects in stores are read.
 
     Raises:
       ValueError: files of several formats, of none, or compressed as a whole.
@@ -149,14 +161,15 @@ def format_of(paths: list[str], is_glob: bool) -> Format:
     if known:
         return FORMATS[known[0]]
     if is_glob:
-        return _FILES
-    if Path(paths[0]).is_dir():
-        return _FOLDER
+        return FILES
+    if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
+        is_zarr = is_url(paths[0]) and remote_zarr.is_remote_zarr(paths[0], store or Store())
+        return FORMATS[".zarr"] if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
     raise ValueError(
         f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; rename or convert it, give a folder or a "
-        "glob of files that are a row each, or write a RowSource"
+        "glob of files that are a row each, or write a RowSource (the address of a folder in a store ends in /)"
     )
 
 

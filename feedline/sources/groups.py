@@ -47,6 +47,9 @@ class GroupSource(IndexedSource):
       FeedError: a file does not have the expected version.
     """
 
+    folders = False
+    """Whether each path is a folder."""
+
     def __init__(
         self,
         open_file: Callable[[Any, OpenOptions], GroupedFile],
@@ -57,7 +60,7 @@ class GroupSource(IndexedSource):
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options.store, versions)
+        self._versioned = VersionedFiles(paths, options.store, versions, folders=self.folders)
         self._files = [self._opened(file) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):
@@ -202,12 +205,20 @@ class GroupSource(IndexedSource):
         return self._fetch_ahead if self._versioned.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        return self._versioned.fetch_ahead(self._extents(rows), ahead)
+
+    def are_here(self, rows: Indices) -> bool:
+        """Whether some rows of objects in a store can be read without waiting for it."""
+        return self._versioned.are_here(self._extents(rows))
+
+    def _extents(self, rows: Indices) -> list[tuple[int, tuple[int, int]]]:
+        """Where rows of objects lie: number of the object, and offset and length of each part."""
         extents = []
         for leaf, shards in enumerate(self._shards):
             for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
-                if (extent := self._files[file].extent) is not None:
-                    extents += [(file, extent(leaf, group)) for group in within.tolist()]
-        return self._versioned.fetch_ahead(extents, ahead)
+                parts_of = self._files[file].extents
+                extents += [(file, part) for group in within.tolist() for part in parts_of(leaf, group)]
+        return extents
 
     def __reduce__(self) -> Any:
         return type(self), (self._open_file, self._paths, self._options, self._versioned.versions)

@@ -22,14 +22,15 @@ from feedline.sources.arrays import ArraySource
 from feedline.sources.dataset_columns import open_dataset
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.encoded.records import EncodedSource, is_encoded_source
-from feedline.sources.file_formats import FORMATS, format_of
+from feedline.sources.file_formats import FILES, FORMATS, format_of
 from feedline.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
 from feedline.sources.hugging_face.dataset import HuggingFaceDataset, is_dataset
 from feedline.sources.lanes import Lanes
 from feedline.sources.records import RecordSource
+from feedline.sources.remote.folder import open_listed_files
 from feedline.stores.opening import matches
 from feedline.stores.options import Store
-from feedline.stores.urls import is_url
+from feedline.stores.urls import Url, is_url
 
 _READ_ROW_BY_ROW = (
     "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
@@ -105,17 +106,17 @@ def open_source(
     if is_dataset(path_or_glob):
         return open_dataset(path_or_glob, options)
     name: str = os.fsdecode(cast(Any, path_or_glob))
-    paths = matches(name, store or Store()) if is_url(name) else _matches(name)
-    form = format_of(paths, is_glob=paths != [name])
+    listed = matches(name, store or Store()) if is_url(name) else None
+    if listed is not None:
+        paths = [str(each.url) for each in listed]
+    else:
+        paths = [str(Url.parse(name))] if is_url(name) else _matches(name)
+    form = format_of(paths, listed is not None or paths != [name], store)
     for option in sorted(options.given() - form.takes - {"store"}):
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
-    if is_url(paths[0]) and not form.in_stores:
-        readable = ", ".join(suffix for suffix, other in FORMATS.items() if other.in_stores)
-        raise ValueError(
-            f"rows of objects in a store are read from {readable}, got {paths[0]}; convert it, or copy it to a "
-            "local disk"
-        )
+    if listed is not None and form is FILES:
+        return open_listed_files(listed, store or Store())
     return form.open(paths, options)
 
 

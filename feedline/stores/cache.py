@@ -4,7 +4,10 @@ A block is one file: its bytes, and after them a trailer with their length and c
 bytes are mapped into memory, and a mapping starts where the file does). Its name is a digest of the address, the
 version and the range of bytes, so that a replaced object has other files. It is written under another name and
 renamed, so that it appears whole whatever is killed meanwhile. The time of modification of a file says when it
-was last used."""
+was last used.
+
+A library that opens files by path gets an object as a whole file, whose checksum is part of its name. Whoever uses
+it holds a lock of it, and a locked file is not deleted."""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ from typing import Any
 
 from feedline.errors import FeedError
 
+_WHOLE = ".whole"
+_READ_BYTES = 1 << 20
 _TRAILER = struct.Struct("<8sQI")  # magic, length, checksum
 _MAGIC = b"feedline"
 _OLD_S = 3600.0
@@ -113,6 +118,72 @@ class BlockCache:
             self._evict(self.limit_bytes)
         return descriptor
 
+    def open_whole(self, name: str, length: int) -> tuple[str, int] | None:
+        """The path of a whole file, and a descriptor that keeps it there while it is open; None: there is none."""
+        folder = os.path.dirname(self.path(name))
+        for found in os.listdir(folder) if os.path.isdir(folder) else ():
+            if not (found.startswith(f"{name}-") and found.endswith(_WHOLE)):
+                continue
+            path = os.path.join(folder, found)
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # an eviction holds it for a moment only
+                if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    raise OSError  # it was deleted before it was locked
+                checksum = int(found.removeprefix(f"{name}-").removesuffix(_WHOLE), 16)
+                status = os.fstat(descriptor)
+                if status.st_size == length and _checksum(descriptor) == checksum:
+                    os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))
+                    return path, descriptor
+                os.unlink(path)  # damaged
+            except (OSError, ValueError):
+                pass
+            os.close(descriptor)
+        return None
+
+    def begin_whole(self, name: str, length: int) -> tuple[int, str]:
+        """A descriptor and the temporary path of a file of `length` bytes, which is to be written.
+
+        Raises:
+          FeedError: it cannot be written, or there is no room beside files that are in use.
+        """
+        kept = self._evict(max(0, self.limit_bytes - length))
+        if kept + length > self.limit_bytes:
+            raise FeedError(
+                f"a file that a library opens by path is kept whole in the cache, and {length} bytes beside the "
+                f"{kept} in use are more than its cache_bytes={self.limit_bytes}; raise cache_bytes of "
+                "feedline.Store, or use another folder for the cache",
+                stage="read",
+                file=self._folder,
+            )
+        folder = os.path.dirname(self.path(name))
+        try:
+            os.makedirs(folder, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            if length and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, length)  # so that others count it, and a full disk is seen
+        except OSError as error:
+            os.close(descriptor)
+            os.unlink(temporary)
+            raise self._unusable(error) from error
+        return descriptor, temporary
+
+    def finish_whole(self, name: str, descriptor: int, temporary: str) -> str:
+        """Give a file its name once it is written. The descriptor keeps it there while it is open."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            path = f"{self.path(name)}-{_checksum(descriptor):08x}{_WHOLE}"
+            os.replace(temporary, path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return path
+
     def touch(self, name: str) -> bool:
         """Note that a block is in use. Returns whether the cache has it."""
         try:
@@ -169,11 +240,17 @@ class BlockCache:
         for entry in self._files():
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
-                found.append((status.st_mtime, status.st_size, entry.path))
+                # the time of modification of a whole file says whether it was written to
+                used = status.st_atime if entry.name.endswith(_WHOLE) else status.st_mtime
+                found.append((used, status.st_size, entry.path))
         return found
 
-    def _evict(self, limit: int) -> None:
-        """Delete the blocks that were not used for the longest time, unless all fit."""
+    def _evict(self, limit: int) -> int:
+        """Delete the blocks that were not used for the longest time, unless all fit.
+
+        Returns:
+          The size of those that are left.
+        """
         with open(os.path.join(self._folder, "lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = self._found()
@@ -183,10 +260,11 @@ class BlockCache:
             for used, each, path in sorted(found):
                 abandoned = path.endswith(".tmp")
                 if (abandoned and used < old) or (not abandoned and size > left):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)
+                    if not _deleted(path):
+                        continue
                     size -= each
                     self.evictions += 1
+        return size
 
     def _unusable(self, error: OSError) -> FeedError:
         return FeedError(
@@ -196,3 +274,26 @@ class BlockCache:
             stage="read",
             file=self._folder,
         )
+
+
+def _deleted(path: str) -> bool:
+    """Delete a file, unless it is a whole one that a process uses. Returns whether it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        if not path.endswith(_WHOLE):
+            os.unlink(path)
+            return True
+        with open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            os.unlink(path)
+    return True
+
+
+def _checksum(descriptor: int) -> int:
+    """Of all bytes of a file."""
+    checksum = at = 0
+    while data := os.pread(descriptor, _READ_BYTES, at):
+        checksum, at = zlib.crc32(data, checksum), at + len(data)
+    return checksum

@@ -135,6 +135,12 @@ class Client:
             found += [Listed(Url(self._base, meta["path"]), _version(meta)) for meta in chunk]
         return sorted(each for each in found if each.url.key.startswith(prefix))
 
+    async def folders(self, prefix: str) -> tuple[str, ...]:
+        """The names of the folders in a folder. Errors as of `version`."""
+        request = self._obstore.list_with_delimiter_async(self._store, prefix or None)
+        found = await self._asked(prefix, request)
+        return tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]))
+
     async def _asked(self, key: str, request: Awaitable[T]) -> T:
         try:
             return await request
@@ -193,7 +199,9 @@ def client_of(base: str) -> Client:
 
 
 def _version(meta: Any) -> Version:
-    return Version(int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))
+    """The version that a listing or an answer names. Some stores leave quotes out of one of them."""
+    tag = meta["e_tag"] or meta["last_modified"].replace(microsecond=0)
+    return Version(int(meta["size"]), str(tag).removeprefix("W/").strip('"'))
 
 
 def _reason(error: Exception) -> str:

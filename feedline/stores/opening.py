@@ -6,16 +6,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from feedline.stores.client import Version, client_of
+from feedline.stores.client import Listed, Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 from feedline.stores.remote_object import RemoteObject
+from feedline.stores.requests import version_of
 from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
+_FOLDER_SUFFIX = ".zarr"
 
-def matches(url: str, options: Store) -> list[str]:
-    """The addresses of the objects that a glob matches, in sorted order; an address that is no glob as it is.
+
+def matches(url: str, options: Store) -> list[Listed] | None:
+    """The objects, or Zarr folders, that a glob matches, in sorted order; None of an address that is no glob.
 
     Raises:
       FileNotFoundError: no match.
@@ -24,21 +27,42 @@ def matches(url: str, options: Store) -> list[str]:
     """
     parsed = Url.parse(url)
     if not parsed.is_glob:
-        return [str(parsed)]
+        return None
     if not parsed.can_list:
         raise ValueError(
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
             "glob over s3:// or gs://, or name each file"
         )
-    prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
-    client = client_of(parsed.base)
-    name = f"{parsed.base}/{prefix}"
-    listed = fetcher().run(fetcher().patiently(name, options.patience_s, 0, lambda: client.list(prefix))).result()
     pattern = re.compile(_expression(parsed.key))
-    found = [str(each.url) for each in listed if pattern.fullmatch(each.url.key)]
+    above = Url(parsed.base, parsed.key.rpartition("/")[0])
+    if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
+        within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]
+        found = [Listed(url, Version(0, "")) for url in sorted(within) if pattern.fullmatch(url.key)]
+        if found:
+            return found
+    listed = listing(Url(parsed.base, re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]), options)
+    found = [each for each in listed if pattern.fullmatch(each.url.key)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")
     return found
+
+
+def folders(prefix: Url, options: Store) -> tuple[str, ...]:
+    """The names of the folders in a folder of a bucket. Errors as of `listing`."""
+    client = client_of(prefix.base)
+    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.folders(prefix.key))
+    return fetcher().run(request).result()
+
+
+def listing(prefix: Url, options: Store) -> list[Listed]:
+    """All objects of a bucket whose keys begin with that of `prefix`, in sorted order.
+
+    Raises:
+      FeedError: the store cannot be read.
+    """
+    client = client_of(prefix.base)
+    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.list(prefix.key))
+    return fetcher().run(request).result()
 
 
 def _expression(pattern: str) -> str:
@@ -76,7 +100,7 @@ class RemoteObjects:
         self.residency = Residency(options)
         parsed = [Url.parse(url) for url in dict.fromkeys(urls)]
         found = [
-            future.result() for future in [fetcher().run(_version_of(url, options.patience_s)) for url in parsed]
+            future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
         ]
         self.residency.reserve(sum(-(-version.size_bytes // BLOCK_BYTES) for version in found))
         self.by_url = {
@@ -105,8 +129,3 @@ class RemoteObjects:
         """Give up what is being fetched."""
         for item in self.by_url.values():
             item.cancel()
-
-
-async def _version_of(url: Url, patience_s: float) -> Version:
-    client = client_of(url.base)
-    return await fetcher().patiently(str(url), patience_s, 0, lambda: client.version(url.key))

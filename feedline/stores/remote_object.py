@@ -7,23 +7,26 @@ import concurrent.futures
 import functools
 import itertools
 import os
+import struct
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.stores.address_space import AddressSpace
 from feedline.stores.cache import name_of
-from feedline.stores.client import Version, client_of
+from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, fetched
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
-_MOST_BLOCKS = 2
-"""Of a request: adjacent blocks are fetched together, in requests of up to 4 MiB."""
+_SIZE = struct.Struct("<q")
+_MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
+"""Of a request: adjacent blocks are fetched together."""
 
 
 class RemoteObject:
@@ -43,7 +46,6 @@ class RemoteObject:
         self.url = url
         self.version = version
         self._residency = residency
-        self._client = client_of(url.base)
         self._space = AddressSpace(version.size_bytes)
         self.blocks = -(-version.size_bytes // BLOCK_BYTES)
         self.first_block, self._present, self._used = residency.add(self, self.blocks)
@@ -104,6 +106,10 @@ class RemoteObject:
         blocks = (self.blocks_of(offset, length) - self.first_block).tolist()
         return all(self._present[block] or block in self._pending for block in blocks)
 
+    def is_here(self, offset: int, length: int) -> bool:
+        """Whether some bytes can be read without waiting."""
+        return bool(self._present[self.blocks_of(offset, length) - self.first_block].all())
+
     def read(self, offset: int, length: int) -> bytes:
         """Some bytes, by whole blocks; fewer at the end of the object."""
         stop = min(offset + length, self.size)
@@ -112,6 +118,16 @@ class RemoteObject:
         with self._residency.reading():
             self._residency.wait_for(self.blocks_of(offset, stop - offset))
             return bytes(self.memory[offset:stop])
+
+    def fetch_parts(self, parts: Iterable[tuple[int, int]]) -> None:
+        """Start to fetch the blocks of some (offset, length), all at once."""
+        self.fetch((self._blocks_of_parts(parts) - self.first_block).tolist())
+
+    def read_parts(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As `read` of each of some (offset, length), fetched all at once."""
+        with self._residency.reading():
+            self._residency.wait_for(self._blocks_of_parts(parts))
+            return [bytes(self.memory[min(at, self.size) : at + length]) for at, length in parts]
 
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
@@ -131,6 +147,23 @@ class RemoteObject:
         """As `samples`, without waiting."""
         clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
         return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
+
+    def noted(self, what: str) -> bytes | None:
+        """What `note` was given for this version of the object; None if the cache does not have it."""
+        cache = self._residency.cache
+        size = bytes_in(cache, self._note_name(what, _SIZE.size), _SIZE.size)
+        if size is None:
+            return None
+        (length,) = _SIZE.unpack(size)
+        return bytes_in(cache, self._note_name(what, length), length)
+
+    def note(self, what: str, data: bytes) -> None:
+        """Keep something in the cache that takes long to find out of the object."""
+        for each in (data, _SIZE.pack(len(data))):
+            os.close(self._residency.cache.store(self._note_name(what, len(each)), each))
+
+    def _note_name(self, what: str, length: int) -> str:
+        return name_of(f"{self.url} {what}", self.version.tag, 0, length)
 
     def name(self, block: int) -> str:
         """Of the file of a block in the cache."""
@@ -156,6 +189,10 @@ class RemoteObject:
         for future in futures:
             future.cancel()
 
+    def _blocks_of_parts(self, parts: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        found = [self.blocks_of(*part) for part in parts]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+
     def _range(self, block: int) -> tuple[int, int]:
         return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)
 
@@ -164,7 +201,7 @@ class RemoteObject:
         absent = await asyncio.to_thread(self._from_cache, run)
         for part in _runs(absent):
             start, stop = self._range(part[0])[0], self._range(part[-1])[1]
-            data = memoryview(await self._get(start, stop))
+            data = memoryview(await fetched(self.url, self.version, start, stop, self._residency.patience_s))
             await asyncio.to_thread(self._keep, part, data)
 
     def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
@@ -175,28 +212,8 @@ class RemoteObject:
                     del self._pending[block]
 
     async def _sample(self, start: int, stop: int) -> bytes:
-        if stop <= start:
-            return b""
-        name = name_of(str(self.url), self.version.tag, start, stop)
-        cache = self._residency.cache
-        descriptor = await asyncio.to_thread(cache.open, name, stop - start)
-        if descriptor is not None:
-            fetcher().counts.cached += 1
-            try:
-                return os.pread(descriptor, stop - start, 0)
-            finally:
-                os.close(descriptor)
-        data = bytes(await self._get(start, stop))
-        os.close(await asyncio.to_thread(cache.store, name, data))
-        return data
-
-    async def _get(self, start: int, stop: int) -> Any:
-        return await fetcher().patiently(
-            str(self.url),
-            self._residency.patience_s,
-            stop - start,
-            lambda: self._client.get(self.url.key, start, stop, self.version),
-        )
+        there = self._residency
+        return await cached(there.cache, self.url, self.version, start, stop, there.patience_s)
 
     def _from_cache(self, run: list[int]) -> list[int]:
         """Map the blocks that the cache has. Returns the others."""

@@ -25,7 +25,8 @@ BLOCK_BYTES = 1 << 21
 """A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link.
 Each is a file of the cache, so a smaller one makes more of them."""
 _EVERY_S = 20.0
-_AHEAD = 0.25
+AHEAD = 0.25
+"""The share of the cache that batches fill which were fetched and not read yet."""
 _MOST_MAPPED = 1 << 15  # blocks: Linux allows a process some 65,000 mappings
 
 
@@ -136,7 +137,7 @@ class Residency:
         not fit into a quarter of the cache, which could evict blocks before they are read.
         """
         needed = len(np.unique(blocks)) * BLOCK_BYTES
-        if (ahead + 1) * needed > self.cache.limit_bytes * _AHEAD:
+        if (ahead + 1) * needed > self.cache.limit_bytes * AHEAD:
             return False
         if sum(item.fetching for item in self._objects) >= 2 * AT_ONCE:
             return False

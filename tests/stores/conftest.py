@@ -4,12 +4,14 @@ import pytest
 from store_server import serving
 
 import feedline
+from feedline.stores.client import client_of
 from feedline.stores.fetcher import fetcher
 
 
 @pytest.fixture
 def store():
     fetcher()._durations.clear()  # what is late for one test is not for another
+    fetcher().counts.hedged = 0
     with serving() as served:
         yield served
 
@@ -17,3 +19,13 @@ def store():
 @pytest.fixture
 def options(tmp_path):
     return feedline.Store(cache=tmp_path / "cache", patience_s=10)
+
+
+@pytest.fixture
+def bucket(store, monkeypatch):
+    """The store as that of s3:// and gs://, of which "/corpus/…" is the bucket "corpus"."""
+    for name, value in store.variables().items():
+        monkeypatch.setenv(name, value)
+    client_of.cache_clear()
+    yield store
+    client_of.cache_clear()

@@ -4,13 +4,16 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import json
 import socketserver
 import threading
 import time
+import urllib.parse
+from xml.sax.saxutils import escape
 
 
 class Store:
-    """Objects by path, served over HTTP.
+    """Objects by path, served over HTTP. Listings are in the XML of S3, which Google Cloud Storage speaks, too.
 
     Attributes:
       objects: the bytes of each path, such as "/data/x.npy".
@@ -41,6 +44,18 @@ class Store:
         yield
         with self._lock:
             self._now -= 1
+
+    def variables(self):
+        """Of the environment, with which s3:// and gs:// mean this store."""
+        key = {"gcs_base_url": self.url, "disable_oauth": True}
+        key |= dict.fromkeys(["client_email", "private_key", "private_key_id"], "")
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_SKIP_SIGNATURE": "true",
+            "GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key),
+        }
 
     def gets(self):
         return [part for method, _, part in self.requests if method == "GET"]
@@ -85,7 +100,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "html":
             self._reply(200, b"<!DOCTYPE html><html>Sign in</html>", [("Content-Type", "text/html")])
             return
-        data = store.objects.get(self.path)
+        path, _, query = self.path.partition("?")
+        asked = urllib.parse.parse_qs(query)
+        if "list-type" in asked:
+            self._reply(200, _listing(store, path.strip("/"), asked), [("Content-Type", "application/xml")])
+            return
+        data = store.objects.get(urllib.parse.unquote(path))
         status = fault if isinstance(fault, int) else 404 if data is None else 200
         if status != 200:
             self._reply(status, b"no", [])
@@ -124,6 +144,33 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for start in range(0, len(body), 1 << 16):
             self.wfile.write(body[start : start + (1 << 16)])
             time.sleep(max(0.0, began + min(len(body), start + (1 << 16)) / rate - time.monotonic()))
+
+
+def _listing(store, bucket, asked):
+    """A page of the keys of a bucket, in the XML of S3."""
+    prefix, most = asked.get("prefix", [""])[0], int(asked.get("max-keys", ["1000"])[0])
+    after = asked.get("continuation-token", asked.get("start-after", [""]))[0]
+    keys, folders = [], set()
+    for path in sorted(store.objects):
+        key = path.removeprefix(f"/{bucket}/")
+        if key == path or not key.startswith(prefix) or key <= after:
+            continue
+        folder, slash, _ = key[len(prefix) :].partition("/")
+        if slash and "delimiter" in asked:
+            folders.add(f"{prefix}{folder}/")
+        else:
+            keys.append(key)
+    page = keys[:most]
+    parts = [
+        f"<Contents><Key>{escape(key)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
+        f"<ETag>{escape(etag(store.objects[f'/{bucket}/{key}']))}</ETag>"
+        f"<Size>{len(store.objects[f'/{bucket}/{key}'])}</Size></Contents>"
+        for key in page
+    ]
+    parts += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
+    if len(page) < len(keys):
+        parts.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")
+    return f"<ListBucketResult>{''.join(parts)}</ListBucketResult>".encode()
 
 
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):

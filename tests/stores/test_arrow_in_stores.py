@@ -4,6 +4,7 @@ import io
 import pickle
 import random
 
+import datasets
 import jax
 import numpy as np
 import pyarrow as pa
@@ -26,29 +27,33 @@ def arrow(table, compression=None, write=pa.ipc.new_file):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["mapped", "tensors", "bits", "compressed", "nulls", "text", "compressed text"])
+KINDS = ["mapped", "tensors", "bits", "compressed", "nulls", "text", "compressed text"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "stream", "stream nulls", "stream text", "stream bits"])
 def test_rows_and_identity_are_those_of_the_local_file(kind, store, options, tmp_path):
     table = dict(NUMBERS)
-    if kind == "bits":
+    if "bits" in kind:
         table["even"] = pa.array(np.arange(COUNT) % 2 == 0)
     elif kind == "tensors":
         tensors = pa.fixed_shape_tensor(pa.float32(), [4, 8])
         table["x"] = pa.ExtensionArray.from_storage(tensors, table["x"])
-    elif kind == "nulls":
+    elif "nulls" in kind:
         table["m"] = NULLS
     elif "text" in kind:
         table["text"] = TEXT
-    data = arrow(table, "zstd" if "compressed" in kind else None)
+    write = pa.ipc.new_stream if "stream" in kind else pa.ipc.new_file
+    data = arrow(table, "zstd" if "compressed" in kind else None, write)
     (tmp_path / "x.arrow").write_bytes(data)
     store.objects["/x.arrow"] = data
     local = feedline.open_source(tmp_path / "x.arrow")
     remote = feedline.open_source(f"{store.url}/x.arrow", store=options)
     assert (type(remote), len(remote), remote.identity) == (type(local), COUNT, local.identity)
     rows = np.random.default_rng(6).integers(0, COUNT, 200)
-    if kind == "nulls":
+    if "nulls" in kind:
         rows = rows[rows % 7 > 0]
     for source in (remote, pickle.loads(pickle.dumps(remote))):
-        assert kind == "bits" or source.will_read(rows, 0)  # bits were unpacked, and with them all blocks fetched
+        assert "bits" in kind or source.will_read(rows, 0)  # bits were unpacked, and with them all blocks fetched
         if "text" in kind:
             jax.tree.map(np.testing.assert_array_equal, source.records(rows), local.records(rows))
             continue
@@ -56,7 +61,7 @@ def test_rows_and_identity_are_those_of_the_local_file(kind, store, options, tmp
         source.read(rows, out[0])
         local.read(rows, out[1])
         jax.tree.map(np.testing.assert_array_equal, *out)
-    if kind == "nulls":
+    if "nulls" in kind:
         with pytest.raises(feedline.RowError, match="is null in this row"):
             remote[7]
 
@@ -69,33 +74,53 @@ def test_only_metadata_are_fetched_to_open_a_file_and_at_once(store, options):
 
 
 def test_what_is_no_arrow_file(store, options):
-    good = arrow(NUMBERS)
+    good, stream = arrow(NUMBERS), arrow(NUMBERS, write=pa.ipc.new_stream)
     store.objects |= {
         "/page.arrow": b"<html>" * 100,
         "/cut.arrow": good[:-100],
         "/empty.arrow": b"",
-        "/stream.arrow": arrow(NUMBERS, write=pa.ipc.new_stream),
+        "/stream.arrow": stream[:-100],
+        "/garbled.arrow": stream[:9000] + bytes(2_000_000) + stream[2_009_000:],
+        "/compressed.arrow": arrow(NUMBERS, "zstd", pa.ipc.new_stream),
     }
     for name, found in [
-        ("page", "begin"),
-        ("cut", "end"),
-        ("empty", "begin"),
-        ("stream", "begin .* a stream has"),
+        ("page", "it does not begin"),
+        ("cut", "it does not end"),
+        ("empty", "it does not begin"),
+        ("stream", "a stream must end with the mark of its end"),
+        ("garbled", "no message begins at byte"),
+        ("compressed", "it is a compressed stream"),
     ]:
-        with pytest.raises(
-            ValueError, match=rf"{name}.arrow cannot be read as an Arrow file: it does not {found}"
-        ):
+        with pytest.raises(ValueError, match=rf"{name}.arrow cannot be read as an Arrow file: {found}"):
             feedline.open_source(f"{store.url}/{name}.arrow", store=options)
+
+
+def test_the_index_of_a_stream_is_made_once(store, options, tmp_path):
+    """As datasets.Dataset.save_to_disk writes it."""
+    datasets.Dataset.from_dict({"n": list(range(5000)), "text": TEXT[:5000]}).save_to_disk(tmp_path / "saved")
+    (path,) = (tmp_path / "saved").glob("*.arrow")
+    store.objects["/x.arrow"] = path.read_bytes()
+    source = feedline.open_source(f"{store.url}/x.arrow", store=options)
+    assert source.identity == feedline.open_source(path).identity
+    size = len(store.objects["/x.arrow"])
+    (block,) = [each for each in options.cache.rglob("*") if each.is_file() and each.stat().st_size >= size]
+    block.unlink()
+    store.requests.clear()
+    again = feedline.open_source(f"{store.url}/x.arrow", store=options)
+    assert not store.gets()
+    assert again[4999] == {"n": 4999, "text": TEXT[4999].encode()}
+    assert store.gets() == [(0, size)]
 
 
 @pytest.mark.slow
 def test_damaged_metadata_are_an_error_or_other_rows(store, tmp_path):
     """Whatever bytes of the footer and of the batches' metadata are changed, no memory outside is read."""
-    good = arrow({"n": np.arange(100), "s": ["a"] * 100})
+    table = {"n": np.arange(100), "s": ["a"] * 100}
+    good, stream = arrow(table), arrow(table, write=pa.ipc.new_stream)
     random_ = random.Random(3)
     opened = 0
     for number in range(100):
-        data = bytearray(good)
+        data = bytearray(stream if number % 3 == 0 else good)
         for _ in range(random_.choice([1, 1, 3])):
             at = random_.randrange(8, len(data)) if number % 2 else random_.randrange(len(data) - 400, len(data))
             data[at] = random_.randrange(256)

@@ -108,10 +108,3 @@ def test_what_is_no_parquet(store, options):
     for name in "xyz":
         with pytest.raises(ValueError, match=f"{name}.parquet cannot be read as a Parquet file"):
             feedline.open_source(f"{store.url}/{name}.parquet", store=options)
-
-
-def test_formats_that_cannot_lie_in_a_store(store, options):
-    for name in ("x.zarr", "x.array_record"):
-        store.objects[f"/{name}"] = b""
-        with pytest.raises(ValueError, match=rf"are read from .npy, .*, got .*{name}; convert it, or copy it"):
-            feedline.open_source(f"{store.url}/{name}", store=options)

@@ -10,7 +10,8 @@ import numpy as np
 from feedline.rows.shards import Indices
 from feedline.sources.encoded.encoded_rows import EncodedRows
 from feedline.sources.formats.array_record_files import ArrayRecordFiles
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.file_version import Versions
+from feedline.stores.options import Store
 
 
 class ArrayRecordBytes(EncodedRows):
@@ -19,8 +20,9 @@ class ArrayRecordBytes(EncodedRows):
     fields = None
     instead = ", or if they have one size, give open_source their dtype"
 
-    def __init__(self, paths: Sequence[str], versions: Sequence[FileVersion] | None = None) -> None:
-        self._files = ArrayRecordFiles(paths, versions)
+    def __init__(self, paths: Sequence[str], store: Store | None = None, versions: Versions | None = None) -> None:
+        self._store = store
+        self._files = ArrayRecordFiles(paths, store, versions)
         self._paths = self._files.paths
 
     @property
@@ -48,4 +50,4 @@ class ArrayRecordBytes(EncodedRows):
         self._files.close()
 
     def __reduce__(self) -> Any:
-        return ArrayRecordBytes, (self._paths, self._files.versions)
+        return ArrayRecordBytes, (self._paths, self._store, self._files.versions)

@@ -85,11 +85,15 @@ class FolderSource(EncodedRows):
     def identity(self) -> dict[str, Any]:
         """All names relative to the folder, and sizes and sampled bytes of up to 64 files."""
         sampled = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_FILES).astype(np.int64))
+        files = self._digests(sampled.tolist())
+        return {"kind": "files", "count": len(self), "names": self._names.digest, "files": files}
+
+    def _digests(self, rows: Sequence[int]) -> list[list[Any]]:
+        """Size and sampled bytes of the files of some rows."""
         try:
-            files = [digests.of_file(self.file_of(row)) for row in sampled.tolist()]
+            return [digests.of_file(self.file_of(row)) for row in rows]
         except OSError as error:
             raise changed(str(error.filename), f"it cannot be read ({error.strerror})") from error
-        return {"kind": "files", "count": len(self), "names": self._names.digest, "files": files}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -104,7 +108,7 @@ class FolderSource(EncodedRows):
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
             raise IndexError(f"rows are 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}")
-        files = [self._read(row) for row in rows.tolist()]
+        files = self._read_all(rows.tolist())
         if self.classes is None:
             return files
         labels = np.searchsorted(self._class_ends, rows, side="right").tolist()
@@ -113,6 +117,9 @@ class FolderSource(EncodedRows):
     def file_of(self, row: int) -> str:
         """The file of the row."""
         return os.path.join(self._folder, self._names[row])
+
+    def _read_all(self, rows: Sequence[int]) -> list[bytes]:
+        return [self._read(row) for row in rows]
 
     def _read(self, row: int) -> bytes:
         path = self.file_of(row)
@@ -153,11 +160,7 @@ def open_folder(folder: str) -> FolderSource:
     """
     files, folders = _entries(folder)
     if files and folders and any(any(_entries(f"{folder}/{os.fsdecode(name)}")) for name in folders):
-        raise ValueError(
-            f"the files of a folder lie directly in it, or all of them in class folders, and {folder} has "
-            f"{os.fsdecode(files[0])} beside the folder {os.fsdecode(folders[0])}; move one of them away, or "
-            f"choose files by a glob: open_source({_glob_below(folder)!r})"
-        )
+        raise mixed_error(folder, files[0], folders[0])
     if files:
         return FolderSource(folder, FileNames(files))
     names: list[bytes] = []
@@ -165,20 +168,39 @@ def open_folder(folder: str) -> FolderSource:
     for name in folders:
         inside, deeper = _entries(f"{folder}/{os.fsdecode(name)}")
         if deeper:
-            where = f"{folder}/{os.fsdecode(name)}"
-            raise ValueError(
-                "files lie in a folder or in its class folders, and not deeper, and "
-                f"{where} has the folder {os.fsdecode(deeper[0])}; open {where} if its folders are the classes, "
-                f"or take files at any depth, without labels, by a glob: open_source({_glob_below(folder)!r})"
-            )
+            raise deeper_error(folder, name, deeper[0])
         names += [name + b"/" + file for file in inside]
         ends.append(len(names))
     if not names:
-        raise ValueError(
-            f"a source must have at least one row, and the folder {folder} has no files that are not hidden; "
-            "check the path"
-        )
+        raise empty_error(folder)
     return FolderSource(folder, FileNames(names), [os.fsdecode(name) for name in folders], ends)
+
+
+def mixed_error(folder: str, file: bytes, inner: bytes) -> ValueError:
+    """The error for a folder with files beside folders."""
+    return ValueError(
+        f"the files of a folder lie directly in it, or all of them in class folders, and {folder} has "
+        f"{os.fsdecode(file)} beside the folder {os.fsdecode(inner)}; move one of them away, or "
+        f"choose files by a glob: open_source({_glob_below(folder)!r})"
+    )
+
+
+def deeper_error(folder: str, name: bytes, deeper: bytes) -> ValueError:
+    """The error for a class folder `name` with a folder in it."""
+    where = f"{folder}/{os.fsdecode(name)}"
+    return ValueError(
+        "files lie in a folder or in its class folders, and not deeper, and "
+        f"{where} has the folder {os.fsdecode(deeper)}; open {where} if its folders are the classes, "
+        f"or take files at any depth, without labels, by a glob: open_source({_glob_below(folder)!r})"
+    )
+
+
+def empty_error(folder: str) -> ValueError:
+    """The error for a folder without files."""
+    return ValueError(
+        f"a source must have at least one row, and the folder {folder} has no files that are not hidden; "
+        "check the path"
+    )
 
 
 def open_files(paths: Sequence[str]) -> FolderSource:

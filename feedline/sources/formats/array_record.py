@@ -16,7 +16,7 @@ from feedline.rows.spec import RowSpec
 from feedline.rows.values import as_array, as_record_leaf, is_list
 from feedline.sources.formats import files as file_fields
 from feedline.sources.formats.array_record_files import ArrayRecordFiles
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.file_version import Versions
 from feedline.sources.formats.open_options import Decode, OpenOptions
 
 Array = npt.NDArray[Any]
@@ -49,7 +49,7 @@ class ArrayRecordSource(IndexedSource):
         if options.decode is not None and options.columns is not None:
             raise ValueError(f"columns is for arrays with names; a decoder names its own, got {options.columns}")
         self._options = options
-        self._files = files if files is not None else ArrayRecordFiles(paths)
+        self._files = files if files is not None else ArrayRecordFiles(paths, options.store)
         self._paths = self._files.paths
         self._shards = self._files.shards
         first = int(np.flatnonzero(self._shards.ends)[0])
@@ -149,8 +149,6 @@ def _decoded_by(decode: Decode, records: list[bytes]) -> Any:
     return jax.tree_util.tree_map_with_path(converted, decode(records), is_leaf=is_list)
 
 
-def _opened_again(
-    paths: Sequence[str], options: OpenOptions, versions: Sequence[FileVersion]
-) -> ArrayRecordSource:
+def _opened_again(paths: Sequence[str], options: OpenOptions, versions: Versions) -> ArrayRecordSource:
     """A copy of a source that another process has open. FeedError if a file has changed since."""
-    return ArrayRecordSource(paths, options, ArrayRecordFiles(paths, versions))
+    return ArrayRecordSource(paths, options, ArrayRecordFiles(paths, options.store, versions))

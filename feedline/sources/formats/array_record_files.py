@@ -14,8 +14,12 @@ from feedline.errors import RowError
 from feedline.rows import digests
 from feedline.rows.shards import Indices, Shards
 from feedline.sources.formats import extras
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.file_version import FileVersion, Versions
 from feedline.sources.formats.opening import opening
+from feedline.stores.client import Version
+from feedline.stores.options import Store
+from feedline.stores.urls import is_url
+from feedline.stores.whole_files import WholeFiles
 
 _OPTIONS = "readahead_buffer_size:0,index_storage_option:in_memory"
 _RECORDS_A_READ = 1 << 11  # fewer are slower to read, more leave the cache
@@ -26,11 +30,13 @@ class ArrayRecordFiles:
     """Open ArrayRecord files, whose records follow each other. Thread-safe.
 
     Args:
-      paths: of the files.
+      paths: of the files, or addresses of objects in a store, which are fetched whole into its cache.
+      store: how objects are fetched.
       versions: the expected versions of the files; by default, the present ones.
 
     Attributes:
-      paths: of the files.
+      paths: as given.
+      versions: of the files or objects.
       shards: which file each record lies in.
 
     Raises:
@@ -38,15 +44,18 @@ class ArrayRecordFiles:
       FeedError: a file does not have the expected version.
     """
 
-    def __init__(self, paths: Sequence[str], versions: Sequence[FileVersion] | None = None) -> None:
+    def __init__(self, paths: Sequence[str], store: Store | None = None, versions: Versions | None = None) -> None:
         self.paths = [str(path) for path in paths]
+        self._whole = WholeFiles(self.paths, store or Store()) if is_url(self.paths[0]) else None
+        self._local = self.paths if self._whole is None else self._whole.paths
         try:
-            opened = [_opened(path) for path in self.paths]
+            opened = [_opened(local, path) for local, path in zip(self._local, self.paths, strict=True)]
         finally:  # also if one cannot be opened: a change explains that better
-            for path, version in zip(self.paths, versions or (), strict=False):
-                version.check(path)
+            for number, version in enumerate(versions or ()):
+                self._check(number, version)
         self._readers = [reader for reader, _ in opened]
-        self.versions = [version for _, version in opened]
+        self._local_versions = [version for _, version in opened]
+        self.versions: Versions = self._local_versions if self._whole is None else self._whole.versions
         self.shards = Shards([reader.num_records() for reader in self._readers])
         if len(self.shards) == 0:
             raise ValueError(
@@ -56,8 +65,8 @@ class ArrayRecordFiles:
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
-        digested = [digests.of_file(path) for path in self.paths]
-        for path, version in zip(self.paths, self.versions, strict=True):
+        digested = [digests.of_file(path) for path in self._local]
+        for path, version in zip(self._local, self._local_versions, strict=True):
             version.check(path)
         return {"kind": "array_record", "files": digested}
 
@@ -81,10 +90,10 @@ class ArrayRecordFiles:
         try:
             found: list[bytes] = self._readers[shard].read(records.tolist())
         except Exception as error:
-            self.versions[shard].check_open(self.paths[shard])  # a change explains the error better
+            self._check_open(shard)  # a change explains the error better
             raise self.error(shard, records[0], f"{len(records)} records could not be read: {error}") from error
         # the library reads empty records from a truncated file
-        self.versions[shard].check_open(self.paths[shard])
+        self._check_open(shard)
         return found
 
     def error(self, shard: int, record: int, message: str) -> RowError:
@@ -96,20 +105,36 @@ class ArrayRecordFiles:
         """Close the files."""
         for reader in self._readers:
             reader.close()
+        if self._whole is not None:
+            self._whole.close()
+
+    def _check_open(self, shard: int) -> None:
+        self._local_versions[shard].check_open(self._local[shard])
+
+    def _check(self, number: int, version: FileVersion | Version | None) -> None:
+        """Refuse a file or an object that another process opened with another version."""
+        if isinstance(version, FileVersion):
+            version.check(self.paths[number])
+        elif version is not None and self._whole is not None:
+            version.check(self._whole.versions[number], self.paths[number])
 
 
-def _opened(path: str) -> tuple[Any, FileVersion]:
+def _opened(local: str, path: str) -> tuple[Any, FileVersion]:
     """A reader of a file, and the version of the file just before it was opened.
+
+    Args:
+      local: where the file lies.
+      path: for errors.
 
     Raises:
       FileNotFoundError, OSError: there is no such file, or too many files are open.
       ValueError: it is not an ArrayRecord file.
     """
     module = extras.require("array_record.python.array_record_module", "array-record")
-    with opening(Path(path)) as file:
+    with opening(Path(local)) as file:
         version = FileVersion.of_open(file.fileno())
     try:
-        reader = module.ArrayRecordReader(path, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+        reader = module.ArrayRecordReader(local, options=_OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
         if not reader.ok():
             reader.read([0])  # raises an error that says what is wrong
     except Exception as error:  # the library does not document the type

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from feedline.errors import FeedError
 from feedline.stores.client import Version
 from feedline.stores.opening import RemoteObjects
 from feedline.stores.options import Store
-from feedline.stores.remote_object import RemoteObject
 from feedline.stores.urls import is_url
 
 
@@ -123,17 +122,23 @@ class VersionedFiles:
     Args:
       store: how objects are read.
       versions: by default, the present ones.
+      folders: addresses are those of folders, which are no objects.
     """
 
-    def __init__(self, paths: Sequence[str], store: Store | None, versions: Versions | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[str], store: Store | None, versions: Versions | None = None, folders: bool = False
+    ) -> None:
         self.paths = paths
-        self.in_store = is_url(paths[0])
+        self.in_store = is_url(paths[0]) and not folders
         self._objects = RemoteObjects(paths, store or Store()) if self.in_store else None
         self.versions = self._present_versions() if versions is None else versions
 
-    def __getitem__(self, number: int) -> Path | RemoteObject:
+    def __getitem__(self, number: int) -> Any:
+        """A path, an object, or the address of a folder."""
         path = self.paths[number]
-        return Path(path) if self._objects is None else self._objects.by_url[path]
+        if self._objects is not None:
+            return self._objects.by_url[path]
+        return path if is_url(path) else Path(path)
 
     def check(self, number: int) -> None:
         """Refuse a file that was changed, with a FeedError. Fetching a block of an object does so, too."""
@@ -160,6 +165,17 @@ class VersionedFiles:
         for number, extent in extents:
             blocks.append(self._objects.by_url[self.paths[number]].blocks_of(*extent))
         return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
+
+    def begin(self) -> None:
+        """Start to fetch the first block of each object, since files are opened one after the other."""
+        if self._objects is not None:
+            for item in self._objects.by_url.values():
+                item.fetch(range(min(1, item.blocks)))
+
+    def are_here(self, extents: Iterable[tuple[int, tuple[int, int]]]) -> bool:
+        """Whether bytes of objects can be read without waiting for the store. Arguments as of `fetch_ahead`."""
+        assert self._objects is not None
+        return all(self._objects.by_url[self.paths[number]].is_here(*extent) for number, extent in extents)
 
     def close(self) -> None:
         """Give up what is being fetched."""

@@ -44,14 +44,14 @@ class GroupedFile(NamedTuple):
         FeedError if the file has changed.
       identity: (allow_bad_rows) → JSON values that identify the data, without a path. A sampled row that cannot be
         read is a RowError, or with `allow_bad_rows` is part of the identity.
-      extent: (leaf, group) → the offset and length of its bytes, for files whose bytes can be fetched ahead.
+      extents: (leaf, group) → offset and length of each part of its bytes, for objects in stores.
     """
 
     spec: Any
     lengths: Sequence[Lengths]
     read: Callable[[int, int], Group]
     identity: Callable[[bool], Any]
-    extent: Callable[[int, int], tuple[int, int]] | None = None
+    extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
 
 
 def check_group(group: Group, length: int, row: Any) -> None:

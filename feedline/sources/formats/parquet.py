@@ -39,10 +39,10 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
             column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
-    def extent(leaf: int, group: int) -> tuple[int, int]:
-        return extent_of(metadata, group, names[leaf])
+    def extents(leaf: int, group: int) -> list[tuple[int, int]]:
+        return [extent_of(metadata, group, names[leaf])]
 
-    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extent)
+    return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extents)
 
 
 def extent_of(metadata: Any, group: int, name: str) -> tuple[int, int]:

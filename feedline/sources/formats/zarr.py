@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,12 +20,12 @@ from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.zarr_array import ZarrArray, read_metadata
 
-_MARKS = ("zarr.json", ".zarray", ".zgroup")
+MARKS = ("zarr.json", ".zarray", ".zgroup")
 
 
 def is_zarr(path: Path) -> bool:
     """Whether a directory is a Zarr array or group, of version 2 or 3."""
-    return any((path / mark).is_file() for mark in _MARKS)
+    return any((path / mark).is_file() for mark in MARKS)
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ class ZarrFolders:
 
         def identity(allow_bad_rows: bool) -> list[Any]:
             failures: list[RowError] = []
-            known = [_sampled(array, failures) for array in arrays]
+            known = [sampled_rows(array, failures) for array in arrays]
             self._opened[path].identity = known
             if failures and not allow_bad_rows:
                 raise failures[0]
@@ -76,15 +77,46 @@ class ZarrFolders:
                 stage="read",
                 file=str(path),
             )
-        return GroupedFile(
-            jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
-            [EvenLengths(array.shape[0], array.height) for array in arrays],
-            lambda leaf, group: Group(arrays[leaf].chunks(group)),
-            identity,
-        )
+        return grouped(tree, identity)
 
 
-def _sampled(array: ZarrArray, failures: list[RowError]) -> list[Any]:
+def grouped(tree: Any, identity: Callable[[bool], list[Any]]) -> GroupedFile:
+    """The rows of a tree of arrays."""
+    arrays: list[ZarrArray] = jax.tree_util.tree_leaves(tree)
+    return GroupedFile(
+        jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), tree),
+        [EvenLengths(array.shape[0], array.height) for array in arrays],
+        lambda leaf, group: Group(arrays[leaf].chunks(group)),
+        identity,
+    )
+
+
+class LocalZarr:
+    """Arrays and groups on a local disk.
+
+    Args:
+      fill: as of a `ZarrArray`.
+    """
+
+    def __init__(self, fill: bool) -> None:
+        self._fill = fill
+
+    def array(self, path: Path) -> ZarrArray:
+        """An open array."""
+        return ZarrArray(path, self._fill)
+
+    def is_array(self, path: Path) -> bool:
+        """Whether it is an array, and no group."""
+        if not (path / "zarr.json").is_file():
+            return (path / ".zarray").is_file()
+        return says_array(read_metadata(path / "zarr.json"), path / "zarr.json")
+
+    def members(self, path: Path) -> dict[str, Path]:
+        """The arrays and groups that lie in a group, by name."""
+        return {child.name: child for child in sorted(path.iterdir()) if child.is_dir() and is_zarr(child)}
+
+
+def sampled_rows(array: ZarrArray, failures: list[RowError]) -> list[Any]:
     """A digest of some rows. The errors of rows that cannot be read are appended to `failures`."""
 
     def row_at(row: int) -> Any:
@@ -101,24 +133,38 @@ def _opened(path: Path, options: OpenOptions) -> Any:
     """An open array, in a dict if it is given a name; or a dict of the arrays of a group."""
     if not is_zarr(path):
         raise FileNotFoundError(
-            f"{path} is no Zarr array or group: it has none of {', '.join(_MARKS)}; check the path"
+            f"{path} is no Zarr array or group: it has none of {', '.join(MARKS)}; check the path"
         )
-    fill = options.missing_chunks == "fill"
-    return options.named(ZarrArray(path, fill), str(path)) if _is_array(path) else _group(path, fill, options)
+    return opened_in(LocalZarr(options.missing_chunks == "fill"), path, options)
 
 
-def _group(path: Path, fill: bool, options: OpenOptions) -> dict[str, Any]:
+class Place(Protocol):
+    """Where Zarr arrays lie: see `LocalZarr`."""
+
+    def array(self, path: Any) -> ZarrArray: ...
+    def is_array(self, path: Any) -> bool: ...
+    def members(self, path: Any) -> dict[str, Any]: ...
+
+
+def opened_in(place: Place, path: Any, options: OpenOptions) -> Any:
+    """An open array, in a dict if it is given a name; or a dict of the arrays of a group."""
+    if place.is_array(path):
+        return options.named(place.array(path), str(path))
+    return _group(place, path, options)
+
+
+def _group(place: Place, path: Any, options: OpenOptions) -> dict[str, Any]:
     """The chosen arrays of a group, open; a group in the group is a dict in the dict.
 
     Raises:
       ValueError: the arrays differ in length or are no rows; the error lists them, and some that fit together.
     """
-    members = _members(path)
+    members = place.members(path)
     opened: dict[str, Any] = {}
     found: dict[str, str] = {}
     for name in options.chosen(list(members), str(path)) if members else []:
         try:
-            opened[name] = _tree(members[name], fill)
+            opened[name] = _tree(place, members[name])
         except (ValueError, TypeError) as error:
             found[name] = str(error)
     lengths = {name: {array.shape[0] for array in jax.tree.leaves(tree)} for name, tree in opened.items()}
@@ -139,22 +185,16 @@ def _group(path: Path, fill: bool, options: OpenOptions) -> dict[str, Any]:
     )
 
 
-def _tree(path: Path, fill: bool) -> Any:
+def _tree(place: Place, path: Any) -> Any:
     """An open array, or a dict of the arrays of a group."""
-    if _is_array(path):
-        return ZarrArray(path, fill)
-    return {name: _tree(member, fill) for name, member in _members(path).items()}
+    if place.is_array(path):
+        return place.array(path)
+    return {name: _tree(place, member) for name, member in place.members(path).items()}
 
 
-def _members(path: Path) -> dict[str, Path]:
-    """The arrays and groups that lie in a group, by name."""
-    return {child.name: child for child in sorted(path.iterdir()) if child.is_dir() and is_zarr(child)}
-
-
-def _is_array(path: Path) -> bool:
-    if not (path / "zarr.json").is_file():
-        return (path / ".zarray").is_file()
-    kind = read_metadata(path / "zarr.json").get("node_type")
+def says_array(metadata: dict[str, Any], path: object) -> bool:
+    """Whether the metadata of version 3 are those of an array; else those of a group."""
+    kind = metadata.get("node_type")
     if kind not in ("array", "group"):
-        raise ValueError(f"{path / 'zarr.json'}: node_type must be array or group, got {kind!r}; write it again")
+        raise ValueError(f"{path}: node_type must be array or group, got {kind!r}; write it again")
     return bool(kind == "array")

@@ -33,7 +33,7 @@ class ZarrArray:
     """
 
     def __init__(self, path: Path, fill: bool) -> None:
-        self._path = path
+        self._path: object = path
         is_v3 = (path / "zarr.json").is_file()
         self.metadata = path / ("zarr.json" if is_v3 else ".zarray")
         self.version = FileVersion.of(self.metadata)  # before it is read, so that no later change is missed
@@ -48,19 +48,27 @@ class ZarrArray:
             self._store = tensorstore.open(spec, open=True, read=True).result()
         except ValueError as error:
             raise ValueError(f"{path} cannot be read as a Zarr array: {error}; write it again") from error
+        self._check(self.metadata.name)
+
+    def _check(self, metadata: str) -> None:
+        """Note what the metadata say of the rows of `_store`, which lie at `_path`.
+
+        Raises:
+          ValueError, TypeError: they do not describe rows of numbers.
+        """
         if self._store.rank == 0:
-            raise ValueError(f"{path}: an array needs a first axis that counts rows, got a scalar")
+            raise ValueError(f"{self._path}: an array needs a first axis that counts rows, got a scalar")
         if not is_numeric(self._store.dtype.numpy_dtype):
             raise TypeError(
-                f"{path}: an accelerator holds numbers and booleans, got dtype {self._store.dtype.name}; encode "
-                "it as numbers first"
+                f"{self._path}: an accelerator holds numbers and booleans, got dtype {self._store.dtype.name}; "
+                "encode it as numbers first"
             )
         self.shape = tuple(self._store.shape)
         self.dtype = np.dtype(self._store.dtype.numpy_dtype)
         self.height = max(1, self._store.chunk_layout.read_chunk.shape[0])
-        self._check_memory()
+        self._check_memory(metadata)
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, metadata: str) -> None:
         """Refuse sizes that TensorStore cannot allocate: it would abort the process, without an exception."""
         layout = self._store.chunk_layout
         chunk, shard = layout.read_chunk.shape, layout.write_chunk.shape  # equal without shards
@@ -76,7 +84,7 @@ class ZarrArray:
                 raise ValueError(
                     f"{self._path}: {what} must fit into memory, and takes {needed} bytes of the {has} there are "
                     f"(shape {self.shape}, chunks {tuple(chunk)}, {self.dtype}). Write it again in smaller chunks "
-                    f"if {self.metadata.name} is not damaged"
+                    f"if {metadata} is not damaged"
                 )
 
     def chunks(self, group: int) -> Array:
@@ -98,24 +106,33 @@ class ZarrArray:
 
     def _read(self, rows: slice) -> Array:
         try:
-            found: Array = np.ascontiguousarray(_result(self._store[rows].read()))
+            found: Array = np.ascontiguousarray(result_in_python(self._store[rows].read()))
         except ValueError as error:
             self.version.check(self.metadata)  # a deleted or replaced folder explains the error better
             if "NOT_FOUND" not in str(error):
                 raise
-            raise ValueError(
-                f"every chunk must be there, and this read failed with {error}. Restore the chunk; or, if the "
-                f"writer left out chunks that hold only the fill value, pass "
-                f'missing_chunks="fill" to open_source (the metadata must have a fill value)'
-            ) from error
+            raise missing_error(f"this read failed with {error}") from error
         self.version.check(self.metadata)
         return found
 
 
+def missing_error(found: str) -> ValueError:
+    """The error for a chunk that is not there."""
+    return ValueError(
+        f"every chunk must be there, and {found}. Restore the chunk; or, if the writer left out chunks that hold "
+        'only the fill value, pass missing_chunks="fill" to open_source (the metadata must have a fill value)'
+    )
+
+
 def read_metadata(path: Path) -> dict[str, Any]:
     """The JSON object in a metadata file. ValueError if there is none."""
+    return parsed_metadata(path.read_bytes(), path)
+
+
+def parsed_metadata(data: bytes, path: object) -> dict[str, Any]:
+    """As `read_metadata`, of the bytes of the file."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(data)
         if not isinstance(found, dict):
             raise ValueError(f"it must be a JSON object, and is a {type(found).__name__}")
     except (ValueError, RecursionError) as error:
@@ -123,7 +140,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return found
 
 
-def _result(future: Any) -> Any:
+def result_in_python(future: Any) -> Any:
     """The result of a TensorStore future, waited for in Python.
 
     A wait inside TensorStore would abort the process if the interpreter ends meanwhile ("terminate called without

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +18,65 @@ import numpy.typing as npt
 from feedline.sources.encoded.open_files import pread
 from feedline.sources.hdf5.datasets import CHECKSUM_BYTES, DEFLATE, FLETCHER32, SHUFFLE, Dataset
 from feedline.sources.hdf5.files import Leaf
+from feedline.stores.remote_object import RemoteObject
 
 Array = npt.NDArray[Any]
+Read = Callable[[int, int], bytes]
+"""(offset, size) → bytes, fewer where the file ends."""
 
 
-def read_rows(path: Path, leaf: Leaf, start: int, stop: int) -> Array:
+def read_rows(path: Path | RemoteObject, leaf: Leaf, start: int, stop: int) -> Array:
     """Rows `start` to `stop` of a leaf, contiguous in memory.
 
     Raises:
       OSError, ValueError: they cannot be read, or are damaged.
+      FeedError: they cannot be fetched.
     """
+    if not isinstance(path, Path):
+        path.fetch_parts(extents_of(leaf.dataset, start, stop))
+        return leaf.field.of(_elements(path.read, leaf.dataset, start, stop))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return leaf.field.of(_elements(descriptor, leaf.dataset, start, stop))
+        return leaf.field.of(
+            _elements(lambda offset, size: pread(descriptor, size, offset), leaf.dataset, start, stop)
+        )
     finally:
         os.close(descriptor)
 
 
-def _elements(descriptor: int, dataset: Dataset, start: int, stop: int) -> Array:
+def extents_of(dataset: Dataset, start: int, stop: int) -> list[tuple[int, int]]:
+    """Where the bytes of rows `start` to `stop` lie: offset and size of each part."""
+    if is_one_piece(dataset):
+        return [(int(dataset.places[0, 0]) + start * dataset.row_bytes, (stop - start) * dataset.row_bytes)]
+    return [(offset, size) for offset, size, _ in dataset.places[_chunks_of(dataset, start, stop)].tolist()]
+
+
+def is_one_piece(dataset: Dataset) -> bool:
+    """Whether all rows follow each other in the file as they are."""
+    return dataset.has_plain_rows and len(dataset.numbers) > 0 and dataset.chunk[0] >= dataset.shape[0]
+
+
+def _chunks_of(dataset: Dataset, start: int, stop: int) -> slice:
+    """Of the chunks that exist, those which hold some of these rows."""
+    per_row, height = math.prod(dataset.grid[1:]), dataset.chunk[0]
+    bounds = np.array([start // height * per_row, -(-stop // height) * per_row])
+    return slice(*np.searchsorted(dataset.numbers, bounds).tolist())
+
+
+def _elements(read: Read, dataset: Dataset, start: int, stop: int) -> Array:
     """uint8[k, *row shape, bytes of an element]."""
     shape = (stop - start, *dataset.shape[1:])
-    if dataset.has_plain_rows and len(dataset.numbers) and dataset.chunk[0] >= dataset.shape[0]:
-        wanted = (stop - start) * dataset.row_bytes
-        data = _read(descriptor, wanted, int(dataset.places[0, 0]) + start * dataset.row_bytes)
-        return np.frombuffer(data, np.uint8).reshape(*shape, dataset.item_bytes)
+    if is_one_piece(dataset):
+        ((offset, wanted),) = extents_of(dataset, start, stop)
+        return np.frombuffer(_read(read, offset, wanted), np.uint8).reshape(*shape, dataset.item_bytes)
     element = np.dtype(f"V{dataset.item_bytes}")
     out = np.full(shape, np.frombuffer(dataset.fill, element)[0])
-    per_row = math.prod(dataset.grid[1:])
-    height = dataset.chunk[0]
-    bounds = np.array([start // height * per_row, -(-stop // height) * per_row])
-    for i in range(*np.searchsorted(dataset.numbers, bounds)):
+    for i in range(len(dataset.numbers))[_chunks_of(dataset, start, stop)]:
         corner = np.unravel_index(int(dataset.numbers[i]), dataset.grid)
         first = [int(at) * length for at, length in zip(corner, dataset.chunk, strict=True)]
         first[0] -= start
         offset, size, mask = dataset.places[i].tolist()
-        chunk = _decoded(_read(descriptor, size, offset), dataset, mask)
+        chunk = _decoded(_read(read, offset, size), dataset, mask)
         place = tuple(
             slice(at, min(at + length, end)) for at, length, end in zip(first, dataset.chunk, shape, strict=True)
         )
@@ -60,8 +85,8 @@ def _elements(descriptor: int, dataset: Dataset, start: int, stop: int) -> Array
     return out.reshape(-1).view(np.uint8).reshape(*shape, dataset.item_bytes)
 
 
-def _read(descriptor: int, size: int, offset: int) -> bytes:
-    data = pread(descriptor, size, offset)
+def _read(read: Read, offset: int, size: int) -> bytes:
+    data = read(offset, size)
     if len(data) != size:
         raise ValueError(f"a chunk must have {size} bytes, and {len(data)} are left in the file")
     return data

@@ -12,27 +12,31 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.rows import digests
 from feedline.rows.shards import EvenLengths
 from feedline.sources.formats.grouped_file import Group, GroupedFile, memory_bytes
 from feedline.sources.formats.mapped_file import MappedFile
 from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.formats.opening import opening
-from feedline.sources.hdf5.chunks import read_rows
+from feedline.sources.formats.opening import digest_of, opening
+from feedline.sources.hdf5.chunks import extents_of, read_rows
 from feedline.sources.hdf5.files import Leaf, read_file
+from feedline.stores.remote_object import RemoteObject
 
 Array = npt.NDArray[Any]
 _GROUP_BYTES = 1 << 16  # of a contiguous dataset, which has no groups of its own
 
 
-def mapped(path: Path, options: OpenOptions) -> list[Any]:
+def mapped(path: Path | RemoteObject, options: OpenOptions) -> list[Any]:
     """The rows of a file that `is_mapped`, as trees of views of the mapped file, one after the other.
 
     Raises:
       FileNotFoundError, ValueError: it cannot be read as rows.
     """
-    with opening(path) as file:
-        whole = MappedFile(file).bytes
+    whole: Any
+    if isinstance(path, Path):
+        with opening(path) as file:
+            whole = MappedFile(file).bytes
+    else:
+        whole = path.memory
     found = read_file(path, options)
     parts = [_parts(leaf, whole, path) for leaf in found.flat]
     cuts = sorted({0, found.rows} | {first for leaf in parts for first, _ in leaf})
@@ -47,7 +51,7 @@ def mapped(path: Path, options: OpenOptions) -> list[Any]:
     return trees
 
 
-def _parts(leaf: Leaf, whole: Any, path: Path) -> list[tuple[int, Array]]:
+def _parts(leaf: Leaf, whole: Any, path: Path | RemoteObject) -> list[tuple[int, Array]]:
     """The rows of a leaf: first rows, and arrays that follow each other."""
     dataset, (rows, height) = leaf.dataset, (leaf.dataset.shape[0], leaf.dataset.chunk[0])
     if not dataset.has_plain_rows:
@@ -70,7 +74,7 @@ def _parts(leaf: Leaf, whole: Any, path: Path) -> list[tuple[int, Array]]:
     return found
 
 
-def _in_memory(leaf: Leaf, rows: int, path: Path) -> Array:
+def _in_memory(leaf: Leaf, rows: int, path: Path | RemoteObject) -> Array:
     try:
         return read_rows(path, leaf, 0, rows)
     except (ValueError, zlib.error) as error:
@@ -89,7 +93,7 @@ def _strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) * item_bytes for axis in range(len(shape)))
 
 
-def _filled(leaf: Leaf, rows: int, path: Path) -> Array:
+def _filled(leaf: Leaf, rows: int, path: Path | RemoteObject) -> Array:
     """Rows that were never written. All of them are the same memory."""
     dataset = leaf.dataset
     _check_memory(dataset.row_bytes, leaf, path)
@@ -98,7 +102,7 @@ def _filled(leaf: Leaf, rows: int, path: Path) -> Array:
     return np.broadcast_to(row[0, ...], (rows, *row.shape[1:]))
 
 
-def grouped(path: Path, options: OpenOptions) -> GroupedFile:
+def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
     """The rows of any file, in groups of a chunk. Values of bytes and text are leaves of uint8, as stored.
 
     Raises:
@@ -110,27 +114,34 @@ def grouped(path: Path, options: OpenOptions) -> GroupedFile:
     for leaf, height in zip(leaves, heights, strict=True):
         _check_memory(min(height, file.rows) * leaf.dataset.row_bytes, leaf, path)
 
-    def read(leaf: int, group: int) -> Group:
+    def rows(leaf: int, group: int) -> tuple[int, int]:
         start = group * heights[leaf]
-        return Group(read_rows(path, leaves[leaf], start, min(start + heights[leaf], file.rows)))
+        return start, min(start + heights[leaf], file.rows)
+
+    def read(leaf: int, group: int) -> Group:
+        return Group(read_rows(path, leaves[leaf], *rows(leaf, group)))
+
+    def extents(leaf: int, group: int) -> list[tuple[int, int]]:
+        return extents_of(leaves[leaf].dataset, *rows(leaf, group))
 
     return GroupedFile(
         jax.tree.map(lambda leaf: leaf.spec, file.leaves, is_leaf=lambda node: isinstance(node, Leaf)),
         [EvenLengths(file.rows, height) for height in heights],
         read,
-        lambda _: digests.of_file(path),
+        lambda _: digest_of(path),
+        extents,
     )
 
 
 def _height(leaf: Leaf) -> int:
     """The rows of a group."""
     dataset = leaf.dataset
-    if dataset.has_plain_rows and dataset.chunk[0] >= dataset.shape[0]:
+    if dataset.has_plain_rows and dataset.chunk[0] >= dataset.shape[0]:  # also one that was never written
         return max(1, _GROUP_BYTES // max(1, dataset.row_bytes))
     return dataset.chunk[0]
 
 
-def _check_memory(needed: int, leaf: Leaf, path: Path) -> None:
+def _check_memory(needed: int, leaf: Leaf, path: Path | RemoteObject) -> None:
     has = memory_bytes()
     if needed > has:
         raise ValueError(

@@ -14,6 +14,8 @@ from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import opening
 from feedline.sources.hdf5.datasets import Dataset, dataset_of
 from feedline.sources.hdf5.elements import REFERENCE, Field, RefusedError, fields_of
+from feedline.stores.remote_file import RemoteFile
+from feedline.stores.remote_object import RemoteObject
 
 SUFFIXES = (".h5", ".hdf5")
 _MOST_IN_MEMORY_BYTES = 1 << 26
@@ -67,24 +69,29 @@ class File(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: Path | RemoteObject) -> Iterator[Any]:
     """The `h5py.File`, for the length of a `with` block.
 
     Raises:
       FileNotFoundError, OSError: there is none, or the disk failed.
       ValueError: a folder, another format, damaged, or being written; also for errors of h5py inside the block.
+      FeedError: the store failed.
     """
     h5py = extras.require("h5py", "hdf5")
-    with opening(path):
-        pass  # h5py's errors do not say what to do
+    remote = None if isinstance(path, Path) else RemoteFile(path, exact=False)
+    if isinstance(path, Path):
+        with opening(path):
+            pass  # h5py's errors do not say what to do
     try:
-        with h5py.File(str(path), "r", locking="best-effort") as file:
+        with h5py.File(remote or str(path), "r", locking=None if remote else "best-effort") as file:
             if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
                 raise ValueError("it is already open for writing in this process")
             yield file
     except RefusedError:
         raise
     except Exception as error:  # of many types, for damaged files
+        if remote is not None and remote.error is not None:
+            raise remote.error from None
         message = f"{path} cannot be read as an HDF5 file: {str(error) or type(error).__name__}. "
         if "unable to lock" in message or "already open for" in message:
             raise ValueError(
@@ -94,8 +101,8 @@ def opened(path: Path) -> Iterator[Any]:
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
 
 
-def read_file(path: Path, options: OpenOptions) -> File:
-    """The chosen leaves of a file.
+def read_file(path: Path | RemoteObject, options: OpenOptions) -> File:
+    """The chosen leaves of a file. Of an object, the blocks that hold metadata are fetched one after the other.
 
     Raises:
       FileNotFoundError, ValueError: it cannot be read as rows.
@@ -103,11 +110,12 @@ def read_file(path: Path, options: OpenOptions) -> File:
     refused: dict[str, str] = {}
     tree: dict[str, Any] = {}
     with opened(path) as file:
+        size = path.stat().st_size if isinstance(path, Path) else path.size
         paths = [name for name in options.columns or () if "/" in name and name in file]
         for name in options.chosen([*file, *paths], str(path)) if len(file) else []:
             parts = tuple(part for part in name.split("/") if part)
             try:
-                found = list(_leaves(file, parts, path.stat().st_size, ()))
+                found = list(_leaves(file, parts, size, ()))
             except RefusedError as error:
                 refused[name] = str(error)
                 continue
@@ -167,7 +175,7 @@ def _check_bytes(dataset: Dataset, field: Field) -> None:
         raise RefusedError("addresses must have 8 bytes, and have others; write it again with h5py")
 
 
-def _check_lengths(file: File, refused: dict[str, str], path: Path) -> None:
+def _check_lengths(file: File, refused: dict[str, str], path: Path | RemoteObject) -> None:
     """Refuse leaves that are no rows of one table; the error says which would be."""
     by_name: dict[str, set[int]] = {
         name: {leaf.dataset.shape[0] for leaf in jax.tree.leaves(node, is_leaf=lambda n: isinstance(n, Leaf))}

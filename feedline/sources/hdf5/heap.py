@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline.sources.encoded.open_files import OpenFile
 from feedline.sources.hdf5.elements import REFERENCE
 
 _HEADER = struct.Struct("<4sB3xQ")
@@ -22,8 +21,24 @@ _COLLECTION_BYTES = 1 << 12
 """The size of a collection of small values; one with a larger value has hardly any other."""
 
 
+class Parts(Protocol):
+    """A file that is open for reading."""
+
+    def read(self, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[bytes]:
+        """The bytes at each offset, fewer where the file ends."""
+
+
+def places_of(base: int, stored: npt.NDArray[np.uint8], item_bytes: int) -> list[tuple[int, int]]:
+    """Offset and about the length of the collections that hold the values of some rows, as `read_values`."""
+    references = np.ascontiguousarray(stored).view(REFERENCE).reshape(-1)
+    references = references[references["length"] > 0]
+    at, length = base + references["address"].astype(np.int64), references["length"].astype(np.int64)
+    sizes = np.maximum(_COLLECTION_BYTES, _HEADER.size + _OBJECT.size + item_bytes * length)
+    return list(zip(at.tolist(), sizes.tolist(), strict=True))
+
+
 def read_values(
-    file: OpenFile, size_bytes: int, base: int, stored: npt.NDArray[np.uint8], item_bytes: int
+    file: Parts, size_bytes: int, base: int, stored: npt.NDArray[np.uint8], item_bytes: int
 ) -> list[bytes]:
     """The values of some rows.
 
@@ -64,7 +79,7 @@ def read_values(
 
 
 def _values(
-    file: OpenFile, address: int, block: bytes, wanted: dict[int, Any], size_bytes: int
+    file: Parts, address: int, block: bytes, wanted: dict[int, Any], size_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
     """The wanted objects of the collection at `address`, of which `block` has the first bytes.
 
@@ -94,7 +109,7 @@ def _values(
         raise ValueError(f"the collection at byte {address} has no value {min(missing)}")
 
 
-def _whole(file: OpenFile, address: int, size: int) -> bytes:
+def _whole(file: Parts, address: int, size: int) -> bytes:
     (block,) = file.read(np.array([address]), np.array([size]))
     if len(block) != size:
         raise ValueError("a collection of values is truncated")

@@ -12,12 +12,13 @@ import numpy as np
 from feedline.errors import FeedError, RowError
 from feedline.rows.shards import Indices, Shards
 from feedline.sources.encoded.encoded_rows import EncodedRows
-from feedline.sources.encoded.open_files import OpenFiles, unreadable
+from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline.sources.encoded.records import Record
-from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.encoded.remote_shards import FetchedParts
+from feedline.sources.formats.file_version import FileVersion, VersionedFiles, Versions
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.hdf5.files import Leaf, read_file
-from feedline.sources.hdf5.heap import read_values
+from feedline.sources.hdf5.heap import places_of, read_values
 
 
 class Stored(Protocol):
@@ -27,6 +28,9 @@ class Stored(Protocol):
     def spec(self) -> Any: ...
     @property
     def identity(self) -> dict[str, Any]: ...
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None: ...
+    def are_here(self, rows: Indices) -> bool: ...
     def read(self, rows: Indices, out: Any) -> None: ...
     def close(self) -> None: ...
 
@@ -55,16 +59,16 @@ class Hdf5Records(EncodedRows):
         open_stored: Callable[[Sequence[str], OpenOptions], Stored],
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Sequence[FileVersion] | None = None,
+        versions: Versions | None = None,
     ) -> None:
         self._open_stored, self._paths, self._options = open_stored, paths, options
-        self._versions = [FileVersion.of(path) for path in paths] if versions is None else versions
+        self._versioned = VersionedFiles(paths, options.store, versions)
         try:
-            files = [read_file(Path(path), options) for path in paths]
+            files = [read_file(self._versioned[number], options) for number in range(len(paths))]
             self._stored = open_stored(paths, options)
         finally:  # also if it cannot be opened: a change explains that better
-            for path, version in zip(paths, self._versions, strict=True):
-                version.check(path)
+            for number in range(len(paths)):
+                self._versioned.check(number)
         names = jax.tree_util.tree_leaves_with_path(files[0].leaves, is_leaf=lambda node: isinstance(node, Leaf))
         self._kinds = {
             jax.tree_util.keystr(at, simple=True, separator="/"): leaf.field.bytes for at, leaf in names
@@ -96,7 +100,7 @@ class Hdf5Records(EncodedRows):
           RowError: a value cannot be read.
           FeedError: a file was changed.
         """
-        out = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), self._stored.spec)
+        out = self._empty(len(rows))
         self._rows.check(rows)
         self._stored.read(rows, out)
         columns: list[list[Any]] = []
@@ -111,6 +115,38 @@ class Hdf5Records(EncodedRows):
             return columns[0]
         return [dict(zip(self.fields, row, strict=True)) for row in zip(*columns, strict=True)]
 
+    @property
+    def will_read(self) -> Callable[[Indices, int], bool] | None:
+        """As of a `ToldSource`, for objects in a store; None for files."""
+        return self._fetch_ahead if self._versioned.in_store else None
+
+    def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
+        """References first; their values once the references are there."""
+        assert self._stored.will_read is not None
+        if not self._stored.will_read(rows, ahead):
+            return False
+        kinds = list(self._kinds.values())
+        if not any(kind is not None and kind.stored == "heap" for kind in kinds):
+            return True
+        if not self._stored.are_here(rows):
+            return False
+        out = self._empty(len(rows))
+        try:
+            self._stored.read(rows, out)
+        except RowError:
+            return True  # whoever reads these rows gets the error
+        places: list[tuple[int, tuple[int, int]]] = []
+        for number, _, offsets in self._rows.split(rows):
+            for kind, stored in zip(kinds, jax.tree.leaves(out), strict=True):
+                if kind is not None and kind.stored == "heap":
+                    found = places_of(self._bases[number], stored[offsets], kind.dtype.itemsize)
+                    places += [(number, place) for place in found]
+        return self._versioned.fetch_ahead(places, ahead)
+
+    def _empty(self, count: int) -> Any:
+        """Arrays for some rows as they are stored."""
+        return jax.tree.map(lambda leaf: np.empty((count, *leaf.shape), leaf.dtype), self._stored.spec)
+
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
         return self._paths[int(self._rows.of(np.array([row]))[0])]
@@ -119,6 +155,7 @@ class Hdf5Records(EncodedRows):
         """Close the files and drop the cached groups. A later `records` opens them again."""
         self._open.close()
         self._stored.close()
+        self._versioned.close()
 
     def _values(self, rows: Indices, stored: Any, item_bytes: int) -> list[bytes]:
         """The values of variable length, of which `stored` has the references."""
@@ -132,10 +169,11 @@ class Hdf5Records(EncodedRows):
 
     def _values_of(self, number: int, local: Indices, stored: Any, item_bytes: int) -> list[bytes]:
         """As `_values`, of one file."""
-        path, version = self._paths[number], self._versions[number]
+        path, version = self._paths[number], self._versioned.versions[number]
+        assert version is not None
         first = int(self._rows.firsts[number] + local[0])
         try:
-            file = self._open.get(path, version)
+            file = self._opened(number)
             try:
                 return read_values(file, version.size_bytes, self._bases[number], stored, item_bytes)
             finally:
@@ -158,6 +196,13 @@ class Hdf5Records(EncodedRows):
                 file=path,
             ) from error
 
+    def _opened(self, number: int) -> OpenFile | FetchedParts:
+        file, version = self._versioned[number], self._versioned.versions[number]
+        if isinstance(file, Path):
+            assert isinstance(version, FileVersion)
+            return self._open.get(self._paths[number], version)
+        return FetchedParts(file)
+
     def _described(self) -> list[tuple[str, str]]:
         shown = dict.fromkeys(self._kinds, "bytes")
         for (name, kind), leaf in zip(self._kinds.items(), jax.tree.leaves(self._stored.spec), strict=True):
@@ -168,4 +213,4 @@ class Hdf5Records(EncodedRows):
         return [("row" if self.fields is None else name, kind) for name, kind in shown.items()]
 
     def __reduce__(self) -> Any:
-        return Hdf5Records, (self._open_stored, self._paths, self._options, self._versions)
+        return Hdf5Records, (self._open_stored, self._paths, self._options, self._versioned.versions)

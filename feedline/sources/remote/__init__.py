@@ -1,1 +1,1 @@
-"""Rows of arrays and of Arrow files in stores."""
+"""Rows of arrays, Arrow files, Zarr folders and folders of files in stores."""

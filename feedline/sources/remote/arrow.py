@@ -1,4 +1,4 @@
-"""Arrow files in stores: the metadata of all record batches are fetched at once, their data when they are read."""
+"""Arrow files and streams in stores: all metadata are fetched at once, record batches when they are read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
 from feedline.sources.formats.grouped_file import Group, GroupedFile
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import digest_of, readable
+from feedline.sources.remote import arrow_stream
+from feedline.sources.remote.flatbuffer import Table
 from feedline.stores.remote_object import RemoteObject
 
 _MARK = b"ARROW1"
@@ -27,36 +29,11 @@ _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), (
 _FOOTER_BATCHES, _MESSAGE_HEADER, _BATCH_ROWS, _BATCH_COMPRESSION = 3, 2, 0, 3  # fields of the tables of Arrow
 
 
-class _Table:
-    """A table of a FlatBuffer: https://flatbuffers.dev/internals. Damage is a struct.error or an IndexError."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self.data, self.at = data, at
-        self._fields = at - struct.unpack_from("<i", data, at)[0]
-
-    @classmethod
-    def root(cls, data: bytes) -> _Table:
-        return cls(data, struct.unpack_from("<I", data, 0)[0])
-
-    def field(self, number: int) -> int | None:
-        """Where a field lies; None if it has its default value."""
-        if self._fields < 0 or 4 + 2 * number >= struct.unpack_from("<H", self.data, self._fields)[0]:
-            return None
-        offset = struct.unpack_from("<H", self.data, self._fields + 4 + 2 * number)[0]
-        return self.at + offset if offset else None
-
-    def target(self, number: int) -> int:
-        """Where lies what a field refers to."""
-        at = self.field(number)
-        if at is None:
-            raise ValueError("its metadata lack a part")
-        return at + int(struct.unpack_from("<I", self.data, at)[0])
-
-
 class ArrowObject:
     """The metadata of an Arrow file in a store.
 
     Attributes:
+      is_stream: whether it is a stream, and no file.
       blocks: offset, size of the metadata and size of the body of each record batch.
       lengths: rows of each record batch.
       compressed: whether any record batch is.
@@ -73,8 +50,12 @@ class ArrowObject:
     def _read(self, item: RemoteObject) -> None:
         tail_at = max(0, item.size - _TAIL_BYTES)
         begin, tail = item.samples([(0, len(_MARK) + 2), (tail_at, _TAIL_BYTES)])
+        self.is_stream = begin.startswith(arrow_stream.MARK)
+        if self.is_stream:
+            self._read_stream(item)
+            return
         if not begin.startswith(_MARK):
-            raise ValueError("it does not begin as an Arrow file; a stream has no index of its record batches")
+            raise ValueError("it does not begin as an Arrow file")
         size, mark = _TAIL.unpack(tail[-_TAIL.size :])
         at = item.size - _TAIL.size - size
         if mark != _MARK or size < 0 or at < len(begin):
@@ -83,19 +64,34 @@ class ArrowObject:
         self.blocks = _blocks(footer, item.size)
         spots = [(int(block["offset"]), int(block["metadata"])) for block in self.blocks]
         messages = item.samples(spots)
+        self._note(messages)
+        self._draw(item, [(0, begin), (at, footer), *zip([start for start, _ in spots], messages, strict=True)])
+
+    def _read_stream(self, item: RemoteObject) -> None:
+        found = arrow_stream.messages_of(item)
+        self.blocks = np.array([(at, len(data), 0, body) for at, data, body in found[1:]], _BLOCK)
+        self._note([data for _, data, _ in found[1:]])
+        if self.compressed:
+            raise ValueError("it is a compressed stream, which has no index of its record batches")
+        end = (item.size - len(arrow_stream.END), arrow_stream.END)
+        self._draw(item, [*((at, data) for at, data, _ in found), end])
+
+    def _note(self, messages: Sequence[bytes]) -> None:
         batches = [_batch(message) for message in messages]
         self.lengths = [_rows(batch) for batch in batches]
         self.compressed = any(batch.field(_BATCH_COMPRESSION) is not None for batch in batches)
+
+    def _draw(self, item: RemoteObject, parts: Sequence[tuple[int, bytes]]) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         memory = mmap.mmap(-1, item.size, flags=flags)  # only pages that are written take memory
         self.outline = np.frombuffer(memory, np.uint8)
-        for (start, _), data in zip([(0, 0), (at, 0), *spots], [begin, footer, *messages], strict=True):
+        for start, data in parts:
             self.outline[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
 
 def _blocks(footer: bytes, size: int) -> npt.NDArray[Any]:
     """The record batches of a file of that size, by its footer."""
-    at = _Table.root(footer).target(_FOOTER_BATCHES)
+    at = Table.root(footer).target(_FOOTER_BATCHES)
     (count,) = struct.unpack_from("<I", footer, at)
     if count * _BLOCK.itemsize > len(footer) - at - 4:
         raise ValueError(f"its footer promises {count} record batches, and is too short for them")
@@ -106,13 +102,13 @@ def _blocks(footer: bytes, size: int) -> npt.NDArray[Any]:
     return blocks
 
 
-def _batch(message: bytes) -> _Table:
+def _batch(message: bytes) -> Table:
     start = 8 if message[:4] == b"\xff\xff\xff\xff" else 4  # the mark of a continuation, and the size
-    found = _Table.root(message[start:])
-    return _Table(found.data, found.target(_MESSAGE_HEADER))
+    found = Table.root(message[start:])
+    return Table(found.data, found.target(_MESSAGE_HEADER))
 
 
-def _rows(batch: _Table) -> int:
+def _rows(batch: Table) -> int:
     at = batch.field(_BATCH_ROWS)
     return 0 if at is None else int(struct.unpack_from("<q", batch.data, at)[0])
 
@@ -170,11 +166,16 @@ def _reader(item: RemoteObject, schema: Any, names: Sequence[str]) -> Any:
     return ipc.open_file(readable(item), options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
 
 
-def _columns(item: RemoteObject, schema: Any, names: Sequence[str], group: int, extent: tuple[int, int]) -> Any:
+def _columns(
+    item: RemoteObject, schema: Any, names: Sequence[str], group: int, extent: tuple[int, int], is_stream: bool
+) -> Any:
     """A record batch with some of its columns. Its blocks are fetched together."""
-    blocks = item.blocks_of(*extent) - item.first_block
-    item.fetch(blocks.tolist())
-    batch = _reader(item, schema, names).get_batch(group)
+    item.fetch_parts([extent])
+    if is_stream:
+        ipc, pyarrow = extras.require("pyarrow.ipc", "arrow"), extras.require("pyarrow", "arrow")
+        batch = ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(item.read(*extent))), schema)
+    else:
+        batch = _reader(item, schema, names).get_batch(group)
     batch.validate()  # invalid lengths would make pyarrow abort the process
     return batch
 
@@ -191,10 +192,12 @@ def grouped(item: RemoteObject, options: OpenOptions) -> GroupedFile:
         return int(block["offset"]), int(block["metadata"]) + int(block["body"])
 
     def read(leaf: int, group: int) -> Group:
-        batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group))
-        return rows_of(batch.column(0), f"column {names[leaf]!r}")
+        batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group), found.is_stream)
+        return rows_of(batch.column(names[leaf]), f"column {names[leaf]!r}")
 
-    return GroupedFile(spec, [found.lengths] * len(names), read, lambda _: digest_of(item), extent)
+    return GroupedFile(
+        spec, [found.lengths] * len(names), read, lambda _: digest_of(item), lambda *at: [extent(*at)]
+    )
 
 
 def table(item: RemoteObject, options: OpenOptions) -> TableFile | None:
@@ -211,7 +214,7 @@ def table(item: RemoteObject, options: OpenOptions) -> TableFile | None:
         return [(int(block["offset"]), int(block["metadata"]) + int(block["body"]))]
 
     def read(group: int) -> Columns:
-        batch = _columns(item, schema, names, group, *extents(group))
+        batch = _columns(item, schema, names, group, extents(group)[0], found.is_stream)
         return Columns({name: column_of(batch.column(name), f"column {name!r}") for name in names})
 
     return TableFile(kinds_of(schema, names, item), found.lengths, read, extents=extents)

@@ -1,0 +1,138 @@
+"""Any number of objects, of which each is read whole or in parts: of one, nothing is held but its version."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from feedline.stores.cache import BlockCache, name_of
+from feedline.stores.client import Version
+from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.options import Store
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, version_of
+from feedline.stores.residency import AHEAD, result_of
+from feedline.stores.urls import Url
+
+
+class Part(NamedTuple):
+    """Bytes `start` to `stop` of an object."""
+
+    url: Url
+    version: Version
+    start: int
+    stop: int
+
+
+def whole(url: Url, version: Version) -> Part:
+    """All bytes of an object."""
+    return Part(url, version, 0, version.size_bytes)
+
+
+class ManyObjects:
+    """Parts of objects, which become files of the cache as they are, up to 4 MiB each. Thread-safe.
+
+    Args:
+      options: cache and patience.
+    """
+
+    def __init__(self, options: Store) -> None:
+        self._cache = BlockCache(options.folder, options.cache_bytes)
+        self._patience_s = options.patience_s
+        self._lock = threading.Lock()
+        self._pending: dict[str, concurrent.futures.Future[None]] = {}
+        """What is being fetched ahead, by the names of files. Guarded by _lock."""
+
+    def versions(self, urls: Sequence[Url]) -> list[Version | None]:
+        """The present versions of objects, all asked at once; None: the store says that there is no such object.
+
+        Raises:
+          FeedError: the store cannot be read.
+        """
+        started = [fetcher().run(version_of(url, self._patience_s)) for url in urls]
+        found: list[Version | None] = []
+        for future in started:
+            try:
+                found.append(future.result())
+            except FileNotFoundError:
+                found.append(None)
+        return found
+
+    def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """The bytes of each part, fetched all at once where the cache does not have them.
+
+        Raises:
+          FeedError: an object was changed or deleted, or cannot be fetched.
+        """
+        pieces = [list(_pieces(part)) for part in parts]
+        found: dict[Part, Any] = {piece: self._start(piece) for of_part in pieces for piece in of_part}
+        if any(not isinstance(data, bytes) for data in found.values()):
+            began = time.monotonic()
+            try:
+                found = {piece: self._result(piece, data) for piece, data in found.items()}
+            finally:
+                fetcher().counts.wait_s += time.monotonic() - began
+        return [
+            found[of_part[0]] if len(of_part) == 1 else b"".join(found[piece] for piece in of_part)
+            for of_part in pieces
+        ]
+
+    def fetch_ahead(self, parts: Sequence[Part], ahead: int) -> bool:
+        """Start to fetch parts that are read `ahead` batches later. Returns False if that is too early."""
+        if (ahead + 1) * sum(part.stop - part.start for part in parts) > self._cache.limit_bytes * AHEAD:
+            return False
+        if len(self._pending) >= 2 * AT_ONCE:
+            return False
+        for piece in (piece for part in parts for piece in _pieces(part)):
+            name = _name(piece)
+            with self._lock:
+                if name in self._pending or self._cache.touch(name):
+                    continue
+                future = fetcher().run(self._kept(piece))
+                self._pending[name] = future
+            future.add_done_callback(functools.partial(self._done, name))
+        return True
+
+    def close(self) -> None:
+        """Give up what is being fetched."""
+        with self._lock:
+            futures = list(self._pending.values())
+        for future in futures:
+            future.cancel()
+
+    def _start(self, piece: Part) -> Any:
+        """The bytes of a piece if the cache has them; else a request."""
+        name = _name(piece)
+        pending = self._pending.get(name)
+        if pending is None and (data := bytes_in(self._cache, name, piece.stop - piece.start)) is not None:
+            return data
+        return pending or fetcher().run(self._cached(piece))
+
+    def _result(self, piece: Part, found: Any) -> bytes:
+        while not isinstance(found, bytes):
+            data = result_of(found, piece.url)
+            found = self._start(piece) if data is None else data  # what was fetched ahead is in the cache
+        return found
+
+    async def _cached(self, piece: Part) -> bytes:
+        return await cached(self._cache, *piece, self._patience_s)
+
+    async def _kept(self, piece: Part) -> None:
+        await self._cached(piece)
+
+    def _done(self, name: str, future: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            del self._pending[name]
+
+
+def _name(piece: Part) -> str:
+    return name_of(str(piece.url), piece.version.tag, piece.start, piece.stop)
+
+
+def _pieces(part: Part) -> Iterator[Part]:
+    """A part in pieces, none larger than a request."""
+    for start in range(part.start, max(part.stop, part.start + 1), REQUEST_BYTES):
+        yield part._replace(start=start, stop=min(start + REQUEST_BYTES, part.stop))

@@ -1,0 +1,150 @@
+"""Objects as whole files on local disk, for libraries that open files by path only."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+
+from feedline.errors import FeedError
+from feedline.stores.cache import BlockCache, name_of
+from feedline.stores.client import Version
+from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.options import Store
+from feedline.stores.requests import REQUEST_BYTES, fetched, version_of
+from feedline.stores.residency import result_of
+from feedline.stores.urls import Url
+
+_log = logging.getLogger("feedline")
+_LOOK_AGAIN_S = 0.1
+
+
+class WholeFiles:
+    """Objects as files of the cache, where they stay until `close`. They are fetched when this is built.
+
+    Several processes share them: one fetches an object, while the others wait for it.
+
+    Attributes:
+      paths: of the files, in the order of `urls`.
+      versions: of the objects.
+
+    Args:
+      urls: their addresses.
+      options: cache and patience.
+
+    Raises:
+      FileNotFoundError: there is no such object.
+      FeedError: the store cannot be read, or the cache is too small for all of them.
+    """
+
+    def __init__(self, urls: Sequence[str], options: Store) -> None:
+        cache = BlockCache(options.folder, options.cache_bytes)
+        parsed = [Url.parse(url) for url in urls]
+        self.versions: list[Version] = [
+            future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
+        ]
+        size = sum(version.size_bytes for version in dict(zip(urls, self.versions, strict=True)).values())
+        if size > cache.limit_bytes:
+            raise FeedError(
+                "files of this format are opened by path, so the cache must hold all of them, and they have "
+                f"{size} bytes where cache_bytes={cache.limit_bytes}; raise cache_bytes of feedline.Store, or "
+                "convert them to TFRecord, of which parts are read",
+                stage="read",
+                file=urls[0],
+            )
+        _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(urls), size)
+        slots = asyncio.Semaphore(AT_ONCE)
+        self._descriptors: list[int] = []
+        started = [
+            fetcher().run(_opened(cache, url, version, options.patience_s, slots))
+            for url, version in zip(parsed, self.versions, strict=True)
+        ]
+        try:
+            found = [result_of(future, url) for future, url in zip(started, parsed, strict=True)]
+        except BaseException:
+            for future in started:
+                future.cancel()
+                future.add_done_callback(_let_go)
+            raise
+        self.paths = [path for path, _ in found]
+        self._descriptors = [descriptor for _, descriptor in found]
+
+    def close(self) -> None:
+        """Let the files be evicted. One that is open stays readable."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptors"):
+            self.close()
+
+
+def _let_go(future: concurrent.futures.Future[tuple[str, int]]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        os.close(future.result()[1])
+
+
+async def _opened(
+    cache: BlockCache, url: Url, version: Version, patience_s: float, slots: asyncio.Semaphore
+) -> tuple[str, int]:
+    """The path of an object as a file, and the descriptor that keeps it there."""
+    name = name_of(str(url), version.tag, 0, version.size_bytes)
+    async with _alone(cache.path(name) + ".lock"):
+        if found := await asyncio.to_thread(cache.open_whole, name, version.size_bytes):
+            fetcher().counts.cached += 1
+            return found
+        descriptor, temporary = await asyncio.to_thread(cache.begin_whole, name, version.size_bytes)
+        try:
+            await _fetch(url, version, patience_s, slots, descriptor)
+            return await asyncio.to_thread(cache.finish_whole, name, descriptor, temporary), descriptor
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+async def _fetch(url: Url, version: Version, patience_s: float, slots: asyncio.Semaphore, descriptor: int) -> None:
+    """Write all bytes of an object to a file."""
+
+    async def part(start: int) -> None:
+        stop = min(start + REQUEST_BYTES, version.size_bytes)
+        async with slots:  # as much is in memory as is being fetched
+            data = await fetched(url, version, start, stop, patience_s)
+            await asyncio.to_thread(_write, descriptor, memoryview(data).cast("B"), start)
+
+    tasks = [asyncio.ensure_future(part(start)) for start in range(0, version.size_bytes, REQUEST_BYTES)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # none may write to a descriptor that is closed
+
+
+def _write(descriptor: int, data: memoryview, start: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, start)
+        data, start = data[count:], start + count
+
+
+@contextlib.asynccontextmanager
+async def _alone(path: str) -> AsyncIterator[None]:
+    """Within the `with` block, no other process has the lock. That of a killed process is gone."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # who waits for it looks into the cache first

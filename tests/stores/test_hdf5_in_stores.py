@@ -1,0 +1,135 @@
+"""HDF5 files in a store: the same rows and identities as of local files, by requests for ranges of bytes."""
+
+import io
+import pickle
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import feedline
+
+COUNT = 12_000
+X = np.random.default_rng(5).integers(0, 255, (COUNT, 16, 64), np.uint8)  # 12 MB
+JPEGS = [np.random.default_rng(i).bytes(i % 700) for i in range(3000)]
+
+
+def hdf5(**datasets):
+    file = io.BytesIO()
+    with h5py.File(file, "w") as opened:
+        for name, given in datasets.items():
+            opened.create_dataset(name, **given)
+    return file.getvalue()
+
+
+def with_values():
+    file = io.BytesIO()
+    with h5py.File(file, "w") as opened:
+        values = opened.create_dataset("jpeg", (3000,), h5py.vlen_dtype(np.uint8), chunks=(500,))
+        values[:] = np.array([np.frombuffer(jpeg, np.uint8) for jpeg in JPEGS], object)
+        opened["label"] = np.arange(3000)
+    return file.getvalue()
+
+
+LAYOUTS = {
+    "contiguous": {},
+    "chunks of whole rows": {"chunks": (500, 16, 64)},
+    "chunks of parts of rows": {"chunks": (500, 8, 32)},
+    "gzip": {"chunks": (500, 16, 32), "compression": "gzip", "shuffle": True},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_and_identity_are_those_of_the_local_file(layout, store, options, tmp_path):
+    data = hdf5(x={"data": X, **LAYOUTS[layout]}, y={"data": np.arange(COUNT)})
+    (tmp_path / "x.h5").write_bytes(data)
+    store.objects["/x.h5"] = data
+    local = feedline.open_source(tmp_path / "x.h5")
+    remote = feedline.open_source(f"{store.url}/x.h5", store=options)
+    assert (type(remote), len(remote), remote.identity) == (type(local), COUNT, local.identity)
+    rows = np.random.default_rng(6).integers(0, COUNT, 100)
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        assert source.will_read is None or source.will_read(rows, 0)
+        out = {"x": np.empty((100, 16, 64), np.uint8), "y": np.empty(100, np.int64)}
+        source.read(rows, out)
+        np.testing.assert_array_equal(out["x"], X[rows])
+        np.testing.assert_array_equal(out["y"], rows)
+
+
+def test_rows_that_were_never_written(store, options):
+    store.objects["/x.h5"] = hdf5(x={"shape": (9, 4), "dtype": "f4", "fillvalue": 2.5}, y={"data": np.arange(9)})
+    source = feedline.open_source(f"{store.url}/x.h5", store=options)
+    assert jax.tree.map(lambda leaf: leaf.tolist(), source[8]) == {"x": [2.5] * 4, "y": 8}
+
+
+def test_what_is_fetched(store, options):
+    """To open a file takes the blocks with metadata; chunks are fetched ahead, each block once."""
+    store.objects["/x.h5"] = hdf5(x={"data": X, **LAYOUTS["chunks of parts of rows"]})
+    source = feedline.open_source(f"{store.url}/x.h5", store=options)
+    assert sum(stop - start for start, stop in store.gets()) < 5 << 20
+    rows = np.array([0, COUNT - 1])
+    assert source.will_read(rows, 0)
+    source.read(rows, {"x": np.empty((2, 16, 64), np.uint8)})
+    blocks = [part for part in store.gets() if part[1] - part[0] > 1 << 20]
+    assert len(blocks) == len(set(blocks))
+
+
+def test_values_of_any_length(store, options, tmp_path):
+    (tmp_path / "x.h5").write_bytes(with_values())
+    store.objects["/x.h5"] = (tmp_path / "x.h5").read_bytes()
+    local = feedline.open_source(tmp_path / "x.h5")
+    remote = feedline.open_source(f"{store.url}/x.h5", store=options)
+    assert (len(remote), remote.fields, remote.identity) == (3000, local.fields, local.identity)
+    rows = np.random.default_rng(6).integers(0, 3000, 200)
+    for source in (remote, pickle.loads(pickle.dumps(remote))):
+        source.will_read(rows, 0)
+        records = source.records(rows)
+        assert source.will_read(rows, 0)  # the references are there, and so the values are fetched ahead
+        assert [record["jpeg"] for record in records] == [JPEGS[row] for row in rows]
+        assert [record["label"] for record in records] == rows.tolist()
+    assert local.will_read is None
+
+
+def test_changes_and_troubles_are_no_bad_rows(store, tmp_path):
+    store.objects["/x.h5"] = hdf5(x={"data": X, **LAYOUTS["chunks of parts of rows"]})
+    options = feedline.Store(cache=tmp_path, patience_s=0.2)
+    store.fault = lambda method, *request: 503 if method == "GET" else None
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2"):  # and not "damaged"
+        feedline.open_source(f"{store.url}/x.h5", store=options)
+    store.fault = lambda *request: None
+    source = feedline.open_source(f"{store.url}/x.h5", store=options)
+    store.fault = lambda *request: 503
+    with pytest.raises(feedline.FeedError, match=r"within patience_s=0\.2") as caught:
+        source[COUNT // 2]
+    assert not isinstance(caught.value, feedline.RowError)
+    store.fault = lambda *request: None
+    np.testing.assert_array_equal(source[COUNT // 2]["x"], X[COUNT // 2])
+    store.objects["/x.h5"] += b"x"
+    with pytest.raises(feedline.FeedError, match="must not change") as caught:
+        source[COUNT - 1]
+    assert not isinstance(caught.value, feedline.RowError)
+
+
+def test_what_is_no_hdf5(store, options):
+    store.objects |= {"/page.h5": b"<html>" * 100, "/cut.h5": hdf5(x={"data": X})[:-100], "/empty.h5": b""}
+    for name in ("page", "cut", "empty"):
+        with pytest.raises(ValueError, match=rf"{name}\.h5 cannot be read as an HDF5 file: .*write it again"):
+            feedline.open_source(f"{store.url}/{name}.h5", store=options)
+
+
+def test_a_feed_decodes_values(store, options):
+    store.objects["/x.h5"] = with_values()
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+
+    def decode(record, out, row):
+        out["size"][...] = len(record["jpeg"])
+        out["label"][...] = record["label"]
+
+    spec = {name: jax.ShapeDtypeStruct((), np.int32) for name in ("size", "label")}
+    source = feedline.decoded(feedline.open_source(f"{store.url}/x.h5", store=options), decode, spec)
+    with feedline.Feed(source, batch_size=256, sharding=sharding, epochs=1) as feed:
+        found = [(int(size), int(label)) for b in feed for size, label in zip(b["size"], b["label"], strict=True)]
+    assert len({label for _, label in found}) == len(found) == 2816  # whole batches
+    assert all(size == label % 700 for size, label in found)
