@@ -21,6 +21,8 @@ from feedline.agreement.coordination import Coordination, coordination, is_unrea
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
+EXTRA_HEARTBEAT_S = 5.0
+"""Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
 _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
 _ENDED = "feedline/ended"
@@ -149,7 +151,8 @@ class Monitor:
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
         self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
-        self._answers = Answers(service, abort_after_s, _print)
+        # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
+        self._answers = Answers(service, (abort_after_s + EXTRA_HEARTBEAT_S) / 3, _print)
 
     @property
     def watches(self) -> bool:

@@ -1,7 +1,8 @@
 """A program for the tests of faults: one of several processes that train in step with each other.
 
-``member.py train [batches]``: takes batches of a feed of all processes, without end or so many, and says after each one
-which it was; each step is a collective. ``member.py wait``: only sleeps. ABORT_AFTER_S and TIMEOUT_S are its limits.
+``member.py train [batches]``: takes batches of a feed of all processes, without end or so many, and says after
+each one which it was; each step is a collective. ``member.py wait``: only sleeps. The variables ABORT_AFTER_S and
+TIMEOUT_S are its limits.
 """
 
 import os
@@ -10,8 +11,7 @@ import time
 
 import feedline
 
-BEGAN = time.time()
-timeout_s, abort_after_s = float(os.environ.get("TIMEOUT_S", "60")), float(os.environ["ABORT_AFTER_S"])
+timeout_s, abort_after_s = float(os.environ.get("TIMEOUT_S", "60")), float(os.environ.get("ABORT_AFTER_S", "10"))
 feedline.cluster.initialize(timeout_s=timeout_s, abort_after_s=abort_after_s)
 
 import jax  # noqa: E402

@@ -15,8 +15,7 @@ from feedline.cluster.launch import _reserved_port
 
 pytestmark = pytest.mark.slow
 
-ABORT_AFTER_S = 2
-JAX_S = 5  # jax's heartbeats may be late for that much longer
+HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
 SLACK_S = 15  # of a loaded machine
 
 
@@ -30,9 +29,7 @@ def run(tmp_path):
             folder.mkdir()
             coordinator = f"127.0.0.1:{stack.enter_context(_reserved_port())}"
             members = [
-                Member(
-                    folder, i, len(each), coordinator, *arguments, ABORT_AFTER_S=str(ABORT_AFTER_S), **variables
-                )
+                Member(folder, i, len(each), coordinator, *arguments, **variables)
                 for i, arguments in enumerate(each)
                 if arguments is not None
             ]
@@ -64,13 +61,13 @@ def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured
     stopped[1].signal(signal.SIGSTOP)
     stopped_0[0].signal(signal.SIGSTOP)
     ended([stopped[0], stopped_0[1]], began)
-    silent = r"feedline: no answer from process {} for 1.6 s: .*stopped \(SIGSTOP\), swapped out or cut off from process "
+    silent = r"feedline: no answer from process {} for 4 s: .*stopped \(SIGSTOP\), swapped out or cut off from "
     assert len(re.findall(silent.format(1), stopped[0].err)) == 2
     assert re.search(silent.format(0), stopped_0[1].err)
     assert "no answer" not in stopped[1].err + stopped_0[0].err
     for member in (stopped[0], stopped_0[1]):
         assert member.code == -signal.SIGABRT
-        assert member.ended_s < ABORT_AFTER_S + JAX_S + SLACK_S
+        assert member.ended_s < HEARTBEATS_S + SLACK_S
     measured("stopped", stopped[0].ended_s)
     measured("process 0 stopped", stopped_0[1].ended_s)
 
