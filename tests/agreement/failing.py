@@ -96,29 +96,6 @@ def builds():
     feedline.Feed(np.zeros((24, 2)), 12, sharding)
 
 
-def shared():
-    """A feed of all processes."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    return feedline.Feed(np.zeros((24, 2)), 12, sharding)
-
-
-def leaves():
-    """Leaves its loop after two batches."""
-    for _, _ in zip(range(2), shared(), strict=False):
-        pass
-    sys.exit(1)
-
-
-def goes_on():
-    """Takes one batch more, and would wait in the step's collective."""
-    for _, _ in zip(range(3), shared(), strict=False):
-        pass
-    print("waits", flush=True)
-    while True:
-        time.sleep(0.1)  # a collective of Gloo would break when the other process ends
-
-
 def sleeps():
     print("waits", flush=True)
     time.sleep(1000)

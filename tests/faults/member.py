@@ -26,7 +26,7 @@ if sys.argv[1] == "wait":
 
 sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), P("data"))
 total = jax.jit(jnp.sum)
-feed = feedline.Feed(np.arange(64.0, dtype=np.float32), 8, sharding)
+feed = feedline.Feed(np.arange(96.0, dtype=np.float32), 12, sharding)
 limit = int(sys.argv[2]) if len(sys.argv) > 2 else None
 for step, batch in enumerate(feed, 1):
     print(f"step {step} {total(batch)}", flush=True)  # waits for all processes
