@@ -89,7 +89,7 @@ class Answers:
     def _line(self, silent: list[int], reasons: str) -> str:
         return (
             f"no answer from {process_names(silent)} for {_LOOKS * self._every_s:.3g} s: {reasons}; look there "
-            f"first. If there is still none, jax ends process {self._me} soon, by signal 6 (SIGABRT)"
+            f"first. Without an answer, jax ends process {self._me} by signal 6 (SIGABRT) when heartbeats time out"
         )
 
 

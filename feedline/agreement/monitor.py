@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.answers import Answers
 from feedline.agreement.coordination import Coordination, coordination, is_unreachable
+from feedline.agreement.differences import process_names
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
@@ -33,6 +34,7 @@ _OVER = ""
 _FOREVER_S = 1e9
 _STDERR = 2
 _LOOK_S = 0.5  # how often a process looks whether another one has left its loop early
+_WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
 _EARLY_S = 1.0  # how long a process may go on after another one that took fewer batches has ended
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
@@ -221,8 +223,12 @@ class Monitor:
         """Report a process that has ended although this one takes more batches: its next collective would hang."""
         with contextlib.suppress(FeedError):
             self._service.get(_FIRST_END, _FOREVER_S)
+        began, warned = time.monotonic(), False
         while not self._succeeded.wait(_LOOK_S) and self.watches and self.failure is None:
             with contextlib.suppress(FeedError):
+                if not warned and time.monotonic() > began + _WARN_S:
+                    warned = True
+                    self._warn_of_end()
                 if not (found := self._early_end()) or self._succeeded.wait(_EARLY_S):
                     continue
                 process, fewer, more = found
@@ -232,6 +238,13 @@ class Monitor:
                     "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
                 )
                 _report(self._service, {"message": message, "process": process})
+
+    def _warn_of_end(self) -> None:
+        ended, own = process_names(sorted(ended_processes(self._service))), self._service.process
+        _print(
+            f"{ended} reached the end of the program {_WARN_S:g} s ago, and process {own} goes on. If it hangs, it "
+            f"waits for {ended} in a collective: look there for a loop that ends early"
+        )
 
     def _early_end(self) -> tuple[int, int, int] | None:
         """A process that has ended, its batches of a feed, and our larger number of batches of that feed."""

@@ -56,7 +56,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
-            said = "begins" if role in (*FAIL, "works", "ends") else "waits"
+            said = "begins" if role in (*FAIL, "works", "works_on", "ends") else "waits"
             before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
         for process in processes:
             if process.stdin is not None:
@@ -110,6 +110,7 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
         assert "no answer from process 1: killed, lost or stuck; look there first" in ended.err[0]
     else:
         assert "unhealthy (stopped sending heartbeats):\n1\n" in ended.err[0]
+        assert "feedline: no answer from process 1 for 1.47 s: killed, stopped (SIGSTOP), " in ended.err[0]
 
 
 def test_the_kill_of_process_0_ends_the_others(tmp_path):
@@ -125,11 +126,14 @@ def test_the_kill_of_process_0_ends_the_others(tmp_path):
 
 
 def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
-    ended = run_roles(tmp_path, "ends", "works", "ends")
+    ended = run_roles(tmp_path, "ends", "works_on", "ends")
     assert ended.codes == [0, 0, 0]
     assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
+    assert (
+        "reached the end of the program 0 s ago, and process 1 goes on. If it hangs, it waits for" in ended.err[1]
+    )
 
 
 def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):
