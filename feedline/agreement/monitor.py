@@ -242,8 +242,8 @@ class Monitor:
     def _warn_of_end(self) -> None:
         ended, own = process_names(sorted(ended_processes(self._service))), self._service.process
         _print(
-            f"{ended} reached the end of the program {_WARN_S:g} s ago, and process {own} goes on. If it hangs, it "
-            f"waits for {ended} in a collective: look there for a loop that ends early"
+            f"{ended} reached the end of the program {_WARN_S:g} s ago, and process {own} goes on. If it hangs, "
+            f"it waits for {ended} in a collective: look there for a loop that ends early"
         )
 
     def _early_end(self) -> tuple[int, int, int] | None:
