@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 MEMBER = Path(__file__).with_name("member.py")
-PATIENCE_S = 90
+PATIENCE_S = 150
 """How long a process may take for its start, and to end after the fault."""
 
 
