@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.agreement.coordination import Coordination, coordination
 from feedline.agreement.differences import find_mismatch, process_names
-from feedline.agreement.monitor import poll_failure
+from feedline.agreement.monitor import ended_processes, poll_failure
 from feedline.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
@@ -115,6 +115,7 @@ class _SharedBuild(CollectiveBuild):
                 return verdict
             if (failed := poll_failure()) is not None:
                 raise failed
+            self._check_ended()
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
                 waits_for = process_names(self._absent()) or "the comparison of the feeds of all processes"
@@ -127,6 +128,17 @@ class _SharedBuild(CollectiveBuild):
             stage="agree",
             process=absent[0] if absent else None,
         )
+
+    def _check_ended(self) -> None:
+        """Raise if a process that is to build the feed will never come."""
+        ended = ended_processes(self._service)
+        if gone := [process for process in self._absent() if process in ended]:
+            raise ProcessError(
+                f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of the "
+                "program without it; look there for an early `sys.exit` (call feedline.cluster.abort before it)",
+                stage="agree",
+                process=gone[0],
+            )
 
     def _absent(self) -> list[int]:
         arrived = {_process(key) for key in self._service.dir(f"{self.key}/said")}

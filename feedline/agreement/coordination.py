@@ -100,6 +100,11 @@ class Coordination:
             self._client.wait_at_barrier(name, _milliseconds(timeout_s), processes)
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Whether a call failed because process 0 has ended or is cut off; False after `jax.distributed.shutdown`."""
+    return str(error.__cause__).startswith("UNAVAILABLE")
+
+
 class _AlreadyThere(Exception):
     """The key has a value."""
 

@@ -16,16 +16,26 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.answers import Answers
+from feedline.agreement.coordination import Coordination, coordination, is_unreachable
+from feedline.agreement.differences import process_names
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
+EXTRA_HEARTBEAT_S = 5.0
+"""Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
 _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
+_ENDED = "feedline/ended"
+"""Below it, a key of each process that has reached its end: the batches that it took of each feed."""
 _FIRST_END = "feedline/first_end"
-"""Its value is the first process that reached its end, and the batches that it took of each feed."""
+"""Is set once a process has reached its end."""
 _OVER = ""
 _FOREVER_S = 1e9
+_STDERR = 2
+_LOOK_S = 0.5  # how often a process looks whether another one has left its loop early
+_WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
+_EARLY_S = 1.0  # how long a process may go on after another one that took fewer batches has ended
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
@@ -55,11 +65,19 @@ def abort(reason: str | BaseException) -> None:
         _monitor.failed = True
     service = coordination()
     if service is not None:
-        arguments = as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason}
-        process = arguments.get("process", service.process)  # the exception may report that another process failed
-        arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
-        with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
-            service.set(_KEY, json.dumps([process, arguments]))
+        _report(service, as_arguments(reason) if isinstance(reason, BaseException) else {"message": reason})
+
+
+def _report(service: Coordination, arguments: dict[str, Any]) -> None:
+    """Report a failure to all processes, unless there was one before.
+
+    Args:
+      arguments: of the error. It may name another process than this one as the one that failed.
+    """
+    process = arguments.pop("process", service.process)
+    arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
+    with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
+        service.set(_KEY, json.dumps([process, arguments]))
 
 
 def failure() -> ProcessError | None:
@@ -76,6 +94,11 @@ def poll_failure() -> ProcessError | None:
         found = service.try_get(_KEY) if service is not None else None
         return _error_of(*json.loads(found)) if found else None
     return None
+
+
+def ended_processes(service: Coordination) -> set[int]:
+    """The processes with a monitor that have reached their end."""
+    return {int(key.rpartition("/")[2]) for key in service.dir(_ENDED)}
 
 
 def _error_of(process: int, arguments: Mapping[str, Any]) -> ProcessError:
@@ -129,7 +152,9 @@ class Monitor:
         self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
-        self._ends = threading.Thread(target=self._warn_of_early_end, name="feedline-ends", daemon=True)
+        self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
+        # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
+        self._answers = Answers(service, (abort_after_s + EXTRA_HEARTBEAT_S) / 3, _print)
 
     @property
     def watches(self) -> bool:
@@ -140,6 +165,7 @@ class Monitor:
         """Start the thread and set the hooks."""
         self._thread.start()
         self._ends.start()
+        self._answers.start()
         sys.excepthook = self._uncaught
         # Registered now, it runs after the hooks that the user registers later, and before jax's own.
         atexit.register(self._at_exit)
@@ -152,10 +178,15 @@ class Monitor:
     def _run(self) -> None:
         try:
             value = self._service.get(_KEY, _FOREVER_S)
-        except FeedError:  # jax has shut down
-            return
+        except FeedError as error:
+            if is_unreachable(error):
+                self._end_without_process_0()
+            return  # jax has shut down
+        finally:
+            self._answers.stop()
         if value == _OVER:
             return
+        deadline = time.monotonic() + self._abort_after_s + _PROCESS_0_S
         process, arguments = json.loads(value)
         with contextlib.suppress(FeedError):  # acknowledges the failure
             self._service.set(f"{_KEY}/heard/{self._service.process}", "")
@@ -165,32 +196,62 @@ class Monitor:
             if waiting is not None:
                 waiting.close()
             del waiting
-        if process != self._service.process:
+        own = process == self._service.process
+        if not own:
             _print(f"{FeedError(**arguments)}\nfeedline: process {self._service.process} ends, too")
-        self._succeeded.wait(self._abort_after_s)
-        if silent := self._silent_processes():
+        elif not self.failed:  # another process has found that this one left its loop early
+            self.failed = True
+            _print(str(FeedError(**arguments)))
+        if not self._succeeded.wait(self._abort_after_s) and (silent := self._silent_processes()):
             _print(
                 f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first"
             )
-        self._end(0 if self._succeeded.is_set() else self._code, _PROCESS_0_S)
+        self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
 
-    def _warn_of_early_end(self) -> None:
-        """Name a process that ended although this one takes more batches, and so waits for it in a collective."""
-        try:
-            process, ended = json.loads(self._service.get(_FIRST_END, _FOREVER_S))
-        except FeedError:  # jax has shut down
-            return
-        while not self._succeeded.wait(self._abort_after_s):
-            if self.failure is not None:
-                return
-            if found := more_than(ended):
-                _print(
-                    f"process {process} has reached its end after {found[0]} batches of a feed of which process "
-                    f"{self._service.process} has taken {found[1]}. If this process hangs, it waits for process "
-                    f"{process} in a collective: look there for a loop that ends early, such as `break` or "
-                    "`sys.exit` (call feedline.cluster.abort before it)"
+    def _end_without_process_0(self) -> NoReturn:
+        """End this process. jax does it too, within milliseconds, so that the line must be written at once."""
+        line = (
+            "feedline: no answer from process 0, whose connections are closed: it was killed, crashed or left by "
+            f"os._exit; look there first. It held the coordination service, so process {self._service.process} "
+            "ends, too\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, line.encode())
+        _end(0 if self._succeeded.is_set() else self._code)
+
+    def _find_early_end(self) -> None:
+        """Report a process that has ended although this one takes more batches: its next collective would hang."""
+        with contextlib.suppress(FeedError):
+            self._service.get(_FIRST_END, _FOREVER_S)
+        began, warned = time.monotonic(), False
+        while not self._succeeded.wait(_LOOK_S) and self.watches and self.failure is None:
+            with contextlib.suppress(FeedError):
+                if not warned and time.monotonic() > began + _WARN_S:
+                    warned = True
+                    self._warn_of_end()
+                if not (found := self._early_end()) or self._succeeded.wait(_EARLY_S):
+                    continue
+                process, fewer, more = found
+                message = (
+                    f"it reached its end after {fewer} batches of a feed of which process {self._service.process} "
+                    f"has taken {more}, and each step needs all processes: look there for a loop that ends early, "
+                    "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
                 )
-                return
+                _report(self._service, {"message": message, "process": process})
+
+    def _warn_of_end(self) -> None:
+        ended, own = process_names(sorted(ended_processes(self._service))), self._service.process
+        _print(
+            f"{ended} reached the end of the program {_WARN_S:g} s ago, and process {own} goes on. If it hangs, "
+            f"it waits for {ended} in a collective: look there for a loop that ends early"
+        )
+
+    def _early_end(self) -> tuple[int, int, int] | None:
+        """A process that has ended, its batches of a feed, and our larger number of batches of that feed."""
+        for key, ended in self._service.dir(_ENDED).items():
+            if found := more_than(json.loads(ended)):
+                return int(key.rpartition("/")[2]), *found
+        return None
 
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""
@@ -216,8 +277,9 @@ class Monitor:
         self._succeeded.set()
         try:
             with contextlib.suppress(FeedError):
-                self._service.set(_FIRST_END, json.dumps([self._service.process, counts()]))
-                if self._service.increment("feedline/ended") == self._service.processes:
+                self._service.set(f"{_ENDED}/{self._service.process}", json.dumps(counts()))
+                self._service.set(_FIRST_END, "")
+                if self._service.increment("feedline/number_ended") == self._service.processes:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():

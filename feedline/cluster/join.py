@@ -9,15 +9,13 @@ import sys
 import time
 
 from feedline.agreement.coordination import backends_are_initialized
-from feedline.agreement.monitor import watch
+from feedline.agreement.monitor import EXTRA_HEARTBEAT_S, watch
 from feedline.cluster.binding import bind as bind_to_processors
 from feedline.cluster.detect import describe_single_process, find
 from feedline.cluster.launchers.process_info import ProcessInfo
 from feedline.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's default
-_EXTRA_HEARTBEAT_S = 5.0
-"""Added to `abort_after_s` for the heartbeat timeout, so that a process that is merely slow is not ended."""
 
 
 def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
@@ -107,6 +105,6 @@ def _join(info: ProcessInfo, deadline: float, abort_after_s: float | None) -> No
         coordinator_bind_address=info.coordinator if is_loopback(info.host) else None,
         # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
         heartbeat_timeout_seconds=(
-            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + _EXTRA_HEARTBEAT_S)
+            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + EXTRA_HEARTBEAT_S)
         ),
     )

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import selectors
 import socket
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from feedline.agreement.differences import process_names
 from feedline.cluster.launchers.process_info import ProcessInfo
@@ -25,6 +27,10 @@ _RETRY_S = 0.2
 _ANSWER_S = 10.0
 """How long a program on the port may take to send the greeting, which process 0 sends as soon as it accepts."""
 _MAX_BYTES = 1 << 12
+_TELL_S = 30.0
+"""How long the others may take to come before a line on stderr says who is missing."""
+_ATTEMPT_S = 10.0
+"""How long one attempt to connect may take: a firewall may drop it without an answer."""
 
 
 def meet(info: ProcessInfo, deadline: float) -> None:
@@ -110,10 +116,14 @@ def _another_port(info: ProcessInfo) -> str:
 def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -> None:
     """In process 0: wait until all have arrived, then answer them; the answer names processes that are missing."""
     arrived: dict[int, socket.socket] = {}
+    tell_at = time.monotonic() + _TELL_S
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while len(arrived) < info.processes - 1:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            ready = selector.select(max(0.0, min(deadline, tell_at) - time.monotonic()))
+            if time.monotonic() >= tell_at:
+                tell_at = math.inf
+                _tell(info, f"{process_names(_missing(info, arrived))} to join", deadline)
             if not ready and time.monotonic() >= deadline:
                 break
             for key, _ in ready:
@@ -130,10 +140,21 @@ def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -
                     arrived[process] = key.fileobj  # type: ignore[assignment]
                 else:
                     key.fileobj.close()  # type: ignore[union-attr]
-        missing = [process for process in range(1, info.processes) if process not in arrived]
+        missing = _missing(info, arrived)
         _answer(arrived, _missing_message(missing).encode() if missing else _COME)
     if missing:
         raise ProcessError(_missing_message(missing), stage="launch", process=missing[0])
+
+
+def _missing(info: ProcessInfo, arrived: Collection[int]) -> list[int]:
+    return [process for process in range(1, info.processes) if process not in arrived]
+
+
+def _tell(info: ProcessInfo, missing: str, deadline: float) -> None:
+    """Say on stderr for what this process waits. A single write: several processes share the terminal."""
+    left_s = deadline - time.monotonic()
+    sys.stderr.write(f"feedline: process {info.process} waits for {missing}, for at most {left_s:.0f} s more\n")
+    sys.stderr.flush()
 
 
 def _index_of(connection: socket.socket, info: ProcessInfo) -> int | None:
@@ -175,15 +196,20 @@ def _connected(info: ProcessInfo, deadline: float) -> Iterator[socket.socket]:
 
     A name that does not resolve yet is also tried again, because a pod gets its name only when it starts.
     """
+    tell_at = time.monotonic() + _TELL_S
     while True:
         remaining_s = deadline - time.monotonic()
         try:
-            connection = socket.create_connection((info.host, info.port), timeout=max(remaining_s, _RETRY_S))
+            timeout_s = min(max(remaining_s, _RETRY_S), _ATTEMPT_S)
+            connection = socket.create_connection((info.host, info.port), timeout=timeout_s)
         except OSError as error:
             if remaining_s < _RETRY_S:
                 raise _unreached(info, error) from error
         else:
             break
+        if time.monotonic() >= tell_at:
+            tell_at = math.inf
+            _tell(info, f"process 0 to listen at {info.coordinator}", deadline)
         time.sleep(_RETRY_S)
     with connection:
         connection.settimeout(_ANSWER_S)

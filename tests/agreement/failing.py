@@ -13,6 +13,7 @@ import time
 import jax
 
 import feedline
+from feedline.agreement import monitor
 
 ABORT_AFTER_S = None if sys.argv[1] == "None" else float(sys.argv[1])
 
@@ -96,29 +97,6 @@ def builds():
     feedline.Feed(np.zeros((24, 2)), 12, sharding)
 
 
-def shared():
-    """A feed of all processes."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    return feedline.Feed(np.zeros((24, 2)), 12, sharding)
-
-
-def leaves():
-    """Leaves its loop after two batches."""
-    for _, _ in zip(range(2), shared(), strict=False):
-        pass
-    sys.exit(1)
-
-
-def goes_on():
-    """Takes one batch more, and would wait in the step's collective."""
-    for _, _ in zip(range(3), shared(), strict=False):
-        pass
-    print("waits", flush=True)
-    while True:
-        time.sleep(0.1)  # a collective of Gloo would break when the other process ends
-
-
 def sleeps():
     print("waits", flush=True)
     time.sleep(1000)
@@ -128,6 +106,12 @@ def works():
     """Works longer than the others, and longer than `abort_after_s`; then reads a feed of its own."""
     time.sleep(2 * ABORT_AFTER_S if ABORT_AFTER_S else 2)
     list(feedline.Feed(np.zeros((8, 2)), 4, SingleDeviceSharding(jax.local_devices()[0]), epochs=1))
+
+
+def works_on():
+    """The same, and would hear of an end of another process sooner."""
+    monitor._WARN_S = 0.0
+    works()
 
 
 def ends():

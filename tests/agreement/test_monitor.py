@@ -30,12 +30,8 @@ class Ended:
         self.codes, self.out, self.err, self.took_s = codes, out, err, took_s
 
 
-def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON, until=None):
-    """Runs one process for each role; processes that fail do so once the others wait.
-
-    Args:
-      until: kill all once this is true, in place of waiting for their ends.
-    """
+def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
+    """Runs one process for each role; processes that fail do so once the others wait."""
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(_reserved_port())
         processes = []
@@ -60,18 +56,13 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON, un
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
-            said = "begins" if role in (*FAIL, "works", "ends", "leaves") else "waits"
+            said = "begins" if role in (*FAIL, "works", "works_on", "ends") else "waits"
             before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
         for process in processes:
             if process.stdin is not None:
                 process.stdin.close()
                 process.stdin = None
         began = time.monotonic()
-        while until is not None and not until():
-            assert time.monotonic() < began + DEADLINE_S
-            time.sleep(0.1)
-        for process in processes if until is not None else ():
-            process.kill()
         codes = [process.wait(DEADLINE_S) for process in processes]
         took_s = time.monotonic() - began
         out = [earlier + process.stdout.read() for earlier, process in zip(before, processes, strict=True)]
@@ -119,6 +110,7 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
         assert "no answer from process 1: killed, lost or stuck; look there first" in ended.err[0]
     else:
         assert "unhealthy (stopped sending heartbeats):\n1\n" in ended.err[0]
+        assert "feedline: no answer from process 1 for 1.47 s: killed, stopped (SIGSTOP), " in ended.err[0]
 
 
 def test_the_kill_of_process_0_ends_the_others(tmp_path):
@@ -126,15 +118,22 @@ def test_the_kill_of_process_0_ends_the_others(tmp_path):
     ended = run_roles(tmp_path, "killed", "sleeps", "collective")
     assert ended.codes[0] == -9
     assert 0 not in ended.codes
+    for err in ended.err[1:]:  # jax writes its message at the same moment, and may be faster
+        assert (
+            "feedline: no answer from process 0, whose connections are closed: " in err or "slice 0 task 0" in err
+        )
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
 
 
 def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
-    ended = run_roles(tmp_path, "ends", "works", "ends")
+    ended = run_roles(tmp_path, "ends", "works_on", "ends")
     assert ended.codes == [0, 0, 0]
     assert ended.took_s > 1.5 * ABORT_AFTER_S  # nor is it hurried
     assert [out.splitlines()[-1] for out in ended.out] == ["done"] * 3
     assert not any("failed" in err for err in ended.err)
+    assert (
+        "reached the end of the program 0 s ago, and process 1 goes on. If it hangs, it waits for" in ended.err[1]
+    )
 
 
 def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):
@@ -144,14 +143,13 @@ def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(t
     assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
 
 
-def test_a_process_that_leaves_its_loop_early_is_named(tmp_path):
-    told = (
-        "feedline: process 1 has reached its end after 2 batches of a feed of which process 0 has taken 3. If "
-        "this process hangs, it waits for process 1 in a collective: look there for a loop that ends early"
-    )
-    ended = run_roles(tmp_path, "goes_on", "leaves", until=lambda: told in (tmp_path / "0.err").read_text())
-    assert ended.err[0].count("has reached its end") == 1
-    assert "has reached its end" not in ended.err[1]
+def test_a_process_that_ends_without_building_a_feed_of_all_is_named(tmp_path):
+    ended = run_roles(tmp_path, "builds", "ends")
+    assert ended.codes == [1, 1]
+    assert ended.took_s < PROMISED_S
+    told = "every process of the mesh must build the feed, but process 1 reached the end of the program without it"
+    assert f"feedline.errors.ProcessError: {told}" in ended.err[0]
+    assert f"feedline: process 1 failed: ProcessError: {told}" in ended.err[1]
 
 
 @pytest.mark.parametrize(("environ", "abort_after_s"), [(ENVIRON, None), (BY_JAX, 0)])

@@ -44,7 +44,8 @@ def test_processes_arrive_in_any_order_and_the_port_is_free_afterwards(port):
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_missing_processes_are_named_in_every_process(port):
+def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
+    monkeypatch.setattr(rendezvous, "_TELL_S", SOON_S / 3)
     waiting = [met(port, 0, 4, within_s=SOON_S), met(port, 2, 4)]
     for one in waiting:
         with pytest.raises(
@@ -52,6 +53,10 @@ def test_missing_processes_are_named_in_every_process(port):
         ) as e:
             one.result(LONG_S)
     assert e.value.process is None or e.value.process == 1
+    assert (
+        capfd.readouterr().err.count("feedline: process 0 waits for processes 1 and 3 to join, for at most 0 s")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,13 @@ def _connected(port):
             time.sleep(0.01)
 
 
-def test_a_missing_coordinator_is_an_error_at_the_deadline(port):
+def test_a_missing_coordinator_is_an_error_at_the_deadline(port, monkeypatch, capfd):
+    monkeypatch.setattr(rendezvous, "_TELL_S", 0)
     with pytest.raises(FeedError, match=rf"127.0.0.1:{port}, but it was not reached in time .*process 1"):
         meet(info(port, process=1), time.monotonic() + SOON_S)
+    assert (
+        capfd.readouterr().err.count(f"feedline: process 1 waits for process 0 to listen at 127.0.0.1:{port}") == 1
+    )
 
 
 def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port):

@@ -1,0 +1,114 @@
+"""Names a process that does not answer any more, some seconds before jax ends the others because of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable
+
+from feedline.agreement.coordination import Coordination
+from feedline.agreement.differences import process_names
+from feedline.errors import FeedError
+
+_ANSWERS = "feedline/answers"
+"""Below it, a key of each process, which it replaces again and again."""
+_SILENT = "feedline/silent"
+"""Its value is the list of the processes whose keys do not change."""
+_LOOKS = 4
+"""A process is silent if so many looks in a row see no change. One look may come early: see `Answers`."""
+
+
+class Answers:
+    """Tells when a process has not answered for about `silent_after_s`, and when it answers again.
+
+    Each process replaces a key of its own. Process 0, which stores the keys, looks for those that do not change,
+    and publishes the numbers of their processes. The others look whether process 0 answers their calls.
+
+    It only tells, and ends nothing: a thread that holds the interpreter's lock for long stops these answers,
+    although its process works. jax's heartbeats come from C++; once they stop too, jax ends the others. Looks are
+    counted, not seconds, so that a process that was itself stopped does not take the others for silent.
+
+    Args:
+      tell: is called with a line for the user, by threads of this class.
+    """
+
+    def __init__(self, service: Coordination, silent_after_s: float, tell: Callable[[str], None]) -> None:
+        self._service = service
+        self._every_s = silent_after_s / (_LOOKS + 1)
+        self._tell = tell
+        self._over = threading.Event()
+        self._rounds = 0  # answers of process 0 to this process
+        self._silent: list[int] = []  # as told last
+
+    def start(self) -> None:
+        """Start the threads."""
+        threading.Thread(target=self._answer, name="feedline-answers", daemon=True).start()
+        if self._service.process:
+            threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the threads, without waiting for them."""
+        self._over.set()
+
+    def _answer(self) -> None:
+        judge = _Unchanged()
+        while not self._over.wait(self._every_s):
+            with contextlib.suppress(FeedError):
+                self._service.replace(f"{_ANSWERS}/{self._service.process}", str(self._rounds))
+                if self._service.process:
+                    silent: list[int] = json.loads(self._service.try_get(_SILENT) or "[]")
+                else:
+                    silent = judge.silent(self._service.dir(_ANSWERS))
+                    if silent != self._silent:
+                        self._service.replace(_SILENT, json.dumps(silent))
+                self._rounds += 1
+                self._tell_changes(silent)
+
+    def _tell_changes(self, silent: list[int]) -> None:
+        others = [process for process in silent if process != self._service.process]
+        if new := [process for process in others if process not in self._silent]:
+            self._tell(self._line(new, "killed, stopped (SIGSTOP), swapped out or cut off from process 0"))
+        if back := [process for process in self._silent if process not in others]:
+            self._tell(f"{process_names(back)} answered again")
+        self._silent = others
+
+    def _watch_process_0(self) -> None:
+        before, looks = -1, 0
+        while not self._over.wait(self._every_s):
+            before, looks, last = self._rounds, (looks + 1 if self._rounds == before else 0), looks
+            if looks == _LOOKS:
+                self._tell(self._line([0], f"stopped (SIGSTOP), swapped out or cut off from process {self._me}"))
+            elif last >= _LOOKS > looks:
+                self._tell("process 0 answered again")
+
+    @property
+    def _me(self) -> int:
+        return self._service.process
+
+    def _line(self, silent: list[int], reasons: str) -> str:
+        return (
+            f"no answer from {process_names(silent)} for {_LOOKS * self._every_s:.3g} s: {reasons}; look there "
+            f"first. Without an answer, jax ends process {self._me} by signal 6 (SIGABRT) when heartbeats time out"
+        )
+
+
+class _Unchanged:
+    """Finds the processes whose values are the same at several looks in a row.
+
+    Example:
+      >>> unchanged = _Unchanged()
+      >>> [unchanged.silent({"a/0": str(i), "a/1": "7"}) for i in range(6)][-2:]
+      [[], [1]]
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._looks: dict[str, int] = {}
+
+    def silent(self, values: dict[str, str]) -> list[int]:
+        """Look at the values of all processes, by key; a key ends with the number of its process."""
+        for key, value in values.items():
+            self._looks[key] = self._looks.get(key, 0) + 1 if self._values.get(key) == value else 0
+        self._values = values
+        return sorted(int(key.rpartition("/")[2]) for key in values if self._looks[key] > _LOOKS)

@@ -1,0 +1,91 @@
+"""A training process that is stopped, leaves early, never starts or is killed: the others end with its name.
+
+What other tests hold is linked in docs/faults.md.
+"""
+
+import contextlib
+import re
+import signal
+import time
+
+import pytest
+from runs import Member, await_, begun, ended
+
+from feedline.cluster.launch import _reserved_port
+
+pytestmark = pytest.mark.slow
+
+HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
+SLACK_S = 15  # of a loaded machine
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(name, each...)` starts a process for each list of arguments; None starts none."""
+    with contextlib.ExitStack() as stack:
+
+        def start(name, *each, **variables):
+            folder = tmp_path / name
+            folder.mkdir()
+            coordinator = f"127.0.0.1:{stack.enter_context(_reserved_port())}"
+            members = [
+                Member(folder, i, len(each), coordinator, *arguments, **variables)
+                for i, arguments in enumerate(each)
+                if arguments is not None
+            ]
+            for member in members:
+                stack.callback(member.kill)
+            return members
+
+        yield start
+
+
+def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured):
+    """Four runs at the same time, each with a fault of its own."""
+    never = run("never", ["wait"], ["wait"], None, TIMEOUT_S="20")
+    began_waiting = time.monotonic()
+    stopped = run("stopped", ["train"], ["train"], ["train"])
+    stopped_0 = run("stopped_0", ["train"], ["train"])
+    leaves = run("leaves", ["train"], ["train", "3"])
+    begun([*stopped, *stopped_0])
+    waits, still, waits_too = stopped
+
+    still.signal(signal.SIGSTOP)
+    await_(lambda: "no answer" in waits.err and "no answer" in waits_too.err, stopped)
+    still.signal(signal.SIGCONT)
+    step = waits.step
+    await_(lambda: waits.step > step + 3, stopped)  # it survives that
+    again = "feedline: process 1 answered again\n"
+    await_(lambda: again in waits.err and again in waits_too.err, stopped)
+
+    began = time.monotonic()
+    still.signal(signal.SIGSTOP)
+    stopped_0[0].signal(signal.SIGSTOP)
+    survivors = [waits, waits_too, stopped_0[1]]
+    await_(
+        lambda: all(m.err.count("no answer") == n for m, n in zip(survivors, (2, 2, 1), strict=True)), survivors
+    )
+    measured("stopped: told", time.monotonic() - began)
+    ended(survivors, began)
+    silent = r"feedline: no answer from process {} for 4 s: .*stopped \(SIGSTOP\), swapped out or cut off from "
+    assert [len(re.findall(silent.format(1), member.err)) for member in survivors] == [2, 2, 0]
+    assert re.search(silent.format(0), stopped_0[1].err)
+    assert "no answer" not in still.err + stopped_0[0].err
+    for member in survivors:
+        assert member.code in (-signal.SIGABRT, 1)  # 1: of the others the first to end breaks its collective
+        assert member.ended_s < HEARTBEATS_S + SLACK_S
+    measured("stopped", max(waits.ended_s, waits_too.ended_s))
+    measured("process 0 stopped", stopped_0[1].ended_s)
+
+    ended([*leaves, *never], began_waiting)
+    told = (
+        "feedline: process 1 failed: it reached its end after 3 batches of a feed of which process 0 has taken 4, "
+        "and each step needs all processes: look there for a loop that ends early"
+    )
+    assert [member.code for member in leaves] == [1, 1]
+    assert all(told in member.err for member in leaves)
+    assert leaves[0].step == 3
+    for member in never:
+        assert member.code == 1
+        assert "process 2 did not come in time; look what it wrote last and whether it was started" in member.err
+        assert "SIGABRT" not in member.err
