@@ -272,6 +272,9 @@ def test_a_checkpoint_with_a_missing_part_is_refused(part, three, tmp_path, quie
     folder = tmp_path / "copy"
     shutil.copytree(three, folder)
     shutil.rmtree(folder / "3" / part)
+    with pytest.raises(feedline.FeedError, match=rf"is damaged \({part}/.* is missing.*\); remove its folder to go on"):
+        restore(folder)
+    (folder / "3" / "files.sha256").unlink()
     left = {"state": "feed", "feed": "state"}[part]
     with pytest.raises(ValueError, match=rf"/3 holds {left}: a part was removed, .* remove the folder to go on"):
         restore(folder)
@@ -339,6 +342,10 @@ def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
     shutil.copytree(three, folder)
     damaged = folder / "3" / path
     damaged.write_bytes(damaged.read_bytes()[:20])
+    told = rf"is damaged \({path} has other bytes .*\); remove its folder to go on from that of step 2, .*/3\]$"
+    with pytest.raises(feedline.FeedError, match=told):
+        restore(folder)
+    (folder / "3" / "files.sha256").unlink()
     with pytest.raises(feedline.FeedError, match=r"cannot be read \((?s:.*); remove its folder to go on .*/3\]$"):
         restore(folder)
     shutil.rmtree(folder / "3")
