@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -159,6 +161,13 @@ class GroupSource(IndexedSource):
             raise
         except Exception as error:
             self._versioned.check(file)  # a change of the file explains any other error, and is not a bad row
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise FeedError(
+                    f"a file is opened for each read, and no more can be opened ({os.strerror(error.errno)}); "
+                    "raise the limit (ulimit -n), or close other files",
+                    stage="read",
+                    file=str(self._paths[file]),
+                ) from error
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",

@@ -114,8 +114,8 @@ def _naming_the_file() -> Iterator[None]:
         file = file_at(lost.address)
         if lost.row is None:
             raise FeedError(
-                "the memory of a batch could not be written to, or that of its rows not be read (SIGBUS): there is "
-                "no room left in it, or a disk failed; look at the log of the kernel (dmesg)",
+                "the memory of a batch could not be written to, or that of its rows not be read (SIGBUS): there "
+                "is no room left in it, or a disk failed; look at the log of the kernel (dmesg)",
                 stage="read",
                 file=file,
             ) from lost

@@ -1,4 +1,4 @@
-"""Digests of the files of a checkpoint: they are written before it is complete, and compared before it is restored.
+"""Digests of the files of a checkpoint: written before it is complete, and compared before it is restored.
 
 They stand in `files.sha256` in the checkpoint's folder, in the format of `sha256sum`. Orbax compares no checksums:
 a flipped bit in its files may become another weight.

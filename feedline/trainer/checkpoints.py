@@ -1,7 +1,7 @@
 """Checkpoints of a training loop, with Orbax: written while training continues, restored on any topology.
 
 A checkpoint is the folder `<directory>/<step>` with two items: `state`, the trainer's arrays, and `feed`,
-the result of the feed's `get_state` after the batch of that step, as JSON. Beside them are the digests of their files.
+the result of the feed's `get_state` after the batch of that step, as JSON. Digests of their files are beside them.
 """
 
 from __future__ import annotations

@@ -84,9 +84,12 @@ class Program:
 
     def _shared_memory(self):
         """Names in /dev/shm that came since the start, without those of other processes that live."""
-        new = sorted(set(os.listdir("/dev/shm")) - self._shared)
+        # without semaphores: Python removes their names at once, and none tells whose it is
+        new = sorted(name for name in set(os.listdir("/dev/shm")) - self._shared if not name.startswith("sem."))
         own = {str(pid) for pid in self.processes()}
-        return [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
+        return [
+            name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))
+        ]
 
 
 def _lives(pid):

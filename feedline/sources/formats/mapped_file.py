@@ -44,8 +44,8 @@ class MappedFile:
     """All bytes of a file, read from disk when they are used. It keeps one file descriptor open.
 
     A file that is replaced or deleted stays mapped, with its old bytes. Writes to the file are visible in the
-    mapping. An access beyond the end of a truncated file ends the process (SIGBUS), unless it is one of the gather in
-    C. So call `version.check_open` before other reads, and after each one.
+    mapping. An access beyond the end of a truncated file ends the process (SIGBUS), unless the gather in C makes
+    it. So call `version.check_open` before other reads, and after each one.
 
     Args:
       opened: the file; it may be closed afterwards.
