@@ -24,6 +24,7 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices
 from feedline.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.mapped_file import file_at
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.remote.rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
@@ -207,6 +208,14 @@ class ArraySource(IndexedSource):
         if len(made) < len(copies) or struct is None:
             return None
         return fill(compiled, struct, positions, made)
+
+    def file_of(self, row: int) -> str | None:
+        """The file that holds a row of the first leaf; None if that is memory."""
+        for part in self._leaves[0]:
+            if row < len(part):
+                return file_at(part[row:].ctypes.data)
+            row -= len(part)
+        return None
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:

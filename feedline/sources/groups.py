@@ -143,6 +143,11 @@ class GroupSource(IndexedSource):
         }
         return [read[group] for group in groups]
 
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        file = self._groups[0].of(self._shards[0].of(np.array([row])))
+        return str(self._paths[int(file[0])])
+
     def close(self) -> None:
         """Drop the cached groups."""
         self._cache.clear()
