@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 _SOURCE = "feedline/native/columns.c"
-_LIBRARY = "feedline/native/libcolumns.so.3"
+_LIBRARY = "feedline/native/libcolumns.so.4"
 
 
 class CompileColumns(BuildHookInterface):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from feedline.order.epoch import rows_at, substitutes_at
 from feedline.order.mixture import MixtureOrder
 from feedline.order.schedule import BatchPositions, Cursor, Schedule
 from feedline.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
-from feedline.rows.row_source import RowSource, is_columnar, is_positioned, is_ragged, will_read_of
+from feedline.rows.row_source import RowSource, file_of, is_columnar, is_positioned, is_ragged, will_read_of
 from feedline.rows.spec import cast_into
 from feedline.runtime.annotations import annotation
 from feedline.runtime.jax_settings import JaxSettings
@@ -113,13 +113,19 @@ class BatchReader:
         results: list[PartResult] = []
         with self.settings.applied():
             for offsets, cuts in self.form.reads:
-                here = slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
+                here = _part(offsets, part, parts)
                 results.append(self._fill(Part(start, offsets[here], cuts, buffers, here, _UNKNOWN)))
         if len(results) == 1:
             return results[0]
         return PartResult(
             together([each.times for each in results]), [row for each in results for row in each.bad]
         )
+
+    def rows_of(self, start: Cursor, part: int, parts: int) -> tuple[int, int, str | None]:
+        """Of what `fill` reads: the number of rows, the row index of the first, and its file, if that is known."""
+        offsets, _ = self.form.reads[0]
+        rows = self.locate(start, offsets[_part(offsets, part, parts)])
+        return len(rows), int(rows[0]), file_of(self.source, int(rows[0]))
 
     def _fill(self, part: Part) -> PartResult:
         watch, thread = Stopwatch(), this_thread()
@@ -270,6 +276,11 @@ class BatchReader:
 
 _UNKNOWN = np.empty(0, np.int64)
 """`Part.indices` before they are computed."""
+
+
+def _part(offsets: Indices, part: int, parts: int) -> slice:
+    """Number `part` of `parts` equal parts of the offsets."""
+    return slice(len(offsets) * part // parts, len(offsets) * (part + 1) // parts)
 
 
 def _within(here: slice, some: slice) -> slice:

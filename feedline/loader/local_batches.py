@@ -84,6 +84,11 @@ class LocalBatches:
             return self._reader.batch(start, self._before(number, 0), buffers, filled)
         return self._joined(number, buffers, filled)
 
+    def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
+        """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
+        step, part_of_batch = divmod(part, self._parts_of_batch)
+        return self._reader.rows_of(self._start(number, step), part_of_batch, self._parts_of_batch)
+
     def _tell_source(self, number: int) -> None:
         """Tell a source that fetches rows which ones come next, from delivery `number` on, until it has enough."""
         if not self._reader.tells_source or not self._telling.acquire(blocking=False):

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from feedline.errors import FeedError
 from feedline.rows.spec import Array
 
 Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -102,7 +103,15 @@ class Staging:
         return np.asarray(lease)[:size].view(dtype).reshape(shape)
 
     def _map(self, size: int) -> Slab:
-        memory = mmap.mmap(-1, max(size, 1))
+        try:
+            memory = mmap.mmap(-1, max(size, 1))
+        except OSError as error:
+            raise FeedError(
+                f"the memory of a batch must fit beside what this process has, and no more {size:,} bytes can be "
+                f"had for a leaf of it ({error.strerror}); take a smaller batch_size, Reading.buffer or prefetch, "
+                "or raise the limit (ulimit -v)",
+                stage="read",
+            ) from error
         self._mapped.append(weakref.ref(memory))
         if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer faults while it is new, fewer TLB misses later
             memory.madvise(mmap.MADV_HUGEPAGE)

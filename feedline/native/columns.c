@@ -8,8 +8,11 @@
  *   feedline_fill     the rows at some positions of an epoch, of several leaves, into a batch
  *
  * Nothing is allocated and no state is kept between calls, so any number of threads may call at a time. For a row
- * that is in no segment an error code is returned, and nothing is read.
+ * that is in no segment an error code is returned, and nothing is read. Another code is returned if a row is in a
+ * mapped file that was truncated, or whose disk fails.
  */
+
+#include "lost_memory.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -27,11 +30,14 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Increased whenever a struct or a function changes; the binding refuses any other version. */
-#define INTERFACE 3
+#define INTERFACE 4
 
-enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3 };
+enum { OK = 0, ROW_OUT_OF_RANGE = 1, POSITION_OUT_OF_RANGE = 2, BAD_ARGUMENT = 3, MEMORY_LOST = 4 };
 
 EXPORT int32_t feedline_interface(void) { return INTERFACE; }
+
+/* From now on, a SIGBUS says which mapped file was lost. */
+EXPORT void feedline_name_lost_files(void) { install_handler(); }
 
 /* ---- order ---------------------------------------------------------------------------------------------------- */
 
@@ -395,19 +401,11 @@ typedef struct {
   int64_t stream; /* bypass the cache, if the alignment allows it */
 } Copy;
 
-/* Copy row rows[i] of the leaf to row i of `out`.
- * Error: `*bad` is the first row that is in no segment, and nothing has been copied. */
-EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
-  if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
-      copy->leaf->segments < 1)
-    return BAD_ARGUMENT;
+/* Copy rows that are in range. */
+static __attribute__((noinline)) void copy_rows(const Copy *copy, const int64_t *rows, int64_t count) {
   const Leaf *leaf = copy->leaf;
   unsigned char *out = copy->out;
   const int64_t out_stride = copy->out_stride;
-  const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
-  for (int64_t i = 0; i < count; i++)
-    if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
-  if (leaf->runs < 1 || leaf->run_bytes < 1) return OK; /* rows of no bytes */
   const Source one = {*leaf, leaf->bases[0], leaf->strides[0], 1}, several = {*leaf, NULL, 0, 0};
 #if X86
   if (copy->stream && leaf->run_bytes % 16 == 0 && out_stride % 16 == 0 && (uintptr_t)out % 16 == 0) {
@@ -415,18 +413,53 @@ EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t co
       streamed(one, rows, count, out, out_stride);
     else
       streamed(several, rows, count, out, out_stride);
-    return OK;
+    return;
   }
 #endif
   if (leaf->segments == 1)
     copied(one, rows, count, out, out_stride);
   else
     copied(several, rows, count, out, out_stride);
+}
+
+/* The first of the rows that has a byte at an address; -1 if none has. */
+static int64_t row_at(const Leaf *leaf, const void *lost, const int64_t *rows, int64_t count) {
+  const Source at = {*leaf, NULL, 0, 0};
+  for (int64_t i = 0; i < count; i++) {
+    const uintptr_t row = (uintptr_t)address(&at, rows[i]);
+    for (int64_t run = 0; run < leaf->runs; run++)
+      if ((uintptr_t)lost - (row + (uintptr_t)leaf->offsets[run]) < (uintptr_t)leaf->run_bytes) return rows[i];
+  }
+  return -1;
+}
+
+/* Copy row rows[i] of the leaf to row i of `out`.
+ * Errors: `bad[0]` is the first row that is in no segment, and nothing has been copied; or a row that could not be
+ * copied, since there is no memory at the address `bad[1]`, and some rows have been copied. If that address is not
+ * known, or is one of `out`, `bad[0]` is -1. */
+EXPORT int32_t feedline_gather(const Copy *copy, const int64_t *rows, int64_t count, int64_t *bad) {
+  if (copy == NULL || copy->leaf == NULL || copy->out == NULL || rows == NULL || bad == NULL || count < 0 ||
+      copy->leaf->segments < 1)
+    return BAD_ARGUMENT;
+  const Leaf *leaf = copy->leaf;
+  const uint64_t n = (uint64_t)leaf->ends[leaf->segments - 1];
+  for (int64_t i = 0; i < count; i++)
+    if ((uint64_t)rows[i] >= n) return *bad = rows[i], ROW_OUT_OF_RANGE;
+  if (leaf->runs < 1 || leaf->run_bytes < 1) return OK; /* rows of no bytes */
+  Guard guard;
+  if (LOST_MEMORY(guard)) {
+    bad[0] = row_at(copy->leaf, guard.address, rows, count);
+    bad[1] = (int64_t)(uintptr_t)guard.address;
+    return MEMORY_LOST;
+  }
+  copy_rows(copy, rows, count);
+  lost_memory_release(&guard);
   return OK;
 }
 
 /* Write the rows at `count` positions to `rows` (see feedline_order), and copy these rows of each leaf.
- * Error: that of the order, or of the first leaf with an error; leaves before it may have been copied. */
+ * Error: that of the order, or of the first leaf with an error; leaves before it may have been copied. `bad` has two
+ * places, as for feedline_gather. */
 EXPORT int32_t feedline_fill(const Order *order, const int64_t *positions, int64_t first, int64_t count,
                              int64_t *rows, const Copy *copies, int64_t leaves, int64_t *bad) {
   if (copies == NULL || leaves < 0) return BAD_ARGUMENT;

@@ -15,6 +15,8 @@ Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | Indices, ...]
 _BUCKETS_A_SEGMENT = 8
+_MEMORY_LOST = 4
+"""A code of columns.c."""
 _STREAMED_RUN_BYTES, _STREAMED_BYTES = 1 << 11, 1 << 23
 """Minimum sizes, of a run and of all output of a call, for stores that bypass the processor's cache.
 
@@ -56,6 +58,31 @@ class Copy(ctypes.Structure):
     )
 
 
+class MemoryLostError(Exception):
+    """A row could not be copied: a mapped file was truncated, its disk failed, or there is no memory left.
+
+    Attributes:
+      row: the first such row; None if the memory that it was copied to was lost.
+      address: in the memory that was lost; 0 if it is not known.
+    """
+
+    def __init__(self, row: int | None, address: int) -> None:
+        super().__init__(row, address)
+        self.row = row
+        self.address = address
+
+
+class Bad(ctypes.Array[ctypes.c_int64]):
+    """What the C functions say of an error."""
+
+    _type_, _length_ = ctypes.c_int64, 2
+
+    def check_memory(self, code: int) -> None:
+        """Raise a `MemoryLostError` if that is the code that a C function returned."""
+        if code == _MEMORY_LOST:
+            raise MemoryLostError(None if self[0] < 0 else self[0], ctypes.c_uint64(self[1]).value)
+
+
 class Segments:
     """The rows of arrays of one dtype and row shape, one after the other, anywhere in memory.
 
@@ -93,15 +120,18 @@ class Segments:
 
         Raises:
           IndexError: there is no such row; nothing has been written.
+          MemoryLostError: a row is in a mapped file that was truncated, or whose disk failed.
           ValueError: `out` has another shape, or may not be written.
         """
         copy = self.copy(len(rows), columns, out, stream)
         if copy is None:
             out[:] = self._gathered(library, rows, columns, out.shape)
             return
-        bad = ctypes.c_int64()
-        if library.feedline_gather(ctypes.byref(copy), rows.ctypes.data, len(rows), ctypes.byref(bad)):
-            raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad.value}")
+        bad = Bad()
+        code = library.feedline_gather(ctypes.byref(copy), rows.ctypes.data, len(rows), ctypes.byref(bad))
+        bad.check_memory(code)
+        if code:
+            raise IndexError(f"rows are 0 to {self._ends[-1] - 1}, got {bad[0]}")
 
     def copy(self, count: int, columns: Columns, out: Array, stream: bool | None = None) -> Copy | None:
         """The C struct for a copy of the `columns` of `count` rows to `out`, valid while both are alive.

@@ -7,7 +7,7 @@ import functools
 import os
 from pathlib import Path
 
-INTERFACE = 3
+INTERFACE = 4
 """The version of the C functions and structs that this package calls; `columns.c` has the same number."""
 
 PATH = Path(__file__).with_name(f"libcolumns.so.{INTERFACE}")
@@ -32,6 +32,7 @@ def library() -> ctypes.CDLL | None:
         raise ImportError(
             f"{PATH} has interface {found}, and this package calls interface {INTERFACE}; {_INSTALL}"
         )
+    loaded.feedline_name_lost_files()
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.feedline_order.argtypes = (pointer, pointer, number, number, pointer, pointer)
     loaded.feedline_gather.argtypes = (pointer, pointer, number, pointer)

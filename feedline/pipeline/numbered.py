@@ -16,7 +16,8 @@ class NumberedParts:
     """
 
     def __init__(self, batches: LocalBatches, done: int) -> None:
-        self.parts, self.count, self.end = batches.parts, batches.count, batches.end
+        self.parts, self.count = batches.parts, batches.count
+        self.rows_of, self.end = batches.rows_of, batches.end
         self._batches = batches
         self._done = done
 

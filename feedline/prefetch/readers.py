@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from feedline.prefetch.threaded import Last, ThreadedPipeline, placed
-from feedline.prefetch.watch import Watch
+from feedline.prefetch.watch import Pending, Watch
 
 _BRIEFLY_S = 0.5e-3
 """How long a thread waits for a slot before it gives up its permit: to wake another thread costs more than that.
@@ -36,6 +38,9 @@ class PartialBatches(Protocol[H_co]):
 
     def read(self, number: int, part: int) -> H_co | None:
         """Read a part of batch `number`. The call that completes the batch returns it."""
+
+    def rows_of(self, number: int, part: int) -> tuple[int, int, str | None]:
+        """Of a part: the number of its rows, the row index of the first, and the file of that row, if known."""
 
     def end(self) -> StopIteration:
         """What tells the consumer that all batches have been delivered."""
@@ -75,7 +80,10 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()  # a thread needs one to read
         for _ in range(threads):
             self._permits.put(None)
-        self._reading: dict[threading.Thread, None] = {}  # the threads that are inside a read
+        # the threads that are inside a read: of which part, and since when on the monotonic clock
+        self._reading: dict[threading.Thread, tuple[int, int, float]] = {}
+        method = weakref.WeakMethod(self._longest_read)
+        watch.longest_read = lambda: None if (longest := method()) is None else longest()
         self._next = 0  # the number of the batch that may be read next; held by _lock
         self._lock = threading.Lock()
         self._failed: float = math.inf  # the number of a batch that failed: none after it is needed
@@ -149,7 +157,7 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
 
     def _read(self, number: int, part: int) -> H | None:
         me = threading.current_thread()
-        self._reading[me] = None
+        self._reading[me] = number, part, time.monotonic()
         try:
             return self._batches.read(number, part)
         except BaseException as error:  # noqa: BLE001  raised in the consumer, with this traceback
@@ -158,6 +166,13 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
         finally:
             del self._reading[me]
             self._watch.advanced("read")
+
+    def _longest_read(self) -> Pending | None:
+        reading = sorted(self._reading.values(), key=operator.itemgetter(2))
+        if not reading:
+            return None
+        number, part, began = reading[0]
+        return Pending(time.monotonic() - began, *self._batches.rows_of(number, part))
 
     def _place_and_put(self, number: int, host: H) -> None:
         try:

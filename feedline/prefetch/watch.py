@@ -15,11 +15,34 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from feedline.errors import StallError
 from feedline.options import Reading
 
 _log = logging.getLogger("feedline")
+
+
+class Pending(NamedTuple):
+    """A read that has not returned.
+
+    Attributes:
+      seconds: since it began.
+      rows: how many it reads.
+      first: the row index of the first of them.
+      file: of that row, if its source knows it.
+    """
+
+    seconds: float
+    rows: int
+    first: int
+    file: str | None
+
+    def __str__(self) -> str:
+        file = "" if self.file is None else f" of {self.file}"
+        return (
+            f"a read of {self.rows} rows, the first of them row {self.first}{file}, began {self.seconds:.0f} s ago"
+        )
 
 
 class Watch:
@@ -31,6 +54,7 @@ class Watch:
     Attributes:
       on_stall: called before an error, with its limit in seconds: ends what hangs, and returns whether it will be
         replaced, so that the wait goes on. None: nothing can be done.
+      longest_read: returns the read that began first, of those that have not returned. None: it is not known.
 
     Args:
       reading: its limits.
@@ -46,6 +70,7 @@ class Watch:
         self._warned = False
         self._stopped = False
         self.on_stall: Callable[[float], bool] | None = None
+        self.longest_read: Callable[[], Pending | None] | None = None
 
     def stop(self) -> None:
         """End the waits of stages for other processes. Called when the owner stops."""
@@ -99,6 +124,9 @@ class Watch:
             f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
             f"{waiting} batches after the next one are placed"
         )
+        pending = None if self.longest_read is None else self.longest_read()
+        if pending is not None:
+            found += f"; {pending}"
         if still_s >= self._reading.stall_error_s:
             if self.on_stall is not None and self.on_stall(self._reading.stall_error_s):
                 self._warned = False
@@ -108,6 +136,8 @@ class Watch:
                 f"a batch must come within Reading.stall_error_s = {self._reading.stall_error_s:g} s: {found}. "
                 f"Look at the stacks that were logged; if such reads are normal, raise that limit",
                 stage=stage,
+                row=None if pending is None else pending.first,
+                file=None if pending is None else pending.file,
             )
         self._warned = True
         _log.warning("%s. Stacks of all threads:\n%s", found, stacks())

@@ -145,6 +145,12 @@ def will_read_of(source: RowSource) -> Callable[[npt.NDArray[np.int64], int], bo
     return found
 
 
+def file_of(source: RowSource, row: int) -> str | None:
+    """The file that holds a row, by the source's own `file_of`; None if the source has none."""
+    known: Callable[[int], str | None] | None = getattr(source, "file_of", None)
+    return None if known is None else known(row)
+
+
 def is_positioned(source: RowSource) -> TypeGuard[PositionedSource]:
     """Whether a source is a `PositionedSource`."""
     return hasattr(source, "read_positioned")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline.errors import FeedError
 from feedline.native.library import library
 from feedline.options import Order
 from feedline.order.compiled import Positions, epoch_order
@@ -23,6 +24,7 @@ from feedline.rows.indexed import IndexedSource
 from feedline.rows.shards import Indices
 from feedline.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
 from feedline.sources.formats.file_version import FileVersion
+from feedline.sources.formats.mapped_file import file_at
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.remote.rows import RemoteRows
 from feedline.sources.row_gather import RowGather, fill
@@ -113,7 +115,7 @@ class ArraySource(IndexedSource):
     @property
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every shard: no path, so a moved data set stays the same."""
-        self._check_files()
+        self._check(list(self._opened.versions.items())[:_CHECKS_A_READ])
         samples = min(_MAX_SAMPLES_A_SHARD, max(1, _SAMPLED_ROWS // len(self._leaves[0])))
         parts = list(zip(*self._leaves, strict=True))
         if self._remote is not None:
@@ -138,17 +140,16 @@ class ArraySource(IndexedSource):
         """Write row rows[i] to index i of each leaf of `out`.
 
         Raises:
+          RowError: a row is in a file whose disk failed.
           FeedError: a file was written to or truncated.
         """
-        self._check_files()
-        with self._present(range(len(self._leaves)), rows):
+        with self._files_unchanged(), self._present(range(len(self._leaves)), rows):
             for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
                 gather.read(rows, (slice(None),) * (target.ndim - 1), target)
 
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
-        self._check_files()
-        with self._present([leaf], rows):
+        with self._files_unchanged(), self._present([leaf], rows):
             self._gathers[leaf].read(rows, columns, out)
 
     def read_in_order(
@@ -165,7 +166,16 @@ class ArraySource(IndexedSource):
         Returns:
           int64[k]: the row at each position.
         """
-        self._check_files()
+        with self._files_unchanged():
+            return self._read_in_order(order, epoch, positions, cuts)
+
+    def _read_in_order(
+        self,
+        order: Order | MixtureOrder,
+        epoch: int,
+        positions: Positions,
+        cuts: Sequence[tuple[int, Columns, Array]],
+    ) -> Indices:
         with contextlib.nullcontext(True) if self._remote is None else self._remote.all_present() as readable:
             filled = self._filled(order, epoch, positions, cuts) if readable else None
         if filled is not None:
@@ -199,6 +209,14 @@ class ArraySource(IndexedSource):
             return None
         return fill(compiled, struct, positions, made)
 
+    def file_of(self, row: int) -> str | None:
+        """The file that holds a row of the first leaf; None if that is memory."""
+        for part in self._leaves[0]:
+            if row < len(part):
+                return file_at(part[row:].ctypes.data)
+            row -= len(part)
+        return None
+
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """As of a `ToldSource`, for arrays in a store of which some rows are not there; None for others."""
@@ -213,11 +231,24 @@ class ArraySource(IndexedSource):
         """Within the `with` block, these rows of these leaves can be read."""
         return contextlib.nullcontext() if self._remote is None else self._remote.present(leaves, rows)
 
-    def _check_files(self) -> None:
-        """Refuse files that were written to. Each call checks only the next few of many files, to stay cheap."""
-        for path, version in itertools.islice(
-            self._files_to_check, min(_CHECKS_A_READ, len(self._opened.versions))
-        ):
+    @contextlib.contextmanager
+    def _files_unchanged(self) -> Iterator[None]:
+        """Refuse what is read in the block if a file was written to, also meanwhile: rows may be of both states.
+
+        Only the next few of many files are checked each time, to stay cheap.
+        """
+        few = list(itertools.islice(self._files_to_check, min(_CHECKS_A_READ, len(self._opened.versions))))
+        if not all(gather.survives_lost_files for gather in self._gathers):
+            self._check(few)
+        try:
+            yield
+        except FeedError:
+            self._check(self._opened.versions.items())  # a change explains it better
+            raise
+        self._check(few)
+
+    def _check(self, files: Iterable[tuple[str, FileVersion]]) -> None:
+        for path, version in files:
             version.check_open(path)
 
     def __reduce__(self) -> Any:

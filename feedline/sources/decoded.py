@@ -131,6 +131,10 @@ class DecodedSource(IndexedSource):
         """As of a `ToldSource`, for records in a store; None for others."""
         return getattr(self._source, "will_read", None)
 
+    def file_of(self, row: int) -> str | None:
+        """The file that holds the row."""
+        return self._source.file_of(row)
+
     def close(self) -> None:
         """Close the source of the records."""
         self._source.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -144,6 +146,11 @@ class GroupSource(IndexedSource):
         }
         return [read[group] for group in groups]
 
+    def file_of(self, row: int) -> str:
+        """The file that holds the row."""
+        file = self._groups[0].of(self._shards[0].of(np.array([row])))
+        return str(self._paths[int(file[0])])
+
     def close(self) -> None:
         """Drop the cached groups."""
         self._cache.clear()
@@ -162,6 +169,13 @@ class GroupSource(IndexedSource):
             raise
         except Exception as error:
             self._versioned.check(file)  # a change of the file explains any other error, and is not a bad row
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise FeedError(
+                    f"a file is opened for each read, and no more can be opened ({os.strerror(error.errno)}); "
+                    "raise the limit (ulimit -n), or close other files",
+                    stage="read",
+                    file=str(self._paths[file]),
+                ) from error
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",

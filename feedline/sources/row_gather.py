@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline.native.gather import Copy, Segments
+from feedline.errors import FeedError, RowError
+from feedline.native.gather import Bad, Copy, MemoryLostError, Segments
 from feedline.native.library import library
 from feedline.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline.placement.plan import Columns
 from feedline.rows.shards import Indices
+from feedline.sources.formats.mapped_file import file_at
 from feedline.sources.numpy_gather import NumpyGather
 
 Array = npt.NDArray[Any]
@@ -45,15 +48,22 @@ class RowGather:
         else:
             self._by_numpy = NumpyGather(parts)
 
+    @property
+    def survives_lost_files(self) -> bool:
+        """Whether a file that was truncated, or whose disk fails, is an error, and not the end of the process."""
+        return self._by_c is not None
+
     def read(self, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of row rows[i] to out[i], which may be strided.
 
         Raises:
           IndexError: there is no such row.
+          RowError: it is in a mapped file that was truncated, or whose disk failed.
         """
         if self._by_c is not None:
             compiled, segments = self._by_c
-            segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
+            with _naming_the_file():
+                segments.gather(compiled, np.ascontiguousarray(rows, np.int64), columns, out)
         elif self._by_numpy is not None:
             self._by_numpy.read(rows, columns, out)
 
@@ -73,9 +83,10 @@ def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: 
 
     Raises:
       IndexError: there is no such position, or no such row.
+      RowError: a row is in a mapped file that was truncated, or whose disk failed.
     """
     rows = np.empty(len(positions), np.int64)
-    bad = ctypes.c_int64()
+    bad = Bad()
     pointer = PositionsPointer(positions)
     code = library.feedline_fill(
         ctypes.byref(epoch),
@@ -87,6 +98,31 @@ def fill(library: ctypes.CDLL, epoch: EpochOrder, positions: Positions, copies: 
         len(copies),
         ctypes.byref(bad),
     )
+    with _naming_the_file():
+        bad.check_memory(code)
     if code:
-        raise IndexError(f"positions and rows must be in [0, {epoch.n}), got {bad.value} (code {code})")
+        raise IndexError(f"positions and rows must be in [0, {epoch.n}), got {bad[0]} (code {code})")
     return rows
+
+
+@contextlib.contextmanager
+def _naming_the_file() -> Iterator[None]:
+    """Raise lost memory as an error that names row and file."""
+    try:
+        yield
+    except MemoryLostError as lost:
+        file = file_at(lost.address)
+        if lost.row is None:
+            raise FeedError(
+                "the memory of a batch could not be written to, or that of its rows not be read (SIGBUS): there "
+                "is no room left in it, or a disk failed; look at the log of the kernel (dmesg)",
+                stage="read",
+                file=file,
+            ) from lost
+        raise RowError(
+            "a row could not be read from its mapped file (SIGBUS): the file was truncated, or its disk failed; "
+            "restore the file, or look at the log of the kernel (dmesg)",
+            stage="read",
+            row=lost.row,
+            file=file,
+        ) from lost

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from feedline.errors import FeedError
+from feedline.trainer.checkpoint_digests import DamageError
 from feedline.trainer.task import State
 
 
@@ -25,15 +26,25 @@ def checkpoint_removed(folder: Path, meanwhile: str) -> FeedError:
 
 
 @contextlib.contextmanager
-def naming_the_checkpoint(folder: Path) -> Iterator[None]:
-    """Raise errors of Orbax as a `FeedError` that names the checkpoint's folder."""
+def naming_the_checkpoint(folder: Path, whole_before: Callable[[int], int | None]) -> Iterator[None]:
+    """Raise damage and errors of Orbax as a `FeedError` that names the checkpoint's folder.
+
+    Args:
+      whole_before: the newest step before the given one whose checkpoint is whole.
+    """
     try:
         yield
     except Exception as error:
         if not folder.exists():
             raise checkpoint_removed(folder, "it was read") from error
+        found = "is damaged" if isinstance(error, DamageError) else "cannot be read"
+        whole = whole_before(int(folder.name))
+        if whole is None:
+            way_out = "no older one is whole; restore it from a copy, or begin again in another directory"
+        else:
+            way_out = f"remove its folder to go on from that of step {whole}, the newest one that is whole"
         raise FeedError(
-            f"the checkpoint cannot be read ({error}); remove its folder to go on from the one before it",
+            f"the checkpoint {found} ({error}); {way_out}",
             stage="checkpoint",
             process=jax.process_index(),
             file=str(folder),

@@ -1,15 +1,17 @@
 """Checkpoints of a training loop, with Orbax: written while training continues, restored on any topology.
 
 A checkpoint is the folder `<directory>/<step>` with two items: `state`, the trainer's arrays, and `feed`,
-the result of the feed's `get_state` after the batch of that step, as JSON.
+the result of the feed's `get_state` after the batch of that step, as JSON. Digests of their files are beside them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline.errors import FeedError
+from feedline.trainer import checkpoint_digests
 from feedline.trainer.checkpoint_checks import (
     check_same_arrays,
     check_same_data,
@@ -27,10 +30,11 @@ from feedline.trainer.checkpoint_checks import (
     checkpoint_removed,
     naming_the_checkpoint,
 )
-from feedline.trainer.folder import Lock, prepare
+from feedline.trainer.folder import TEMPORARY, Lock, prepare
 from feedline.trainer.loop import crosses
 from feedline.trainer.task import State, all_finite
 
+_log = logging.getLogger("feedline")
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
 
 
@@ -80,8 +84,9 @@ class Checkpoints:
         self._every = every
         self._asynchronous = asynchronous
         self._step = 0  # of the last state restored or passed to `after_step`
+        self._saving = 0  # the step of the last save that was started
         try:
-            self._manager = _manager(directory)
+            self._manager = _manager(directory, self._write_digests)
         except BaseException:
             self._release_lock()
             raise
@@ -119,20 +124,25 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of other data or another model (the message names the field), its parts are
             of different steps, or another program wrote it.
-          FeedError: the checkpoint is damaged.
+          FeedError: the checkpoint is damaged; the message names the newest one that is whole.
         """
         step = self._manager.latest_step()
         if step is None:
             return state
         folder = self.directory / str(step)
-        with naming_the_checkpoint(folder):
+        with naming_the_checkpoint(folder, self._whole_before):
+            # no process returns from Orbax's restore before all of them have called it
+            if not checkpoint_digests.check(folder, jax.process_index(), jax.process_count()):
+                _log.warning(
+                    "the checkpoint %s was saved without digests of its files: damage would not be noticed", folder
+                )
             saved = dict(self._manager.item_metadata(step).items())
         check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        with naming_the_checkpoint(folder):
+        with naming_the_checkpoint(folder, self._whole_before):
             found: Any = self._manager.restore(step, args=items)
         check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
         try:
@@ -143,6 +153,14 @@ class Checkpoints:
         self._step = step
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
+
+    def _whole_before(self, step: int) -> int | None:
+        """The newest step before `step` whose checkpoint is whole, as far as its digests tell."""
+        for older in sorted((each for each in self._manager.all_steps() if each < step), reverse=True):
+            with contextlib.suppress(checkpoint_digests.DamageError, OSError):
+                checkpoint_digests.check(self.directory / str(older))
+                return older
+        return None
 
     def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
         """How a leaf of the state lies on the devices of all processes."""
@@ -182,12 +200,18 @@ class Checkpoints:
             return
         arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), feed=ocp.args.JsonSave(feed))
+        self._saving = trained
         try:
             self._manager.save(trained, args=items, force=True)
         except (ValueError, OSError) as error:
             raise self._write_error(error) from error
         if not self._asynchronous:
             self._wait_until_written()
+
+    def _write_digests(self) -> None:
+        """Orbax calls this on process 0 and its own thread, before a checkpoint with all files gets its name."""
+        for folder in self.directory.glob(f"{self._saving}{TEMPORARY}*"):
+            checkpoint_digests.write(folder)
 
     def _wait_until_written(self) -> None:
         """Wait until the started save is written."""
@@ -210,12 +234,16 @@ class Checkpoints:
         )
 
 
-def _manager(directory: Path) -> ocp.CheckpointManager:
+def _manager(directory: Path, before_renamed: Callable[[], None]) -> ocp.CheckpointManager:
     try:
         return ocp.CheckpointManager(
             directory.absolute(),
             item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=_KEPT,
+                cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=before_renamed),
+            ),
         )
     except FileNotFoundError as error:
         raise checkpoint_removed(Path(error.filename or directory), "it was listed") from error

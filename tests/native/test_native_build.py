@@ -74,7 +74,7 @@ def wheel(folder, **environment):
 def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
     name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0")
     assert "-py3-none-linux_" in name
-    assert "feedline/native/libcolumns.so.3" in files
+    assert "feedline/native/libcolumns.so.4" in files
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_a_wheel_holds_the_library_and_serves_any_python(tmp_path):
 def test_without_a_compiler_the_wheel_is_a_pure_one(tmp_path, environment):
     name, files = wheel(tmp_path, **{"FEEDLINE_PURE_PYTHON": "0", **environment})
     assert "-py3-none-any" in name
-    assert "feedline/native/libcolumns.so.3" not in files
+    assert "feedline/native/libcolumns.so.4" not in files
     assert "feedline/native/columns.c" in files

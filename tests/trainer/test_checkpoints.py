@@ -2,7 +2,9 @@
 
 import logging
 import os
+import random
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -272,6 +274,11 @@ def test_a_checkpoint_with_a_missing_part_is_refused(part, three, tmp_path, quie
     folder = tmp_path / "copy"
     shutil.copytree(three, folder)
     shutil.rmtree(folder / "3" / part)
+    with pytest.raises(
+        feedline.FeedError, match=rf"is damaged \({part}/.* is missing.*\); remove its folder to go on"
+    ):
+        restore(folder)
+    (folder / "3" / "files.sha256").unlink()
     left = {"state": "feed", "feed": "state"}[part]
     with pytest.raises(ValueError, match=rf"/3 holds {left}: a part was removed, .* remove the folder to go on"):
         restore(folder)
@@ -339,10 +346,63 @@ def test_a_damaged_checkpoint_is_told(path, three, tmp_path, quiet):
     shutil.copytree(three, folder)
     damaged = folder / "3" / path
     damaged.write_bytes(damaged.read_bytes()[:20])
+    told = rf"is damaged \({path} has other bytes .*\); remove its folder to go on from that of step 2, .*/3\]$"
+    with pytest.raises(feedline.FeedError, match=told):
+        restore(folder)
+    (folder / "3" / "files.sha256").unlink()
     with pytest.raises(feedline.FeedError, match=r"cannot be read \((?s:.*); remove its folder to go on .*/3\]$"):
         restore(folder)
     shutil.rmtree(folder / "3")
     assert restore(folder)[1]["step"] == 2
+
+
+def test_a_flipped_bit_changes_no_weight(three, tmp_path, quiet):
+    folder, chance, refused, unharmed = tmp_path / "copy", random.Random(5), 0, 0
+    shutil.copytree(three, folder)
+    expected = values(restore(folder)[0])
+    paths = sorted(path for path in (folder / "3").rglob("*") if path.is_file())
+    for path in chance.choices(paths, k=30):
+        whole = path.read_bytes()
+        at = chance.randrange(len(whole) * 8)
+        path.write_bytes(whole[: at // 8] + bytes([whole[at // 8] ^ 1 << at % 8]) + whole[at // 8 + 1 :])
+        try:
+            found = values(restore(folder)[0])
+        except feedline.FeedError as error:
+            refused += "is damaged (" in str(error) and "to go on from that of step 2, the newest " in str(error)
+        else:
+            assert_same_bits(found, expected)
+            unharmed += 1
+        path.write_bytes(whole)
+    assert refused + unharmed == 30
+    assert refused > 15
+
+
+def test_another_file_and_older_damage_are_told(three, tmp_path, quiet):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    (folder / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
+    (folder / "3" / "state" / "d" / "more").write_bytes(b"")
+    told = r"is damaged \(state/d/more was not saved with it\); remove .* go on from that of step 1, the newest"
+    with pytest.raises(feedline.FeedError, match=told):
+        restore(folder)
+    shutil.rmtree(folder / "1")
+    with pytest.raises(
+        feedline.FeedError, match=r"\); no older one is whole; restore it from a copy, or begin again"
+    ):
+        restore(folder)
+
+
+def test_a_checkpoint_without_digests_is_restored_with_a_warning(three, tmp_path, caplog):
+    folder = tmp_path / "copy"
+    shutil.copytree(three, folder)
+    assert "digests" not in caplog.text
+    (folder / "3" / "files.sha256").unlink()
+    assert restore(folder)[1]["step"] == 3
+    assert f"{folder / '3'} was saved without digests of its files: damage would not be noticed" in caplog.text
+
+
+def test_the_digests_are_those_of_sha256sum(three):
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "files.sha256"], cwd=three / "3", check=True)
 
 
 def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):

@@ -44,8 +44,8 @@ class MappedFile:
     """All bytes of a file, read from disk when they are used. It keeps one file descriptor open.
 
     A file that is replaced or deleted stays mapped, with its old bytes. Writes to the file are visible in the
-    mapping, and an access beyond the end of a truncated file ends the process (SIGBUS). So call
-    `version.check_open` before each read.
+    mapping. An access beyond the end of a truncated file ends the process (SIGBUS), unless the gather in C makes
+    it. So call `version.check_open` before other reads, and after each one.
 
     Args:
       opened: the file; it may be closed afterwards.
@@ -65,3 +65,16 @@ class MappedFile:
     def array(self, header: Header, offset: int) -> npt.NDArray[Any]:
         """The array of a `.npy` that begins at byte `offset`: a view."""
         return np.ndarray(header.shape, header.dtype, self.bytes, offset + header.start, order=header.order)
+
+
+def file_at(address: int) -> str | None:
+    """The file that is mapped at an address; None if there is none, or the system does not tell."""
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            for line in maps:
+                begin, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
+                if begin <= address < end:
+                    return line[line.index("/") :].rstrip("\n") if "/" in line else None
+    except OSError:
+        pass
+    return None

@@ -21,7 +21,8 @@ def opening(path: Path) -> Iterator[BinaryIO]:
     Raises:
       FileNotFoundError: there is none.
       ValueError: it is a folder.
-      OSError: this process has too many open files; also if that happens inside the block.
+      OSError: the disk fails, or this process has too many open files; also if that happens inside the block. It
+        names the file.
     """
     try:
         with path.open("rb") as file:
@@ -32,6 +33,8 @@ def opening(path: Path) -> Iterator[BinaryIO]:
         raise folder_error(path) from None
     except OSError as error:
         if error.errno != errno.EMFILE:
+            if error.filename is None:  # of a read inside the block
+                error.filename = str(path)
             raise
         raise OSError(
             errno.EMFILE,

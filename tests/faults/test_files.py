@@ -1,0 +1,216 @@
+"""Files that change or cannot be read: an error that names them, or the policy for bad rows; never a wrong row."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from feedline.native.library import library
+
+pytestmark = pytest.mark.slow
+compiled = pytest.mark.skipif(library() is None, reason="the C library was not built")
+
+FEEDS = """
+import json, os, resource, sys, time
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jax.sharding import SingleDeviceSharding
+
+import feedline
+
+ROWS, COLUMNS, NOBODY = 4096, 512, 65534
+VALUES = np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS)
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def saved(path):
+    if path.endswith(".npy"):
+        np.save(path, VALUES)
+    elif path.endswith(".parquet"):
+        pq.write_table(pa.table({"x": VALUES[:, 0]}), path, row_group_size=64)
+    else:
+        os.mkdir(path)
+        for row in range(256):
+            VALUES[row, :1].tofile(f"{path}/{row:03}")
+    return path
+
+
+def decode(record, out, row):
+    out[:] = np.frombuffer(record, np.int32)
+
+
+def feed_of(path, **reading):
+    source = feedline.open_source(path)
+    if os.path.isdir(path):
+        source = feedline.decoded(source, decode, jax.ShapeDtypeStruct((1,), np.int32))
+    one = SingleDeviceSharding(jax.devices()[0])
+    return feedline.Feed(source, 64, one, epochs=1, reading=feedline.Reading(**reading))
+
+
+def meet(fault, feed, happen=lambda: None):
+    # `happen` once a batch is there. Prints what the feed then says, and whether each row is one of the file.
+    told, right, met, began = None, True, False, time.monotonic()
+    try:
+        for batch in feed:
+            x = np.asarray(jax.tree.leaves(batch)[0]).reshape(64, -1)
+            right &= bool((x[:, 0] % COLUMNS == 0).all() and (x == x[:, :1] + np.arange(x.shape[1])).all())
+            if not met:
+                met, began = True, time.monotonic()
+                happen()
+    except (feedline.FeedError, OSError) as error:
+        told = f"{type(error).__name__}: {error}"
+    found = {"told": told, "seconds": time.monotonic() - began, "right": right, "bad": feed.statistics().bad_rows}
+    print(json.dumps({"fault": fault, **found}), flush=True)
+    feed.close()
+"""
+
+CHANGES = (
+    FEEDS
+    + """
+def grow():
+    with open("grown.npy", "ab") as file:
+        file.write(bytes(4096))
+
+
+def few_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), FILES[1]))
+
+
+meet("truncated", feed_of(saved("truncated.npy")), lambda: os.truncate("truncated.npy", 200_000))
+meet("grown", feed_of(saved("grown.npy")), grow)
+for fault, path in [("groups", saved("groups.parquet")), ("descriptors", saved("files"))]:
+    feed = feed_of(path)
+    few_files()
+    meet(fault, feed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+os.chmod(".", 0o755)
+os.chmod("files", 0o700)
+os.chmod("grown.npy", 0o600)
+meet("forbidden", feed_of("files"), lambda: os.seteuid(NOBODY))
+try:
+    feedline.open_source("grown.npy")
+except PermissionError as error:
+    print(json.dumps({"fault": "opened", "told": str(error), "seconds": 0, "right": True}))
+"""
+)
+
+FAILING_DISK = (
+    FEEDS
+    + """
+paths = [saved("disk/mapped.npy"), saved("disk/replaced.npy"), saved("disk/groups.parquet"), saved("disk/files")]
+paths += [f"disk/files/{row:03}" for row in range(256)] + [saved("disk/later.npy")]
+mapped, groups, files = map(feed_of, [paths[0], *paths[2:4]])
+replaced = feed_of(paths[1], bad_rows="substitute", bad_rows_budget=0.99)
+for path in filter(os.path.isfile, paths):
+    with open(path, "rb") as file:  # nothing of it stays in memory, but what the feeds have sampled
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+os.truncate(sys.argv[1], 1 << 20)
+for fault in ("mapped", "replaced", "groups", "files"):
+    meet(fault, globals()[fault])
+try:
+    feed_of(paths[-1])
+except OSError as error:
+    print(json.dumps({"fault": "opened", "told": str(error), "seconds": 0, "right": True}))
+"""
+)
+
+
+def met(ended, measured):
+    """What a feed said of each fault."""
+    assert ended.returncode == 0, ended.stderr
+    assert not [pid for pid in ended.left if pid.isdecimal()]  # these feeds have no shared memory
+    found = {each["fault"]: each for each in map(json.loads, ended.stdout.splitlines())}
+    for fault, each in found.items():
+        assert each["right"]
+        measured(fault, each["seconds"])
+    return found
+
+
+def test_files_that_change_or_cannot_be_opened(start, measured):
+    found = met(start(CHANGES).end(), measured)
+    told = {fault: each["told"] for fault, each in found.items()}
+    assert found.keys() == {"truncated", "grown", "groups", "descriptors", "forbidden", "opened"}
+    changed = "FeedError: a file must not change while a feed reads it, and it has "
+    assert told["truncated"].startswith(f"{changed}200000 bytes and had 8388736 since the source was opened.")
+    assert told["grown"].startswith(f"{changed}8392832 bytes and had 8388736 since the source was opened.")
+    assert told["truncated"].endswith("/truncated.npy]")
+    assert told["descriptors"].startswith(
+        "FeedError: up to 64 files of a source are open, and no more can be opened"
+    )
+    assert told["groups"].startswith(
+        "FeedError: a file is opened for each read, and no more can be opened (Too many"
+    )
+    assert re.match(
+        r"RowError: the bytes of a row .* Permission denied: .*, row \d+, .*file files/\d+\]$", told["forbidden"]
+    )
+    assert told["opened"] == "[Errno 13] Permission denied: 'grown.npy'"
+
+
+@pytest.fixture
+def failing_disk(tmp_path):
+    """A file system in a file, mounted as `disk`. Where the file is truncated, its disk has I/O errors."""
+    if shutil.which("mkfs.ext2") is None:
+        pytest.skip("mkfs.ext2 is missing (Debian: e2fsprogs)")
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(40 << 20)
+    made = subprocess.run(["mkfs.ext2", "-q", "-F", image], check=False).returncode
+    if made or subprocess.run(["mount", "-o", "loop", image, folder], check=False).returncode:
+        pytest.skip("no permission to mount a file system")
+    yield image
+    subprocess.run(["umount", folder], check=True)
+
+
+@compiled
+def test_a_disk_that_fails(start, measured, failing_disk):
+    found = met(start(FAILING_DISK, str(failing_disk)).end(), measured)
+    told = {fault: each["told"] for fault, each in found.items()}
+    begins = {
+        "mapped": "a row could not be read from its mapped file (SIGBUS): the file was truncated, or its disk ",
+        "groups": "rows that are stored together could not be read: [Errno 5] ",
+        "files": "the bytes of a row must be readable, and reading them failed: [Errno 5] Input/output error; ",
+    }
+    for fault, begin in begins.items():
+        assert told[fault].startswith(f"RowError: {begin}")
+        assert re.search(
+            rf"\[stage read, row \d+, epoch 0, position \d+, file .*disk/{fault}[^ ]*\]$", told[fault]
+        )
+    assert told["replaced"] is None
+    assert found["replaced"]["bad"] > 0
+    assert told["opened"] == "[Errno 5] Input/output error: 'disk/later.npy'"
+
+
+UNGUARDED = """
+import sys
+import numpy as np
+from feedline.native.library import library
+
+library()
+rows = np.load("rows.npy", mmap_mode="r")
+open("rows.npy", "r+b").truncate(4096)
+print(rows.sum())
+"""
+
+
+@compiled
+def test_a_read_by_other_code_ends_the_process_and_the_file_is_named(tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones(100_000))
+    ended = subprocess.run(
+        [sys.executable, "-c", UNGUARDED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGBUS
+    told = (
+        f"feedline: SIGBUS, and the process ends: {tmp_path}/rows.npy is mapped, and was truncated, or its disk "
+    )
+    assert ended.stderr == f"{told}failed or is full\n"
