@@ -243,7 +243,8 @@ OF_FEEDLINE = {
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
               "loader.staging", "placement.place", "cluster.cores",
               # of one process out of thousands: the stages without devices, and what processes tell each other
-              "agreement", "order.schedule", "pipeline", "sources.arrays", "streams.ends", "errors",
+              "agreement", "order.schedule", "pipeline", "sources.arrays", "sources.lanes", "streams.ends",
+              "cluster.join", "errors",
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.mixture",
               "rows.row_source", "order.epoch", "order.schedule", "cluster", "errors"],

@@ -19,9 +19,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import feedline
 from feedline.agreement.coordination import Coordination
 from feedline.bench.scale.plan import LOCAL_ROWS, vast_source
+from feedline.cluster.join import initialize
+from feedline.feed import Feed
+from feedline.options import Reading
+from feedline.sources.lanes import Lanes
 
 _PATIENCE_S = 1800.0
 _ROWS = 10**12
@@ -36,16 +39,16 @@ def main() -> None:
     """Write FOLDER/<process>.json."""
     folder, began = Path(sys.argv[1]), float(sys.argv[2])
     seen: dict[str, Any] = {"imported_s": time.time() - began}
-    feedline.cluster.initialize(timeout_s=_PATIENCE_S, bind=False)
+    initialize(timeout_s=_PATIENCE_S, bind=False)
     counts = _count()
     seen["joined_s"] = time.time() - began
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     seen["mesh_s"] = time.time() - began
-    reading = feedline.Reading(threads=2, stall_warning_s=_PATIENCE_S, stall_error_s=_PATIENCE_S)
+    reading = Reading(threads=2, stall_warning_s=_PATIENCE_S, stall_error_s=_PATIENCE_S)
     processes = jax.process_count()
 
     before = counts.copy()
-    with feedline.Feed(vast_source(_ROWS), LOCAL_ROWS * processes, sharding, reading=reading) as feed:
+    with Feed(vast_source(_ROWS), LOCAL_ROWS * processes, sharding, reading=reading) as feed:
         jax.block_until_ready(next(feed))
         seen["first_batch_s"] = time.time() - began
         seen["build_calls"] = sum((counts - before).values())
@@ -55,10 +58,8 @@ def main() -> None:
         seen["memory"] = _memory()
 
     before = counts.copy()
-    lanes = feedline.Lanes(_make_lane, processes)
-    with feedline.Feed(
-        lanes, _LANE_ROWS * processes, sharding, epochs=1, prefetch=_PREFETCH, reading=reading
-    ) as feed:
+    lanes = Lanes(_make_lane, processes)
+    with Feed(lanes, _LANE_ROWS * processes, sharding, epochs=1, prefetch=_PREFETCH, reading=reading) as feed:
         seen["lane_batches"] = sum(1 for _ in feed)
     seen["lanes_calls"] = dict(counts - before)
     seen["window"] = _PREFETCH
