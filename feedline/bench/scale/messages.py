@@ -24,7 +24,7 @@ _WINDOWS = 2
 _CHECKS = 4
 _MOST_ENDS = 1024
 """Processes with lanes that all end: each reads of all, which takes minutes to simulate for more."""
-_LATE_S = 20.0
+_LATE_S = 10.0
 """How late one process is in the case "late". Below the warning, so that no process logs one."""
 _TIMES = {"read_s": 1e-3, "host_s": 1e-3, "place_s": 1e-4, "wait_s": 0.1, "loop_s": 5.0, "readers": 16}
 """As long as what the processes tell of their stages."""
@@ -38,7 +38,7 @@ def messages(processes: int, description: Mapping[str, Any], costs: Costs) -> di
     """
     cases: dict[str, Callable[[], tuple[Outcome, int]]] = {
         "build": lambda: (_build(processes, description, costs), 1),
-        "build, one 20 s late": lambda: (_build(processes, description, costs, late_s=_LATE_S), 1),
+        "build, one 10 s late": lambda: (_build(processes, description, costs, late_s=_LATE_S), 1),
         "build, one differs": lambda: (_build(processes, description, costs, differs=True), 1),
         "window of lanes": lambda: (_lanes(processes, costs, _WINDOWS), _WINDOWS),
         "check of replicas": lambda: (_replicas(processes, costs), _CHECKS),
