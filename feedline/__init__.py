@@ -41,6 +41,7 @@ and the other folders::
     inspection/ the description that `feedline inspect` prints
     audit/      the checks of `feedline audit`
     bench/      the measurements of `feedline bench`
+      scale/      those of one process out of thousands
     doctor/     the checks of `feedline doctor`
       inside/     what it observes inside of a training job
     trainer/    `fit` trains a model on the batches of any feed; a bundled MLP

@@ -242,6 +242,9 @@ OF_FEEDLINE = {
     # what is measured and what is audited: feeds as a user has them, and some stages alone
     "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
               "loader.staging", "placement.place", "cluster.cores",
+              # of one process out of thousands: the stages without devices, and what processes tell each other
+              "agreement", "order.schedule", "pipeline", "sources.arrays", "sources.lanes", "streams.ends",
+              "cluster.join", "errors",
               "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
     "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.mixture",
               "rows.row_source", "order.epoch", "order.schedule", "cluster", "errors"],
@@ -280,7 +283,7 @@ FROM_OUTSIDE = {
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.tensorboard": ["tensorboardX"],
-    "bench": ["numpy", "jax", "matplotlib", "optax"],
+    "bench": ["numpy", "jax", "matplotlib", "optax", "grain"],
     "audit": ["numpy", "jax", "rich"],
     "conversion": ["numpy", "jax", "grain"],  # grain: to tell streams from other sources
     "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources

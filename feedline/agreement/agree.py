@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from feedline.agreement.coordination import Coordination, coordination
-from feedline.agreement.differences import find_mismatch, process_names
+from feedline.agreement.coordination import Coordination, coordination, length_of_waits_s
+from feedline.agreement.differences import Mismatch, find_mismatch, process_names
 from feedline.agreement.monitor import ended_processes, poll_failure
 from feedline.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
 _SLICE_S = 1.0
-"""Length of one wait. jax's wait can be interrupted neither by Ctrl-C nor by the failure of another process."""
+"""Length of one wait, or more if there are thousands of processes.
+
+jax's wait can be interrupted neither by Ctrl-C nor by the failure of another process.
+"""
 _built: collections.Counter[str] = collections.Counter()
-"""The number of feeds that this process has built, by the processes that build them: the same on all of those."""
+"""The number of feeds that this process has built, by the group that builds them: the same in the whole group."""
 
 
 @contextlib.contextmanager
@@ -41,7 +45,10 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
     if service is None or service.process not in processes or len(set(processes)) == 1:
         yield CollectiveBuild()
         return
-    build = _SharedBuild(service, sorted(set(processes)), warning_s, error_s)
+    members = sorted(set(processes))
+    group = group_name(members)
+    _built[group] += 1
+    build = SharedBuild(service, f"feedline/agree/{group}/{_built[group]}", members, warning_s, error_s)
     try:
         yield build
     except BaseException as error:
@@ -69,31 +76,38 @@ class CollectiveBuild:
         """
 
 
-class _SharedBuild(CollectiveBuild):
+class SharedBuild(CollectiveBuild):
     """The build of a feed by several processes.
 
-    Each process publishes its description and increments a counter. The last one compares all descriptions and
-    publishes the verdict, for which the others wait. This takes four calls a process. The first verdict is
-    final, for example the verdict of a process that failed before the last one arrived.
+    Each process publishes its description, under a digest of it, publishes that digest under its index, and
+    increments a counter. The last one compares, and publishes the verdict, for which the others wait. This takes
+    four calls a process, and none grows with the number of processes but one: the last process reads all digests.
+    The first verdict is final, for example the verdict of a process that failed before the last one arrived.
+
+    Args:
+      key: a path for keys of this feed, the same in every process.
+      processes: the processes that build it, ascending.
     """
 
     key: str
 
-    def __init__(self, service: Coordination, processes: list[int], warning_s: float, error_s: float) -> None:
-        group = ",".join(map(str, processes))
-        _built[group] += 1
+    def __init__(
+        self, service: Coordination, key: str, processes: Sequence[int], warning_s: float, error_s: float
+    ) -> None:
+        self.key = key
         self._service = service
         self._processes = processes
         self._warning_s = warning_s
         self._error_s = error_s
-        self.key = f"feedline/agree/{group}/{_built[group]}"
 
     def agree(self, description: Mapping[str, Any]) -> None:
         """See `CollectiveBuild`."""
-        self._service.set(f"{self.key}/said/{self._service.process}", json.dumps(description))
+        text = json.dumps(description)
+        digest = _digest(text)
+        self._service.set(f"{self.key}/text/{digest}", text)
+        self._service.set(f"{self.key}/said/{self._service.process}", digest)
         if self._service.increment(f"{self.key}/came") == len(self._processes):
-            descriptions = self._service.dir(f"{self.key}/said")
-            found = find_mismatch({_process(key): json.loads(value) for key, value in descriptions.items()})
+            found = self._find_mismatch()
             self.publish(found and {"message": found.message, "stage": "agree", "process": found.process})
         verdict = self._wait_for_verdict(self._warning_s, self._error_s)
         if verdict is not None:
@@ -104,13 +118,20 @@ class _SharedBuild(CollectiveBuild):
         """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
         self._service.set(f"{self.key}/verdict", json.dumps(verdict))
 
+    def _find_mismatch(self) -> Mismatch | None:
+        digests = {_process(key): digest for key, digest in self._service.dir(f"{self.key}/said").items()}
+        if len(set(digests.values())) == 1:
+            return None
+        texts = {name: self._service.get(f"{self.key}/text/{name}", _SLICE_S) for name in set(digests.values())}
+        return find_mismatch({process: json.loads(texts[digest]) for process, digest in digests.items()})
+
     def _wait_for_verdict(self, warning_s: float, error_s: float) -> dict[str, Any] | None:
-        began = time.monotonic()
-        warned = False
+        began, warned = time.monotonic(), False
+        slice_s = length_of_waits_s(len(self._processes), _SLICE_S)
         while (waited_s := time.monotonic() - began) < error_s:
             with contextlib.suppress(TimeoutError):
                 verdict: dict[str, Any] | None = json.loads(
-                    self._service.get(f"{self.key}/verdict", min(_SLICE_S, error_s - waited_s))
+                    self._service.get(f"{self.key}/verdict", min(slice_s, error_s - waited_s))
                 )
                 return verdict
             if (failed := poll_failure()) is not None:
@@ -118,21 +139,24 @@ class _SharedBuild(CollectiveBuild):
             self._check_ended()
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
-                waits_for = process_names(self._absent()) or "the comparison of the feeds of all processes"
+                names, _ = self._absent("warning")
+                waits_for = names or "the comparison of the feeds of all processes"
                 _log.warning("waiting for %s to build this feed, too", waits_for)
-        absent = self._absent()
-        what = f"{process_names(absent)} did not" if absent else "all arrived, but no process compared the feeds"
+        names, first = self._absent("error")
+        what = f"{names} did not" if names else "all arrived, but no process compared the feeds"
         raise ProcessError(
             f"every process of the mesh must build the feed, and its feeds in the same order: {what} within "
             f"{error_s:g} s; read the end of its log, or raise Reading.stall_error_s if the start takes so long",
             stage="agree",
-            process=absent[0] if absent else None,
+            process=first,
         )
 
     def _check_ended(self) -> None:
         """Raise if a process that is to build the feed will never come."""
-        ended = ended_processes(self._service)
-        if gone := [process for process in self._absent() if process in ended]:
+        if not (ended := ended_processes(self._service)):
+            return
+        arrived = {_process(entry) for entry in self._service.dir(f"{self.key}/said")}
+        if gone := [process for process in self._processes if process in ended and process not in arrived]:
             raise ProcessError(
                 f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of the "
                 "program without it; look there for an early `sys.exit` (call feedline.cluster.abort before it)",
@@ -140,9 +164,36 @@ class _SharedBuild(CollectiveBuild):
                 process=gone[0],
             )
 
-    def _absent(self) -> list[int]:
-        arrived = {_process(key) for key in self._service.dir(f"{self.key}/said")}
-        return [process for process in self._processes if process not in arrived]
+    def _absent(self, purpose: str) -> tuple[str, int | None]:
+        """The processes that have not arrived, in words, and the first of them.
+
+        The first process that asks reads who has arrived, and publishes what it found: all ask at the same time,
+        and thousands of lists with thousands of entries would keep process 0 busy for minutes.
+        """
+        key = f"{self.key}/absent/{purpose}"
+        if self._service.increment(f"{key}/asked") > 1:
+            with contextlib.suppress(TimeoutError):  # that process may have been killed
+                names, first = json.loads(self._service.get(f"{key}/found", _SLICE_S))
+                return names, first
+        arrived = {_process(entry) for entry in self._service.dir(f"{self.key}/said")}
+        absent = [process for process in self._processes if process not in arrived]
+        found = process_names(absent), absent[0] if absent else None
+        self._service.set(f"{key}/found", json.dumps(found))
+        return found
+
+
+def group_name(processes: Sequence[int]) -> str:
+    """A name for a group of processes that is as short for thousands of them: how many they are, and a digest.
+
+    Example:
+      >>> group_name([0, 1])
+      '2-29cefc7dda343338'
+    """
+    return f"{len(processes)}-{_digest(','.join(map(str, processes)))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _process(key: str) -> int:

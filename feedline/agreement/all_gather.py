@@ -1,4 +1,4 @@
-"""An all-gather over the coordination service: every process contributes a value and receives all of them."""
+"""An all-gather over the coordination service: every process contributes a value and receives those of all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.coordination import Coordination, coordination, length_of_waits_s
 from feedline.agreement.monitor import poll_failure
 from feedline.errors import FeedError
 
 _SLICE_S = 0.5
-"""Length of one wait: jax's wait cannot be woken, so that a stop is noticed only between two waits."""
+"""Length of one wait, or more if there are thousands of processes.
+
+jax's wait cannot be woken, so that a stop is noticed only between two waits.
+"""
 
 
 class AllGather:
@@ -21,6 +24,9 @@ class AllGather:
     The value that a process contributes must depend on the round only. Then a process may repeat a round, after
     an interrupt or a `seek`, while the others have gone on: it receives what was gathered before. After an
     interrupt, the old and the new thread of a process may call at the same time.
+
+    Equal values are published once. So what a process receives does not grow with the number of processes while
+    these report the same, such as that no lane has ended.
 
     Args:
       coordination: the service.
@@ -53,7 +59,7 @@ class AllGather:
         return cls(service, key, processes, kept)
 
     def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]:
-        """Wait for the values of all processes, and return them in the order of the processes.
+        """Wait for the values of all processes, and return those that differ, in the order of the processes.
 
         Args:
           name: of the round: a path, e.g. "0/12".
@@ -74,9 +80,10 @@ class AllGather:
             expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
             if self._service.increment(f"{key}/count") == self._processes:
                 self._publish(key, expired)
+        slice_s = length_of_waits_s(self._processes, _SLICE_S)
         while True:
             try:
-                gathered = json.loads(self._service.get(f"{key}/all", _SLICE_S))
+                gathered = json.loads(self._service.get(f"{key}/all", slice_s))
                 break
             except TimeoutError:
                 if (failure := poll_failure()) is not None:
@@ -91,8 +98,9 @@ class AllGather:
         return [value for _, value in gathered]
 
     def _publish(self, key: str, expired: str | None) -> None:
-        """Publish the values of all processes under one key, and delete the keys of an expired round."""
+        """Publish the values that differ under one key, and delete the keys of an expired round."""
         values = self._service.dir(f"{key}/said/")
-        self._service.set(f"{key}/all", f"[{','.join(values[process] for process in sorted(values))}]")
+        different = dict.fromkeys(values[process] for process in sorted(values))
+        self._service.set(f"{key}/all", f"[{','.join(different)}]")
         if expired is not None:
             self._service.delete(f"{expired}/")

@@ -15,6 +15,9 @@ from typing import Any
 
 from feedline.errors import ProcessError
 
+_WAITS_PER_S = 2000
+"""Waits that all processes together begin in a second: a fifth of the calls that two cores were seen to answer."""
+
 
 def coordination() -> Coordination | None:
     """The service that `jax.distributed.initialize` joined; None if it was not called."""
@@ -24,6 +27,18 @@ def coordination() -> Coordination | None:
 
     state: Any = distributed.global_state
     return None if state.client is None else Coordination(state.process_id, state.num_processes, state.client)
+
+
+def length_of_waits_s(processes: int, least_s: float) -> float:
+    """How long a process that waits for a key, and looks up between two waits, makes each of its waits.
+
+    Each wait is a call, and process 0 answers those of all: so waits become longer with the number of processes.
+
+    Example:
+      >>> length_of_waits_s(64, 0.5), length_of_waits_s(16_384, 0.5)
+      (0.5, 8.192)
+    """
+    return max(least_s, processes / _WAITS_PER_S)
 
 
 def backends_are_initialized() -> bool:
@@ -37,7 +52,7 @@ def backends_are_initialized() -> bool:
 class Coordination:
     """Keys, counters and barriers that all processes share. Process 0 stores them; a call takes about 0.3 ms.
 
-    Keys are paths, as in ``feedline/agree/0,1/3/verdict``. They stay until they are deleted. Every method may be
+    Keys are paths, as in ``feedline/abort/heard/3``. They stay until they are deleted. Every method may be
     called from any thread, and raises a `ProcessError` if process 0 cannot be reached.
 
     Attributes:

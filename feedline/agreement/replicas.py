@@ -21,7 +21,7 @@ from feedline.placement.plan import LeafPlan, replicas
 _BLOCKS = 32
 """Checksums of each leaf of a batch: an error names the block of rows that differs."""
 _KEPT = 8
-"""Checks whose checksums stay in the service: one process may be ahead of another by so many checks."""
+"""Checks whose checksums stay in the service: a process that is further behind is not compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,11 @@ class _CheckedLeaf:
 
 
 class ReplicaCheck:
-    """Publishes checksums of every `every`-th batch, and compares them with those of the other processes.
+    """Compares checksums of every `every`-th batch with those of the other processes that read the same rows.
 
-    No process waits for another: of two processes that differ, the later one finds the checksums of the earlier
-    one and raises. The monitor then ends the other. May be called by several threads at once.
+    The first process of such a group publishes its checksums, and each later one compares its own with them: two
+    calls, however many there are. No process waits for another. The one that differs from the first raises, and
+    the monitor then ends the others. May be called by several threads at once.
 
     Args:
       key: a path for keys of this feed, the same in every process.
@@ -69,6 +70,10 @@ class ReplicaCheck:
             _CheckedLeaf(f"batch{jax.tree_util.keystr(path)}", plan, _others(service.process, leaf))
             for (path, leaf), plan in zip(jax.tree_util.tree_leaves_with_path(spec), plans, strict=True)
         ]
+        self._groups: dict[tuple[int, ...], list[int]] = {}  # the leaves that a group of processes shares
+        for i, leaf in enumerate(self._leaves):
+            if leaf.others:
+                self._groups.setdefault((service.process, *leaf.others), []).append(i)
 
     def __call__(self, leaves: Sequence[npt.NDArray[Any]], after: Cursor) -> None:
         """Check a process-local batch, if its number is a multiple of `every`.
@@ -80,27 +85,29 @@ class ReplicaCheck:
           ProcessError: another process, which supplies the same rows, has other bytes.
         """
         number = (after.epoch * self._epoch_rows + after.position) // self._batch_size
-        shared = [i for i, leaf in enumerate(self._leaves) if leaf.others]
-        if number % self._every or not shared:
+        if number % self._every:
             return
-        own = {str(i): checksums(leaves[i]) for i in shared}
-        batch = f"{self._key}/{after.epoch}.{after.position}"
-        self._publish(f"{batch}/{self._service.process}", json.dumps(own))
-        for key, value in self._service.dir(batch).items():
-            self._compare(int(key.rpartition("/")[2]), own, json.loads(value), after)
+        for group, shared in self._groups.items():
+            own = {str(i): checksums(leaves[i]) for i in shared}
+            key = f"{self._key}/{after.epoch}.{after.position}/{shared[0]}.{min(group)}"
+            if self._service.set(key, json.dumps([self._service.process, own])):
+                self._delete_later(key)
+                continue
+            published = self._service.try_get(key)
+            if published is not None:  # None: another process is more than `_KEPT` checks ahead, and deleted it
+                other, theirs = json.loads(published)
+                self._compare(other, own, theirs, after)
 
-    def _publish(self, key: str, value: str) -> None:
-        """Set the key, and delete the oldest key of this process once there are more than `_KEPT`."""
-        self._service.delete(key)  # it is set already if the feed went back by seek
-        self._service.set(key, value)
+    def _delete_later(self, key: str) -> None:
+        """Delete the oldest key of this process once there are more than `_KEPT`."""
         self._published.append(key)
-        if len(self._published) > _KEPT:
+        if len(self._published) > _KEPT * len(self._groups):
             self._service.delete(self._published.popleft())
 
     def _compare(self, other: int, own: dict[str, Any], theirs: dict[str, Any], after: Cursor) -> None:
         for number, sums in own.items():
             leaf = self._leaves[int(number)]
-            if other not in leaf.others or theirs.get(number) == sums:
+            if other not in leaf.others or theirs[number] == sums:  # not in: this process, before a seek
                 continue
             block = next(i for i, (one, two) in enumerate(zip(sums, theirs[number], strict=True)) if one != two)
             rows = leaf.plan.rows[_blocks(len(leaf.plan.rows))[block]]

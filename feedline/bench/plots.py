@@ -139,6 +139,35 @@ def _draw_modes(axes: Any, results: dict[str, Any]) -> None:
     beside.text(0, 1, "\n".join(drawn), family="monospace", size=5.5, linespacing=1, va="top")
 
 
+def _draw_scale(axes: Any, results: dict[str, Any]) -> None:
+    """On the left the calls of a process to the coordination service; on the right what a process does alone."""
+    found = results["simulated"]
+    numbers = [each["processes"] for each in found]
+    for case in found[0]["messages"]:
+        there = [each for each in found if case in each["messages"]]
+        axes.plot(
+            [each["processes"] for each in there],
+            [each["messages"][case]["calls"] for each in there],
+            ".-",
+            label=case,
+        )
+    axes.set(xscale="log", xlabel="processes", ylabel="calls a process", title="What grows with the processes")
+    axes.set_ylim(0, None)
+    axes.legend(fontsize=7)
+    grid = axes.figure.add_gridspec(1, 2)
+    axes.set_subplotspec(grid[0])
+    beside = axes.figure.add_subplot(grid[1])
+    for name, label, factor in (
+        ("step_cpu_s", "a step, µs", 1e6),
+        ("build_cpu_s", "to build, ms", 1e3),
+        ("describe_cpu_s", "to describe, ms", 1e3),
+        ("heap_bytes", "memory, MiB", 1 / 2**20),
+    ):
+        beside.plot(numbers, [each["process"][name] * factor for each in found], ".-", label=label)
+    beside.set(xscale="log", yscale="log", xlabel="processes")
+    beside.legend(fontsize=7, title="one process alone", title_fontsize=7)
+
+
 def _size(count: int) -> str:
     return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
 
@@ -150,4 +179,5 @@ _DRAW: dict[str, Callable[[Any, Any], None]] = {
     "overlap": _draw_overlap,
     "resume": _draw_resume,
     "modes": _draw_modes,
+    "scale": _draw_scale,
 }

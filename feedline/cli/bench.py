@@ -280,6 +280,44 @@ class PracticesBenchmark(_Benchmark):
 
 
 @dataclasses.dataclass(frozen=True)
+class ScaleBenchmark(_Benchmark):
+    """What one process out of thousands does and sends, and what of that grows with their number.
+
+    One process plans and reads for a mesh that need not exist. The messages of all are counted by running the
+    library's own code for each of them over a simulated coordination service.
+
+    Attributes:
+      processes: how many there are.
+      rows: rows of the source.
+      repeats: how often the feed of one process is built.
+      latency_ms: of a call to the simulated service.
+      call_us: time of process 0 for each call.
+      real: also start so many real processes on this machine, each with one CPU device and about 100 MiB of memory
+        of its own; 0: none.
+    """
+
+    processes: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
+    rows: int = 10**12
+    repeats: int = 3
+    latency_ms: float = 0.5
+    call_us: float = 100
+    real: int = 0
+
+    def measured(self) -> Any:
+        """The results of `feedline.bench.scale`."""
+        from feedline.bench.scale import growth
+        from feedline.bench.scale.real import real
+        from feedline.bench.scale.service import Costs
+
+        costs = Costs(self.latency_ms / 1e3, self.call_us / 1e6)
+        simulated = growth.scale(self.processes, self.rows, costs, self.repeats, _print)
+        started = real(self.real) if self.real else None
+        for line in growth.real_lines(started) if started else ():
+            _print(line)
+        return {"simulated": simulated, "real": started}
+
+
+@dataclasses.dataclass(frozen=True)
 class Bench:
     """Measure this machine, or your own feed.
 
@@ -294,6 +332,7 @@ class Bench:
         | Annotated[ResumeBenchmark, tyro.conf.subcommand("resume")]
         | Annotated[ModesBenchmark, tyro.conf.subcommand("modes")]
         | Annotated[PracticesBenchmark, tyro.conf.subcommand("practices")]
+        | Annotated[ScaleBenchmark, tyro.conf.subcommand("scale")]
     ]
 
     def run(self) -> int:

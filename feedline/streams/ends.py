@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 class GatherReports(Protocol):
-    """Returns what every process said of a window, on every process. See `agreement.all_gather`."""
+    """Returns what all processes said of a window, equal values once, on each. See `agreement.all_gather`."""
 
     def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]: ...
 

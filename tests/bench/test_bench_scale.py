@@ -1,0 +1,161 @@
+"""`feedline bench scale`: what must not grow with the processes, at sizes at which the answer can be computed."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from feedline import Order, ProcessError
+from feedline.agreement.agree import SharedBuild
+from feedline.agreement.replicas import ReplicaCheck
+from feedline.bench.scale import growth
+from feedline.bench.scale.messages import messages
+from feedline.bench.scale.plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
+from feedline.bench.scale.real import real
+from feedline.bench.scale.service import Costs, simulate
+from feedline.cli.main import main
+from feedline.order.schedule import Cursor
+from feedline.placement.place import Placement
+from feedline.placement.plan import local_rows
+from feedline.sources.arrays import ArraySource
+
+sys.path.append(str(Path(__file__).parents[1] / "order"))
+from order_statistics import documented_row
+
+MANY = 16_384
+VAST = 10**12
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("process", [0, 1, 9_999, MANY - 1])
+def test_the_plan_of_one_of_thousands_is_that_of_brute_force(process, replicas):
+    """The devices are dealt out row by row: each part of the batch to as many processes as hold the same."""
+    rows_of_part = 24
+    batch = rows_of_part * MANY // replicas
+    owner = np.arange(batch) // rows_of_part
+    expected = np.flatnonzero(owner == process // replicas)
+    found = local_rows(sharding_of(MANY, process, replicas), batch)
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("process", [0, 12_345, MANY - 1])
+def test_rows_at_the_end_of_a_trillion_are_those_of_pythons_integers(process):
+    """The bytes of a row tell in which of three arrays it was found."""
+    sizes = [VAST // 3, VAST // 3, VAST - 2 * (VAST // 3)]
+    rows = [np.frombuffer(str(i).encode().ljust(ROW_BYTES), np.uint8) for i in range(len(sizes))]
+    source = ArraySource([np.broadcast_to(row, (size, ROW_BYTES)) for row, size in zip(rows, sizes, strict=True)])
+    stages = stages_of(source, MANY, process)
+    batch = LOCAL_ROWS * MANY
+    start = VAST // batch * batch - batch  # of the last batch
+    buffers = stages.access.buffers.lease()
+    stages.access.reader.fill(Cursor(3, start), 0, 1, buffers)
+    local = range(start + process * LOCAL_ROWS, start + (process + 1) * LOCAL_ROWS)
+    expected = [documented_row(VAST, 7, 3, position) for position in local]
+    offsets = np.arange(LOCAL_ROWS) + process * LOCAL_ROWS
+    assert stages.access.reader.locate(Cursor(3, start), offsets).tolist() == expected
+    assert stages.access.order == Order(seed=7)
+    arrays = [sum(row >= bound for bound in (sizes[0], sizes[0] + sizes[1])) for row in expected]
+    assert buffers.leaves[0].tobytes() == b"".join(rows[i].tobytes() for i in arrays)
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """{processes: {case: figures}}"""
+    return {processes: messages(processes, {"rows": VAST}, Costs()) for processes in (16, 1024)}
+
+
+@pytest.mark.parametrize("case", growth.FLAT)
+def test_neither_the_calls_nor_the_bytes_of_a_process_grow(case, counted):
+    few, many = counted[16][case], counted[1024][case]
+    assert many["calls"] <= few["calls"]
+    assert many["most_calls"] <= few["most_calls"]
+    assert many["bytes"] < 1.1 * few["bytes"]
+
+
+def test_what_grows_is_the_directory_that_one_process_reads(counted):
+    """The last process to come reads what all have said; in total, each process adds the same."""
+    for case in ("build", "window of lanes"):
+        assert counted[1024][case]["most_bytes"] < 70 * 1024
+        assert counted[1024][case]["all_bytes"] < 70 * counted[16][case]["all_bytes"]
+
+
+def test_while_one_is_late_process_0_is_not_kept_busy():
+    processes, late_s = 4096, 6
+
+    def work(service):
+        SharedBuild(service, "key", range(processes), 30, 300).agree({})
+
+    outcome = simulate([work] * processes, Costs(), starts_s=[0] * (processes - 1) + [late_s])
+    waits = sum(each.calls - 4 for each in outcome.traffic)
+    assert late_s < outcome.seconds < late_s + 1
+    assert 0 < waits < 2100 * late_s  # of about 10,000 a second that it can answer
+
+
+def test_the_one_of_many_that_differs_is_named_to_all():
+    told = []
+
+    def work(service):
+        build = SharedBuild(service, "key", range(300), 30, 300)
+        try:
+            build.agree({"rows": 8 + (service.process == 123)})
+        except ProcessError as error:
+            told.append((service.process, error.process, str(error)))
+
+    simulate([work] * 300, Costs())
+    assert sorted(process for process, _, _ in told) == list(range(300))
+    assert {(odd, text.partition(";")[0].partition(": ")[2]) for _, odd, text in told} == {
+        (123, "process 123 has rows 9, processes 0, 1, 2 and 296 more have 8")
+    }
+
+
+def test_of_many_replicas_those_that_differ_from_the_first_are_named():
+    """Eight processes hold the same rows; the fifth reads a wrong one."""
+    told = []
+
+    def work(service):
+        sharding = sharding_of(64, service.process, replicas=8)
+        spec = jax.ShapeDtypeStruct((256, 3), np.float32, sharding=sharding)
+        check = ReplicaCheck(service, "key", 1, 256, None, spec, Placement.of(spec).plans)
+        values = np.zeros((32, 3), np.float32)
+        for batch in range(1, 12):
+            values[7] = batch == 10 and service.process == 4
+            try:
+                check([values], Cursor(0, batch * 256))
+            except ProcessError as error:
+                told.append((service.process, error.process, str(error)))
+                return
+
+    outcome = simulate([work] * 8, Costs(), processes=64)
+    assert [(process, other) for process, other, _ in told] == [(4, 0)]
+    assert "processes 4 and 0 differ in batch, first among rows 7 to 7 " in told[0][2]
+    assert max(each.calls for each in outcome.traffic) <= 2 * 11
+
+
+def test_the_command_prints_saves_and_draws(tmp_path, capsys):
+    files = ["--out", str(tmp_path / "out.json"), "--plot", str(tmp_path / "scale.svg")]
+    options = ["--processes", "4", "16", "--repeats", "1", "--cpu-devices", "0"]
+    assert main(["bench", "scale", *options, *files]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [each["processes"] for each in found["simulated"]] == [4, 16]
+    assert all(each["process"]["step_cpu_s"] > 0 for each in found["simulated"])
+    assert found["real"] is None
+    assert (tmp_path / "scale.svg").stat().st_size > 0
+    assert "refuted" in capsys.readouterr().out
+
+
+def test_an_odd_number_of_processes_is_refused():
+    with pytest.raises(ValueError, match="--processes takes even numbers, because pairs share rows, got 5; use 6"):
+        growth.scale([5], VAST, Costs(), 1, print)
+
+
+@pytest.mark.slow
+def test_real_processes_make_as_many_calls_as_the_simulated_ones(counted):
+    found = real(2)
+    assert found["processes"] == 2
+    build = messages(2, {"rows": VAST}, Costs())["build"]
+    assert sum(found["build_calls"]) == build["all_calls"]
+    assert max(found["build_calls"]) == build["most_calls"]
+    assert found["memory_bytes"]["Private"] <= found["memory_bytes"]["Pss"] <= found["memory_bytes"]["Rss"]
