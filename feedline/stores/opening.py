@@ -30,11 +30,14 @@ def matches(url: str, options: Store) -> list[str]:
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
             "glob over s3:// or gs://, or name each file"
         )
+    try:
+        pattern = re.compile(_expression(parsed.key))
+    except re.error as error:
+        raise ValueError(f"{url} is no glob ({error}); write a character that stands for itself as [?]") from error
     prefix = re.split(r"[*?\[]", parsed.key, maxsplit=1)[0]
     client = client_of(parsed.base)
     name = f"{parsed.base}/{prefix}"
     listed = fetcher().run(fetcher().patiently(name, options.patience_s, 0, lambda: client.list(prefix))).result()
-    pattern = re.compile(_expression(parsed.key))
     found = [str(each.url) for each in listed if pattern.fullmatch(each.url.key)]
     if not found:
         raise FileNotFoundError(f"no object matches {url}; check the bucket and the pattern")

@@ -111,6 +111,6 @@ def _read(path: Path) -> dict[str, Any]:
             return dict(held)
         else:
             found = f"it is lane {held['lane']!r} of {held['count']!r}"
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         found = str(error)
     raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")
