@@ -158,8 +158,8 @@ class ImageDecoder:
 
     def _cropped(self, data: bytes, draws: _Draws | None) -> Image:
         """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
-        header = None if self.orient else _jpeg_header(data)
-        if header is None:
+        header = _jpeg_header(data)
+        if header is None or self.orient:
             whole = _decoded_by_opencv(data, self.orient)
             height, width = whole.shape[:2]
             return _part(whole, self._box(height, width, draws))
@@ -244,6 +244,8 @@ def _jpeg_header(data: bytes) -> tuple[int, int] | None:
 
 
 def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        _check_pixels(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))
     cv2 = require("cv2", "images")
     flags = cv2.IMREAD_COLOR_RGB | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
     try:

@@ -86,7 +86,9 @@ class Program:
         """Names in /dev/shm that came since the start, without those of other processes that live."""
         new = sorted(set(os.listdir("/dev/shm")) - self._shared)
         own = {str(pid) for pid in self.processes()}
-        return [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
+        return [
+            name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))
+        ]
 
 
 def _lives(pid):

@@ -184,6 +184,8 @@ class DatasetRecords(EncodedRows):
 
 def _read(path: str, row: int) -> bytes:
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(f"{path} is no regular file")  # a pipe would be waited for
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
