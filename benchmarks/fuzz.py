@@ -31,6 +31,7 @@ import os
 import queue
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -269,20 +270,23 @@ def main() -> None:
         inputs = iter([Input(kind, options.only, options.seed) for kind in kinds])
     counts: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in kinds}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as work:
-        write_valid(Path(work))
-        command = [sys.executable, __file__, "--child", work]
-        for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
-            counts[given.format][outcome.kind] += 1
-            if outcome.kind not in EXPECTED:
-                save(given, outcome, Path(work), options.folder)
-                print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
-            elif options.only is not None:
-                print(f"{outcome.kind}: {outcome.detail}")
-            if options.minutes and time.monotonic() > began + 60 * options.minutes:
-                break
-    if options.record:
-        record(options.record, counts)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early"))  # the counts so far are recorded
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            write_valid(Path(work))
+            command: list[str | Path] = [sys.executable, __file__, "--child", work]
+            for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
+                counts[given.format][outcome.kind] += 1
+                if outcome.kind not in EXPECTED:
+                    save(given, outcome, Path(work), options.folder)
+                    print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
+                elif options.only is not None:
+                    print(f"{outcome.kind}: {outcome.detail}")
+                if options.minutes and time.monotonic() > began + 60 * options.minutes:
+                    break
+    finally:
+        if options.record:
+            record(options.record, counts)
     for name, found in counts.items():
         shown = ", ".join(f"{kind} {found[kind]}" for kind in sorted(found))
         print(f"{name}: {found.total()} inputs: {shown}")

@@ -141,7 +141,7 @@ def write_mutated(path: Path, valid: Path, chance: random.Random, change: Change
     if valid.is_file():
         path.write_bytes(change(valid.read_bytes(), chance))
         return
-    shutil.copytree(valid, path, copy_function=os.link)
+    shutil.copytree(valid, path, copy_function=_linked)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     metadata = [file for file in files if file.name in _METADATA]
     for _ in range(chance.choice((1, 1, 2))):
@@ -152,6 +152,14 @@ def write_mutated(path: Path, valid: Path, chance: random.Random, change: Change
         file.unlink()  # it is a link to the valid file
         if chance.random() >= 0.1:
             file.write_bytes((mutated_json if chance.random() < 0.5 else change)(data, chance))
+
+
+def _linked(source: str, target: str) -> None:
+    """A link to a file, which is faster than a copy; or a copy on another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def mutated_json(data: bytes, chance: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""What feedline opens is not trusted: no code in it is run, no other file is named by it, no promise is believed."""
+"""What feedline opens is not trusted: it runs no code, names no other file, and its sizes are checked."""
 
 import ast
 import io
@@ -22,6 +22,7 @@ import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from launched import launched
 
 import feedline
 from feedline.conversion.manifest import Manifest
@@ -137,8 +138,8 @@ def hdf5(path, payload):
 
 def zarr_2(path, payload):
     path.mkdir()
-    metadata = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "|O", "compressor": None, "fill_value": None,
-                "order": "C", "filters": [{"id": "pickle", "protocol": 5}]}  # fmt: skip
+    metadata = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "|O", "compressor": None,
+                "fill_value": None, "order": "C", "filters": [{"id": "pickle", "protocol": 5}]}  # fmt: skip
     (path / ".zarray").write_text(json.dumps(metadata))
     (path / ".zattrs").write_text(json.dumps({"pickled": payload.decode("latin1")}))
     (path / "0").write_bytes(payload)
@@ -559,3 +560,65 @@ def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
     source = feedline.open_source(datasets.Dataset(table))
     with pytest.raises(feedline.FeedError, match="is no regular file"):
         source.records(np.arange(1))
+
+
+# --- ports ---
+
+LISTENING = """
+import os, sys, urllib.request
+from pathlib import Path
+import numpy as np
+import feedline
+import jax
+from feedline.observe.prometheus import serve
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def inodes(process):
+    for name in os.listdir(f"/proc/{process}/fd"):
+        try:
+            target = os.readlink(f"/proc/{process}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            yield target[8:-1]
+
+def tree(process):
+    yield process
+    for task in os.listdir(f"/proc/{process}/task"):
+        for child in Path(f"/proc/{process}/task/{task}/children").read_text().split():
+            yield from tree(int(child))
+
+def listening():
+    own = {inode for process in tree(os.getpid()) for inode in inodes(process)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[9] in own and cells[3] in ("0A", "07"):  # listens; of UDP: is not connected
+                yield f"{table} {cells[1]}"
+
+if __name__ == "__main__":
+    feedline.cluster.initialize()
+    path = f"{sys.argv[1]}/{jax.process_index()}.npy"
+    np.save(path, np.arange(64, dtype=np.int32))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = NamedSharding(mesh, P("data"))
+    source = feedline.open_source(path)
+    with feedline.Feed(source, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
+        with serve(feed, port=0) as server:
+            jax.jit(lambda x: x.sum())(next(feed))
+            urllib.request.urlopen(server.url).read()
+            print("listens", jax.process_index(), *sorted(set(listening())), sep="|", flush=True)
+"""
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+@pytest.mark.slow
+def test_a_run_on_one_machine_listens_on_the_loopback_address_only(tmp_path):
+    (tmp_path / "run.py").write_text(LISTENING)
+    done = launched(sys.executable, tmp_path / "run.py", tmp_path)
+    told = [line.partition("listens|")[2].split("|") for line in done.stdout.splitlines() if "listens|" in line]
+    assert sorted(process for process, *_ in told) == ["0", "1"]
+    found = {process: [address.split()[1].partition(":")[0] for address in rest] for process, *rest in told}
+    assert len(found["0"]) >= 2, told  # the coordinator's and the metrics'
+    assert found["1"], told
+    assert all(address in LOOPBACK for rest in found.values() for address in rest), told

@@ -66,7 +66,8 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     lanes = {file.pop("lane"): file.pop("iterator") for file in saved}
     for file, path in zip(saved, paths, strict=True):
         if file != saved[0]:
-            field = next(name for name in {**saved[0], **file} if saved[0].get(name) != file.get(name))
+            differing = [name for name in saved[0].keys() & file.keys() if saved[0][name] != file[name]]
+            field = min(differing or saved[0].keys() ^ file.keys())
             raise ValueError(
                 f"the lanes of a checkpoint must be of one step, and {path.name} has {field} {file.get(field)!r}, "
                 f"{paths[0].name} {saved[0].get(field)!r}: {folder} holds files of two saves, or of one that was "

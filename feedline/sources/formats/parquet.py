@@ -37,8 +37,8 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
         needed, has = max(lengths, default=0) * math.prod(row.shape) * row.dtype.itemsize, memory_bytes()
         if needed > has:
             raise ValueError(
-                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes of the "
-                f"{has} there are; write it again in smaller row groups if it is not damaged"
+                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes "
+                f"of the {has} there are; write it again in smaller row groups if it is not damaged"
             )
 
     def read(leaf: int, group: int) -> Group:
