@@ -454,6 +454,15 @@ def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
     assert shard_index._header(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n") is None
 
 
+def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):
+    state = {"step": 1, "position": 1, "lanes": {"0": {"a": 1}, "1": {"a": 1}}, "writers": [0, 0]}
+    feedline.save_lanes(state, tmp_path)
+    path = tmp_path / "lane-00001-of-00002.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "x": None}))
+    with pytest.raises(ValueError, match=r"lane-00001-of-00002\.json has x None"):
+        feedline.load_lanes(tmp_path)
+
+
 @pytest.mark.parametrize(
     "line",
     ["[]", "1", "null", "{}", '{"shard": "0", "digest": "d"}', '{"shard": 0}', "[" * 100_000, '{"shard": []}'],

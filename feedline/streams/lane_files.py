@@ -66,8 +66,11 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     lanes = {file.pop("lane"): file.pop("iterator") for file in saved}
     for file, path in zip(saved, paths, strict=True):
         if file != saved[0]:
-            differing = [name for name in saved[0].keys() & file.keys() if saved[0][name] != file[name]]
-            field = min(differing or saved[0].keys() ^ file.keys())
+            field = next(
+                name
+                for name in {**saved[0], **file}
+                if name not in file or name not in saved[0] or file[name] != saved[0][name]
+            )
             raise ValueError(
                 f"the lanes of a checkpoint must be of one step, and {path.name} has {field} {file.get(field)!r}, "
                 f"{paths[0].name} {saved[0].get(field)!r}: {folder} holds files of two saves, or of one that was "
