@@ -562,6 +562,15 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(orient):
             decode(data, {"image": np.zeros((8, 8, 3), np.uint8)}, Row(0, 0, 0, 7))
 
 
+def test_a_chunk_of_a_png_that_promises_gigabytes_is_refused():
+    png = cv2.imencode(".png", np.zeros((16, 16, 3), np.uint8))[1].tobytes()
+    decode = ImageDecoder(8, "center", False, (0.08, 1.0), (0.75, 4 / 3), False, None, None)
+    out = {"image": np.zeros((8, 8, 3), np.uint8)}
+    decode(png, out, Row(0, 0, 0, 7))
+    with pytest.raises(ValueError, match="the one at byte 33 has 2147483647"):
+        decode(png[:33] + struct.pack(">I", (1 << 31) - 1) + png[37:], out, Row(0, 0, 0, 7))
+
+
 def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})

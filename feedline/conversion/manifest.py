@@ -94,7 +94,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     """A line of the manifest; line 0 describes the conversion, and any other one a shard."""
-    found = json.loads(line)
+    found: dict[str, Any] = json.loads(line)
     is_shard = isinstance(found, dict) and type(found.get("shard")) is int and isinstance(found.get("digest"), str)
     if not (is_shard if number else isinstance(found, dict)):
         raise ValueError(f"line {number + 1} is no {'shard with its digest' if number else 'JSON object'}")
