@@ -269,8 +269,8 @@ def _check_png(data: bytes) -> None:
         length = int.from_bytes(data[at : at + 4], "big")
         if length > len(data):
             raise ValueError(
-                f"the chunks of a PNG must lie within its {len(data)} bytes, and the one at byte {at} has {length}; write "
-                "the file again, or leave it out"
+                f"chunks of a PNG must lie within its {len(data)} bytes, and the one at byte {at} has {length}; "
+                "write the file again, or leave it out"
             )
         at += 12 + length  # length, kind and checksum
 
