@@ -92,9 +92,13 @@ def write_stream(path: Path, of_bytes: bool = False) -> None:
     """As `datasets` stores them."""
     import pyarrow
 
-    columns: dict[str, Any] = {"y": rows()["y"]}
-    columns["x"] = pyarrow.array(values(), pyarrow.binary()) if of_bytes else columns["y"] * 2
-    table = pyarrow.table(columns)
+    columns = rows()
+    x = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(columns["x"].reshape(-1)), 3)
+    table = pyarrow.table({"x": x, "y": columns["y"]})
+    if of_bytes:
+        table = pyarrow.table(
+            {"x": pyarrow.array(values(), pyarrow.binary()), "y": np.arange(ROWS, dtype=np.int32)}
+        )
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table, 16)
 
