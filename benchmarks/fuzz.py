@@ -17,31 +17,42 @@ accepted and fails later. Such inputs are saved in --folder, and the exit code i
     python benchmarks/fuzz.py --inputs 10000             # of each format and state
     python benchmarks/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
     python benchmarks/fuzz.py --format npy --only 17     # one input again, under the same --seed
+    python benchmarks/fuzz.py --inputs 1000000 --minutes 60 --seed 1 --record benchmarks/results/fuzz.json
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import itertools
 import json
 import os
 import queue
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz_checks import Outcome, RestoredFeed, mutate, outcome_of, remove
+from fuzz_calls import CALLS
+from fuzz_checks import RestoredFeed, mutate, outcome_of, remove
 from fuzz_inputs import FILES, FORMATS, STATES
+from fuzz_outcome import Outcome
 
 EXPECTED = ("right", "other rows", "refused", "refused by the next batch", "accepted")
 """Outcomes that refute nothing; any other one does."""
+SLOW = ("remote ", "zarr ", "folder", "dataset", "tar index")
+_ROUND = 100
+_SENT_AT_ONCE = 64
+"""Inputs that a child has in its pipe, so that it does not wait for the parent."""
 MEMORY_BYTES = 12 << 30
 """The memory limit of a child, so that an allocation that is too large fails."""
 MOST_KIB = 1 << 20
@@ -74,16 +85,24 @@ def serve(folder: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    states = {kind: RestoredFeed(kind) for kind in STATES}
+    calls = {**CALLS, **{kind: RestoredFeed(kind).resumed for kind in STATES}}
     print("ready", flush=True)
     for line in sys.stdin:
         given = Input(*json.loads(line))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        outcome = states[given.format].resumed(given.chance) if given.format in STATES else of_file(given, folder)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        before = memory_kib("VmRSS")
+        call = calls.get(given.format)
+        outcome = of_file(given, folder) if call is None else call(given.chance)
+        grown = memory_kib("VmHWM") - before
         if grown > MOST_KIB:
             outcome = Outcome("too much memory", f"{grown >> 10} MiB; {outcome}")
         print(json.dumps(outcome), flush=True)
+
+
+def memory_kib(name: str) -> int:
+    """Of this process: VmRSS, its memory, or VmHWM, the most since that was reset."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{name}:")[2].split(maxsplit=1)[0])
 
 
 def of_file(given: Input, folder: Path) -> Outcome:
@@ -132,11 +151,15 @@ class Child:
         self._errors.seek(0)
         return self._errors.read()[-2000:]
 
-    def outcome(self, given: Input) -> Outcome:
-        """The outcome of an input. After a crash or a hang the child cannot be used again."""
+    def send(self, inputs: Iterable[Input]) -> None:
+        """Give it inputs, of which it takes one after the other."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(given) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the next outcome is a crash
+            self._process.stdin.write("".join(json.dumps(given) + "\n" for given in inputs))
+            self._process.stdin.flush()
+
+    def outcome(self) -> Outcome:
+        """The outcome of the next input. After a crash or a hang the child cannot be used again."""
         try:
             line = self._lines.get(timeout=self._limit_s)
         except queue.Empty:
@@ -154,18 +177,23 @@ class Child:
 
 
 def outcomes(
-    inputs: list[Input], command: list[str | Path], folder: Path, limit_s: float
+    inputs: Iterable[Input], command: list[str | Path], folder: Path, limit_s: float
 ) -> Iterator[tuple[Input, Outcome]]:
     """The outcome of each input, in child processes that run `command`."""
     child = None
+    left = iter(inputs)
+    waiting: collections.deque[Input] = collections.deque()
     try:
-        for given in inputs:
+        while waiting := waiting or collections.deque(itertools.islice(left, _SENT_AT_ONCE)):
             child = child or Child(command, folder, limit_s)
-            outcome = child.outcome(given)
-            yield given, outcome
-            if outcome.kind in ("crash", "hang"):
-                child.close()
-                child = None
+            child.send(waiting)
+            while waiting:
+                given, outcome = waiting.popleft(), child.outcome()
+                yield given, outcome
+                if outcome.kind in ("crash", "hang"):
+                    child.close()
+                    child = None
+                    break
     finally:
         if child is not None:
             child.close()
@@ -177,7 +205,7 @@ def write_valid(folder: Path) -> None:
     for name, (suffix, write) in FILES.items():
         path = folder / "valid" / f"{name}{suffix}"
         write(path)
-        if name.endswith(" index"):
+        if " index" in name:
             import feedline
 
             feedline.open_source(path).close()  # makes the index
@@ -194,10 +222,39 @@ def save(given: Input, outcome: Outcome, work: Path, folder: Path) -> None:
             mutate(given.format, path, work / "valid" / f"{given.format}{suffix}", given.chance)
 
 
+def inputs_of(kinds: Sequence[str], count: int, seed: int) -> Iterator[Input]:
+    """So many inputs of each kind, in rounds, so that a run that is ended early has tried all of them.
+
+    Of `SLOW` kinds a run of thousands tries a fifth.
+    """
+    for first in range(0, count, _ROUND):
+        for kind in kinds:
+            few = 5 if kind.startswith(SLOW) and count > _ROUND else 1
+            for number in range(first, min(first + _ROUND, count), few):
+                yield Input(kind, number, seed)
+
+
+def record(path: Path, counts: Mapping[str, collections.Counter[str]]) -> None:
+    """Add counts to those in a file."""
+    kinds: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    if path.exists():
+        for kind, found in json.loads(path.read_text())["kinds"].items():
+            kinds[kind].update(found)
+    for kind, found in counts.items():
+        kinds[kind].update(found)
+    result = {
+        "inputs": sum(found.total() for found in kinds.values()),
+        "kinds": {kind: dict(sorted(kinds[kind].items())) for kind in sorted(kinds)},
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1000, help="of each format and state")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help="after which it ends, with fewer inputs")
+    parser.add_argument("--record", type=Path, help="a JSON file, to whose counts those of this run are added")
     parser.add_argument("--format", action="append", choices=FORMATS, help="one of them; may be repeated")
     parser.add_argument("--only", type=int, help="the number of one input, to run it again")
     parser.add_argument("--folder", type=Path, default=Path("fuzz"), help="for inputs that refute")
@@ -207,26 +264,36 @@ def main() -> None:
     if options.child:
         serve(options.child)
         return
-    numbers = range(options.inputs) if options.only is None else [options.only]
-    inputs = [Input(name, number, options.seed) for name in options.format or FORMATS for number in numbers]
-    counts: dict[str, collections.Counter[str]] = {given.format: collections.Counter() for given in inputs}
-    with tempfile.TemporaryDirectory() as work:
-        write_valid(Path(work))
-        command = [sys.executable, __file__, "--child", work]
-        for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
-            counts[given.format][outcome.kind] += 1
-            if outcome.kind not in EXPECTED:
-                save(given, outcome, Path(work), options.folder)
-                print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
-            elif options.only is not None:
-                print(f"{outcome.kind}: {outcome.detail}")
+    kinds = options.format or FORMATS
+    inputs = inputs_of(kinds, options.inputs, options.seed)
+    if options.only is not None:
+        inputs = iter([Input(kind, options.only, options.seed) for kind in kinds])
+    counts: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in kinds}
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early"))  # the counts so far are recorded
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            write_valid(Path(work))
+            command: list[str | Path] = [sys.executable, __file__, "--child", work]
+            for given, outcome in outcomes(inputs, command, Path(work), options.limit_s):
+                counts[given.format][outcome.kind] += 1
+                if outcome.kind not in EXPECTED:
+                    save(given, outcome, Path(work), options.folder)
+                    print(f"refuted: {given.name}: {outcome.kind}: {outcome.detail:.300}", file=sys.stderr)
+                elif options.only is not None:
+                    print(f"{outcome.kind}: {outcome.detail}")
+                if options.minutes and time.monotonic() > began + 60 * options.minutes:
+                    break
+    finally:
+        if options.record:
+            record(options.record, counts)
     for name, found in counts.items():
         shown = ", ".join(f"{kind} {found[kind]}" for kind in sorted(found))
         print(f"{name}: {found.total()} inputs: {shown}")
     refuting = sum(found[kind] for found in counts.values() for kind in found if kind not in EXPECTED)
     if refuting:
-        raise SystemExit(f"refuted by {refuting} of {len(inputs)} inputs, saved in {options.folder}")
-    print(f"{len(inputs)} inputs: none refutes")
+        raise SystemExit(f"refuted by {refuting} inputs, saved in {options.folder}")
+    print(f"{sum(found.total() for found in counts.values())} inputs: none refutes")
 
 
 if __name__ == "__main__":

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import random
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fuzz_inputs
+import fuzz_readers
 import numpy as np
-from fuzz_inputs import RECORD, ROWS
+from fuzz_inputs import ROWS
+from fuzz_outcome import Outcome
 
-CHECKED = ("tfrecord", "tfrecord index", "tar index", "records", "cache")
+CHECKED = ("tfrecord", "remote tfrecord", "tfrecord index", "tar index", "records", "cache")
 """Formats with checksums: whatever is read must be what was written."""
 READ_BYTES = 64 << 20
 """The most that is read of an input whose changed header promises wide rows."""
-
-
-class Outcome(NamedTuple):
-    """The outcome of an input: one of `fuzz.EXPECTED`, or one that refutes; and the error, if there is one."""
-
-    kind: str
-    detail: str = ""
 
 
 def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
@@ -37,14 +31,11 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
     from feedline import FeedError
 
     try:
-        if kind == "cache":
-            return _cached(path)
-        if kind.startswith("lane file"):
-            return _lanes(path)
-        return _read(kind, path, chance)
+        reader = fuzz_readers.reader_of(kind)
+        return _read(kind, path, chance) if reader is None else reader(path)
     except (ValueError, TypeError, FeedError, FileNotFoundError) as error:
         message = f"{type(error).__name__}: {error}"
-        if path.name not in message:
+        if path.name not in message and not (kind == "dataset" and "this dataset" in message):
             return Outcome("error without the file's name", message)
         if len(message) > 3000:
             return Outcome("an error of more than 3000 characters", message)
@@ -56,26 +47,27 @@ def outcome_of(kind: str, path: Path, chance: random.Random) -> Outcome:
 def mutate(kind: str, path: Path, valid: Path, chance: random.Random) -> None:
     """Write the damaged input at `path`: a file, a folder, or a whole file with a damaged index."""
     import fuzz_mutations
+    import fuzz_seals
 
-    if not kind.endswith(" index"):
-        fuzz_mutations.write_mutated(path, valid, chance)
+    seal = fuzz_seals.SEALS.get(kind)
+    if " index" not in kind:
+        fuzz_mutations.write_mutated(path, valid, chance, seal or fuzz_mutations.mutated)
         return
     shutil.copy2(valid, path)  # with its time of modification, to which the index belongs
-    index = valid.with_name(f".{valid.name}.feedline-index")
-    path.with_name(f".{path.name}.feedline-index").write_bytes(fuzz_mutations.mutated(index.read_bytes(), chance))
+    index = valid.with_name(f".{valid.name}.feedline-index").read_bytes()
+    changed = (seal or fuzz_mutations.mutated)(index, chance)
+    path.with_name(f".{path.name}.feedline-index").write_bytes(changed)
 
 
 def remove(path: Path) -> None:
     """Delete an input and its index."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    path.with_name(f".{path.name}.feedline-index").unlink(missing_ok=True)
+    for beside in (f".{path.name}.feedline-index", f".{path.name}.tmp"):
+        path.with_name(beside).unlink(missing_ok=True)
 
 
 def _read(kind: str, path: Path, chance: random.Random) -> Outcome:
-    import feedline
-
-    options = {"dtype": RECORD} if kind in ("bin", "array_record") else {}
-    source = feedline.open_source(path, **options)
+    source = fuzz_readers.opened(kind, path)
     again = pickle.loads(pickle.dumps(source)) if chance.random() < 0.1 else source
     outcome = compared(again, chance)
     source.close()
@@ -169,32 +161,6 @@ def _compared_columns(source: Any, order: list[int]) -> Outcome:
     if same_spec and len(source) == ROWS and first == [valid[name][order].tobytes() for name in sorted(valid)]:
         return Outcome("right")
     return Outcome("other rows", f"{len(source)} rows of {source.spec}"[:200])
-
-
-def _cached(path: Path) -> Outcome:
-    """A damaged block of the cache of stores: it is fetched again."""
-    from feedline.stores.cache import BlockCache
-
-    cache = BlockCache(str(path.parent / "cache"), 1 << 30)
-    place = Path(cache.path("block"))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, place)
-    descriptor = cache.open("block", len(fuzz_inputs.BLOCK))
-    if descriptor is None:
-        return Outcome("an entry that is left" if place.exists() else "refused")
-    found = os.pread(descriptor, len(fuzz_inputs.BLOCK), 0)
-    os.close(descriptor)
-    right = found == fuzz_inputs.BLOCK
-    return Outcome("right" if right else "a wrong row in spite of a checksum")
-
-
-def _lanes(path: Path) -> Outcome:
-    """Damaged files of lanes. JSON without a checksum: another number is another state."""
-    from feedline import load_lanes
-
-    state = load_lanes(path)
-    json.dumps(state)
-    return Outcome("right" if state == fuzz_inputs.LANES else "other rows", str(state)[:200])
 
 
 class RestoredFeed:

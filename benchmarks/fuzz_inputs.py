@@ -58,7 +58,7 @@ def write_table(path: Path, **options: Any) -> None:
         pyarrow.feather.write_feather(table, path, chunksize=16, **options)
 
 
-def write_zarr(path: Path, version: int) -> None:
+def write_zarr(path: Path, version: int, **metadata: Any) -> None:
     import tensorstore
 
     path.mkdir()
@@ -70,10 +70,37 @@ def write_zarr(path: Path, version: int) -> None:
         spec = {
             "driver": {2: "zarr", 3: "zarr3"}[version],
             "kvstore": {"driver": "file", "path": str(path / name)},
+            **({"metadata": metadata} if metadata else {}),
         }
-        layout = tensorstore.ChunkLayout(chunk_shape=[16, *values.shape[1:]])
-        store = tensorstore.open(spec, create=True, dtype=values.dtype, shape=values.shape, chunk_layout=layout)
+        layout: Any = {"chunk_layout": tensorstore.ChunkLayout(write_chunk_shape=[16, *values.shape[1:]])}
+        if metadata.get("codecs", [{}])[0].get("name") == "sharding_indexed":
+            metadata["codecs"][0]["configuration"]["chunk_shape"] = [4, *values.shape[1:]]
+        store = tensorstore.open(spec, create=True, dtype=values.dtype, shape=values.shape, **layout)
         store.result().write(values).result()
+
+
+_BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+def _sharding() -> dict[str, Any]:
+    inner = [_BYTES, {"name": "gzip", "configuration": {"level": 1}}]
+    crc = [_BYTES, {"name": "crc32c"}]
+    return {"name": "sharding_indexed", "configuration": {"codecs": inner, "index_codecs": crc}}
+
+
+def write_stream(path: Path, of_bytes: bool = False) -> None:
+    """As `datasets` stores them."""
+    import pyarrow
+
+    columns = rows()
+    x = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(columns["x"].reshape(-1)), 3)
+    table = pyarrow.table({"x": x, "y": columns["y"]})
+    if of_bytes:
+        table = pyarrow.table(
+            {"x": pyarrow.array(values(), pyarrow.binary()), "y": np.arange(ROWS, dtype=np.int32)}
+        )
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, 16)
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -84,9 +111,18 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "array_record": (".array_record", write_array_record),
     "zarr 2": (".zarr", lambda path: write_zarr(path, 2)),
     "zarr 3": (".zarr", lambda path: write_zarr(path, 3)),
+    "zarr 2 zlib": (".zarr", lambda path: write_zarr(path, 2, compressor={"id": "zlib", "level": 1})),
+    "zarr 2 blosc": (".zarr", lambda path: write_zarr(path, 2, compressor={"id": "blosc", "cname": "lz4"})),
+    "zarr 3 zstd": (".zarr", lambda path: write_zarr(path, 3, codecs=[_BYTES, {"name": "zstd"}])),
+    "zarr 3 sharded": (".zarr", lambda path: write_zarr(path, 3, codecs=[_sharding()])),
     "arrow": (".arrow", lambda path: write_table(path, compression="uncompressed")),
+    "arrow stream": (".arrow", lambda path: write_stream(path)),
     "arrow compressed": (".arrow", lambda path: write_table(path, compression="zstd")),
     "parquet": (".parquet", write_table),
+    "parquet plain": (
+        ".parquet",
+        lambda path: write_table(path, use_dictionary=False, compression="zstd", data_page_version="2.0"),
+    ),
 }
 
 
@@ -187,6 +223,29 @@ def write_lane(path: Path) -> None:
     save_lanes({**LANES, "lanes": {"0": LANES["lanes"]["0"]}, "writers": [0]}, path)
 
 
+def write_image(path: Path) -> None:
+    import cv2
+
+    across = np.linspace(0, 255, 24, dtype=np.uint8)
+    image = np.stack([np.tile(across, (20, 1)), np.tile(across[:20, None], (1, 24)), np.full((20, 24), 90)], -1)
+    cv2.imwrite(str(path), image.astype(np.uint8))
+
+
+DESCRIPTION = {"source": {"kind": "arrays"}, "rows": 64, "format": "npy", "shards": 3}
+
+
+def write_manifest(path: Path) -> None:
+    from feedline.conversion.manifest import Manifest
+
+    with Manifest(path, DESCRIPTION) as manifest:
+        for shard in range(3):
+            manifest.add({"shard": shard, "digest": f"d{shard}"})
+
+
+def write_log(path: Path) -> None:
+    path.write_text("step,loss,rows_per_s,wait_share\n10,2.5,1152.0,0.25\n20,1.5,1152.0,0.25\n")
+
+
 BLOCK = b"".join(values())
 LANES = {
     "step": 5,
@@ -213,10 +272,30 @@ RECORDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "folder": (".photos", write_folder),
 }
 OTHERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "npz resealed": WRITERS["npz compressed"],
+    "tar resealed": RECORDS["tar"],
+    "tfrecord resealed": RECORDS["tfrecord"],
+    "tfrecord index resealed": RECORDS["tfrecord"],
+    "tar index resealed": RECORDS["tar"],
+    "remote npy": WRITERS["npy"],
+    "remote npz": WRITERS["npz"],
+    "remote parquet": WRITERS["parquet"],
+    "remote arrow": WRITERS["arrow"],
+    "remote arrow compressed": WRITERS["arrow compressed"],
+    "remote arrow bytes": RECORDS["arrow bytes"],
+    "remote tfrecord": RECORDS["tfrecord"],
+    "remote tar": RECORDS["tar"],
+    "dataset": (".arrow", lambda path: write_stream(path, of_bytes=True)),
+    "image jpeg": (".jpg", lambda path: write_image(path)),
+    "image png": (".png", lambda path: write_image(path)),
+    "image webp": (".webp", lambda path: write_image(path)),
+    "manifest": (".conversion", lambda path: write_manifest(path)),
+    "log": (".csv", lambda path: write_log(path)),
     "cache": (".block", write_block),
     "lane files": (".lanes", write_lanes),
     "lane file": (".lanes", write_lane),
 }
 FILES = {**WRITERS, **RECORDS, **OTHERS}
 STATES = ("rows state", "lanes state", "mixture state")
-FORMATS = (*FILES, *STATES)
+CALLS = ("variables", "address", "greeting")
+FORMATS = (*FILES, *STATES, *CALLS)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+Change = Callable[[bytes, random.Random], bytes]
+_METADATA = ("zarr.json", ".zarray", ".zgroup", "_METADATA", "_CHECKPOINT_METADATA")
 NUMBERS = (
     b"0",
     b"-1",
@@ -132,22 +136,47 @@ _CHANGES = (
 )  # fmt: skip
 
 
-def write_mutated(path: Path, valid: Path, chance: random.Random) -> None:
+def write_mutated(path: Path, valid: Path, chance: random.Random, change: Change = mutated) -> None:
     """Write a mutation of a file; in a folder, mutate or remove one or two of its files."""
     if valid.is_file():
-        path.write_bytes(mutated(valid.read_bytes(), chance))
+        path.write_bytes(change(valid.read_bytes(), chance))
         return
-    shutil.copytree(valid, path)
+    shutil.copytree(valid, path, copy_function=_linked)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    metadata = [file for file in files if file.name in ("zarr.json", ".zarray", ".zgroup")]
+    metadata = [file for file in files if file.name in _METADATA]
     for _ in range(chance.choice((1, 1, 2))):
         file = chance.choice(metadata if metadata and chance.random() < 0.6 else files)
         if not file.exists():
             continue
-        if chance.random() < 0.1:
-            file.unlink()
-        else:
-            file.write_bytes(mutated(file.read_bytes(), chance))
+        data = file.read_bytes()
+        file.unlink()  # it is a link to the valid file
+        if chance.random() >= 0.1:
+            file.write_bytes((mutated_json if chance.random() < 0.5 else change)(data, chance))
+
+
+def _linked(source: str, target: str) -> None:
+    """A link to a file, which is faster than a copy; or a copy on another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def mutated_json(data: bytes, chance: random.Random) -> bytes:
+    """Lines of JSON, one of which has other values; other bytes as `mutated`."""
+    lines = data.split(b"\n")
+    at = chance.randrange(len(lines))
+    try:
+        value = json.loads(lines[at])
+    except (ValueError, RecursionError):
+        return mutated(data, chance)
+    if chance.random() < 0.05:
+        lines[at] = chance.choice((b"[" * 100_000, b'{"x":' * 50_000, b"1" * 5000, b"1e999", b"NaN"))
+    else:
+        lines[at] = json.dumps(mutated_state([value], chance)).encode()
+        if chance.random() < 0.9:
+            lines[at] = lines[at][1:-1]  # else the value is in a list
+    return b"\n".join(lines)
 
 
 def mutated_state(state: Any, chance: random.Random) -> Any:

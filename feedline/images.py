@@ -28,6 +28,7 @@ _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _MOST_PIXELS = 1 << 28
 """Of one image, as its header says: a damaged header could ask for more memory than there is."""
+_PNG = b"\x89PNG\r\n\x1a\n"
 _TRIES = 10
 """Of a random crop that does not fit; then it is a centred one."""
 _UINT64 = (1 << 64) - 1
@@ -158,8 +159,8 @@ class ImageDecoder:
 
     def _cropped(self, data: bytes, draws: _Draws | None) -> Image:
         """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
-        header = None if self.orient else _jpeg_header(data)
-        if header is None:
+        header = _jpeg_header(data)
+        if header is None or self.orient:
             whole = _decoded_by_opencv(data, self.orient)
             height, width = whole.shape[:2]
             return _part(whole, self._box(height, width, draws))
@@ -244,6 +245,8 @@ def _jpeg_header(data: bytes) -> tuple[int, int] | None:
 
 
 def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
+    if data[:8] == _PNG:
+        _check_png(data)
     cv2 = require("cv2", "images")
     flags = cv2.IMREAD_COLOR_RGB | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
@@ -256,6 +259,20 @@ def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
             f"with {bytes(data[:16])!r} and has {len(data)} bytes; write the file again, or leave it out"
         )
     return image
+
+
+def _check_png(data: bytes) -> None:
+    """Refuse a PNG for which OpenCV would allocate more memory than it needs."""
+    _check_pixels(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if length > len(data):
+            raise ValueError(
+                f"chunks of a PNG must lie within its {len(data)} bytes, and the one at byte {at} has {length}; "
+                "write the file again, or leave it out"
+            )
+        at += 12 + length  # length, kind and checksum
 
 
 def _check_pixels(height: int, width: int) -> None:

@@ -85,11 +85,20 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
         return []
     *complete, _ = path.read_bytes().split(b"\n")
     try:
-        return [json.loads(line) for line in complete]
-    except ValueError as error:
+        return [_parsed(line, number) for number, line in enumerate(complete)]
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} cannot be read: {error}; delete {folder}, or choose another destination"
         ) from error
+
+
+def _parsed(line: bytes, number: int) -> dict[str, Any]:
+    """A line of the manifest; line 0 describes the conversion, and any other one a shard."""
+    found: dict[str, Any] = json.loads(line)
+    is_shard = isinstance(found, dict) and type(found.get("shard")) is int and isinstance(found.get("digest"), str)
+    if not (is_shard if number else isinstance(found, dict)):
+        raise ValueError(f"line {number + 1} is no {'shard with its digest' if number else 'JSON object'}")
+    return found
 
 
 def check_same(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

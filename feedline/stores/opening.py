@@ -33,7 +33,10 @@ def matches(url: str, options: Store) -> list[Listed] | None:
             f"a web server does not list its files, so http:// and https:// take no globs, got {url}; write a "
             "glob over s3:// or gs://, or name each file"
         )
-    pattern = re.compile(_expression(parsed.key))
+    try:
+        pattern = re.compile(_expression(parsed.key))
+    except re.error as error:
+        raise ValueError(f"{url} is no glob ({error}); write a character that stands for itself as [?]") from error
     above = Url(parsed.base, parsed.key.rpartition("/")[0])
     if parsed.key.endswith(_FOLDER_SUFFIX) and not above.is_glob:
         within = [Url(parsed.base, f"{above.key}/{name}".lstrip("/")) for name in folders(above, options)]

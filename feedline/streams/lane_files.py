@@ -66,7 +66,11 @@ def load_lanes(folder: str | os.PathLike[str]) -> dict[str, Any]:
     lanes = {file.pop("lane"): file.pop("iterator") for file in saved}
     for file, path in zip(saved, paths, strict=True):
         if file != saved[0]:
-            field = next(name for name in {**saved[0], **file} if saved[0].get(name) != file.get(name))
+            field = next(
+                name
+                for name in {**saved[0], **file}
+                if name not in file or name not in saved[0] or file[name] != saved[0][name]
+            )
             raise ValueError(
                 f"the lanes of a checkpoint must be of one step, and {path.name} has {field} {file.get(field)!r}, "
                 f"{paths[0].name} {saved[0].get(field)!r}: {folder} holds files of two saves, or of one that was "
@@ -111,6 +115,6 @@ def _read(path: Path) -> dict[str, Any]:
             return dict(held)
         else:
             found = f"it is lane {held['lane']!r} of {held['count']!r}"
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         found = str(error)
     raise ValueError(f"{path} is no file of save_lanes: {found}; restore an older folder")

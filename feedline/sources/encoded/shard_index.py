@@ -172,9 +172,18 @@ def _header(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         header = json.loads(rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return header if isinstance(header, dict) else None
+    if not isinstance(header, dict):
+        return None
+    fields, count = header.get("fields"), header.get("count")
+    are_names = fields is None or (
+        isinstance(fields, list)
+        and all(isinstance(name, str) for name in fields)
+        and len(set(fields)) == len(fields)
+        and (len(fields) > 0 or count == 0)
+    )
+    return header if are_names and type(count) is int and count >= 0 else None
 
 
 def _checksum(file: BinaryIO) -> int:

@@ -6,6 +6,7 @@ import io
 import re
 import tarfile
 from array import array
+from collections.abc import Iterable
 from typing import BinaryIO
 
 from feedline.sources.encoded.shard_index import Scan
@@ -81,19 +82,21 @@ class _Samples:
         """
         name = member.name
         if ".." in name.split("/"):
-            raise self._error(f"names must not lead out of a folder, and a member is named {name!r}")
+            raise self._error(f"names must not lead out of a folder, and a member is named {_short(name)}")
         if member.isdir():
             return
         if not member.isreg() or member.issparse():
             kind = "sparse" if member.issparse() else "a link" if member.islnk() or member.issym() else "special"
-            raise self._error(f"members must be regular files, and {name!r} is {kind}", "tar --dereference --hard-"
-                              "dereference writes files in place of links")  # fmt: skip
+            raise self._error(
+                f"members must be regular files, and {_short(name)} is {kind}",
+                "tar --dereference --hard-dereference writes files in place of links",
+            )
         split = _NAME.fullmatch(name)
         if split is None or _META.fullmatch(name):
             return
         if member.size < 0 or member.offset_data + member.size > size_bytes:
             raise self._error(
-                f"members must lie within the archive, and {name!r} has {member.size} bytes from byte "
+                f"members must lie within the archive, and {_short(name)} has {member.size} bytes from byte "
                 f"{member.offset_data} on, of {size_bytes}; the archive is truncated",
                 "copy it again",
             )
@@ -102,12 +105,13 @@ class _Samples:
             self._finish()
             if key in self._keys:
                 raise self._error(
-                    f"the members of a record must be adjacent, and {name!r} comes after members of other records"
+                    "the members of a record must be adjacent, and "
+                    f"{_short(name)} comes after members of other records"
                 )
             self._keys.add(key)
             self._key = key
         if field in self._found:
-            raise self._error(f"a record must have each field once, and there are two members {name!r}")
+            raise self._error(f"a record must have each field once, and there are two members {_short(name)}")
         self._found[field] = member.offset_data, member.size
 
     def _finish(self) -> None:
@@ -118,8 +122,8 @@ class _Samples:
             self._fields, self._first_key = tuple(self._found), self._key
         if self._found.keys() != set(self._fields):
             raise self._error(
-                f"all records must have the same fields, and {self._key!r} has {', '.join(self._found)}, the "
-                f"first record, {self._first_key!r}, {', '.join(self._fields)}"
+                f"all records must have the same fields, and {_short(self._key)} has "
+                f"{_listed(self._found)}, the first record, {_short(self._first_key)}, {_listed(self._fields)}"
             )
         for field in self._fields:
             self._parts.extend(self._found[field])
@@ -132,6 +136,15 @@ class _Samples:
 
     def _error(self, message: str, remedy: str = _REWRITE) -> _RefusedError:
         return _RefusedError(f"{message}, in {self._path}; {remedy}")
+
+
+def _short(name: str) -> str:
+    """A name for an error, which a damaged archive can make as long as itself."""
+    return f"{name!r:.200}"
+
+
+def _listed(fields: Iterable[str]) -> str:
+    return f"{', '.join(fields):.200}"
 
 
 def _check_end(file: BinaryIO, end: int, size_bytes: int, path: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from feedline.sources.formats.grouped_file import memory_bytes
 from feedline.sources.formats.mapped_file import Mapped
 from feedline.sources.formats.npy import MOST_HEADER_BYTES, read_header
 
@@ -18,6 +19,8 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a member: signature, the lengths
 _SIGNATURE = b"PK\x03\x04"
 _ENCRYPTED = 1  # bit of the flags of a member
 _CHUNK_BYTES = 1 << 20
+_DEFLATE_RATIO = 1032
+"""More bytes than this cannot come out of a byte: 258 of them need at least two bits."""
 
 
 def read_members(file: Mapped, opened: BinaryIO) -> dict[str, Array]:
@@ -57,6 +60,16 @@ def _member(file: Mapped, opened: BinaryIO, archive: zipfile.ZipFile, member: zi
         raise ValueError("it is encrypted; write it without a password")
     if member.compress_type == zipfile.ZIP_STORED:
         return _stored(file, opened, member)
+    if member.compress_size > len(file.bytes):
+        raise ValueError(f"it has {member.compress_size} compressed bytes, and the file has {len(file.bytes)}")
+    most = memory_bytes()
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        most = min(most, _DEFLATE_RATIO * (member.compress_size + 1))
+    if member.file_size > most:
+        raise ValueError(
+            f"its directory promises {member.file_size} bytes, and at most {most} can come out of the "
+            f"{member.compress_size} that are stored, or fit into memory"
+        )
     with archive.open(member) as stream:
         header = read_header(stream.read, member.file_size)
         array = np.empty(header.shape, header.dtype, header.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from feedline.sources.formats import extras
 from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
-from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.grouped_file import Group, GroupedFile, memory_bytes
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import digest_of, readable
 from feedline.stores.remote_object import RemoteObject
@@ -32,6 +33,13 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
     spec = spec_of(schema, options, path)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    for name, row in spec.items():
+        needed, has = max(lengths, default=0) * math.prod(row.shape) * row.dtype.itemsize, memory_bytes()
+        if needed > has:
+            raise ValueError(
+                f"a column of a row group must fit into memory, and {name!r} of {path} takes {needed} bytes "
+                f"of the {has} there are; write it again in smaller row groups if it is not damaged"
+            )
 
     def read(leaf: int, group: int) -> Group:
         # a reader is not thread-safe; a new one is cheap, since the footer is already parsed

@@ -18,6 +18,7 @@ from feedline.stores.remote_file import RemoteFile
 from feedline.stores.remote_object import RemoteObject
 
 SUFFIXES = (".h5", ".hdf5")
+_MOST_LINKS = 32
 _MOST_IN_MEMORY_BYTES = 1 << 26
 """Of compressed datasets beside others that are not, such as labels: so much is read into memory."""
 
@@ -111,7 +112,7 @@ def read_file(path: Path | RemoteObject, options: OpenOptions) -> File:
     tree: dict[str, Any] = {}
     with opened(path) as file:
         size = path.stat().st_size if isinstance(path, Path) else path.size
-        paths = [name for name in options.columns or () if "/" in name and name in file]
+        paths = [name for name in options.columns or () if "/" in name and _is_there(file, name)]
         for name in options.chosen([*file, *paths], str(path)) if len(file) else []:
             parts = tuple(part for part in name.split("/") if part)
             try:
@@ -143,9 +144,8 @@ def _leaves(
     """The leaves of a dataset or a group, with their names. A scalar has none."""
     h5py = extras.require("h5py", "hdf5")
     name = "/".join(names)
+    _check_same_file(group, name)
     link = group.get(name, getlink=True)
-    if isinstance(link, h5py.ExternalLink):
-        raise RefusedError(f"a link to the file {link.filename}; open that file itself")
     if isinstance(link, h5py.SoftLink) and group.get(name) is None:
         raise RefusedError(f"a link to {link.path}, which does not exist; leave it out with columns=[...]")
     node = group[name]
@@ -162,6 +162,36 @@ def _leaves(
         for field in fields:
             _check_bytes(dataset, field)
             yield (*names, *field.names), Leaf(dataset, field)
+
+
+def _check_same_file(group: Any, name: str) -> None:
+    """Refuse a path into another file before HDF5 opens that: its chunks would be read from this file.
+
+    Raises:
+      RefusedError: a link on the way names another file, or there are too many links.
+    """
+    h5py = extras.require("h5py", "hdf5")
+    paths = [(group, name)]
+    for here, path in paths:
+        if len(paths) > _MOST_LINKS:
+            raise RefusedError("too many links that lead to each other; leave it out with columns=[...]")
+        at = here.file["/"] if path.startswith("/") else here
+        parts = [part for part in path.split("/") if part]
+        for i in range(len(parts)):
+            link = at.get("/".join(parts[: i + 1]), getlink=True)
+            if isinstance(link, h5py.ExternalLink):
+                raise RefusedError(f"a link to the file {link.filename}; open that file itself")
+            if isinstance(link, h5py.SoftLink):
+                paths.append((at, "/".join([*parts[:i], link.path]) if link.path[:1] != "/" else link.path))
+
+
+def _is_there(file: Any, name: str) -> bool:
+    """Whether a file has this dataset or group, or a link that is refused."""
+    try:
+        _check_same_file(file, name)
+    except RefusedError:
+        return True
+    return name in file
 
 
 def _check_bytes(dataset: Dataset, field: Field) -> None:

@@ -96,7 +96,10 @@ class OpenDataset:
         try:
             self.table.validate()  # sizes of buffers: damaged files could end the process else
         except ValueError as error:
-            raise ValueError(f"the table of this dataset is damaged: {error}; make the dataset again") from error
+            files = f", in {', '.join(list(self.versions)[:3])}" if self.versions else ""
+            raise ValueError(
+                f"the table of this dataset is damaged{files}: {error}; make the dataset again"
+            ) from error
         indices: Any = dataset._indices  # type: ignore[attr-defined]  # no public attribute has them
         self.rows: Indices | None = None
         if indices is not None:

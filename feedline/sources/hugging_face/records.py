@@ -131,9 +131,18 @@ class DatasetRecords(EncodedRows):
         records: list[Record] = [b""] * len(rows)
         for piece, local, offsets in self._shards.split(self._found.rows_in_table(rows)):
             here = np.arange(len(rows))[offsets]
-            columns = {
-                name: self._values(name, column, local, rows[here]) for name, column in self._pieces[piece].items()
-            }
+            try:
+                columns = {
+                    name: self._values(name, column, local, rows[here])
+                    for name, column in self._pieces[piece].items()
+                }
+            except ValueError as error:
+                raise RowError(
+                    f"rows that are stored together could not be read: {error}; make the dataset again",
+                    stage="read",
+                    row=int(rows[here][0]),
+                    file=next(iter(self._found.versions), None),
+                ) from error
             for place, values in zip(here.tolist(), zip(*columns.values(), strict=True), strict=True):
                 records[place] = values[0] if self.fields is None else dict(zip(columns, values, strict=True))
         return records
@@ -175,6 +184,8 @@ class DatasetRecords(EncodedRows):
 
 def _read(path: str, row: int) -> bytes:
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError(f"{path} is no regular file")  # a pipe would be waited for
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:

@@ -1,0 +1,642 @@
+"""What feedline opens is not trusted: it runs no code, names no other file, and its sizes are checked."""
+
+import ast
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import cv2
+import datasets
+import h5py
+import jax
+import numpy as np
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from launched import launched
+
+import feedline
+from feedline.conversion.manifest import Manifest
+from feedline.images import ImageDecoder
+from feedline.sources.decoded import Row
+from feedline.sources.encoded import shard_index
+from feedline.sources.formats import parquet
+from feedline.stores.cache import BlockCache, name_of
+
+PACKAGE = Path(feedline.__file__).parent
+REFUSED = (ValueError, TypeError, feedline.FeedError)
+ROWS = np.arange(8, dtype=np.int32)
+
+
+# --- no code in what is read ---
+
+FORBIDDEN = ("pickle.find_class", "os.system", "subprocess.Popen", "exec.marshal")
+seen = []
+listening = False
+
+
+def _audit(event, arguments):
+    if listening and event in FORBIDDEN:
+        seen.append((event, arguments))
+
+
+@pytest.fixture
+def audited():
+    """Python's own audit of what is unpickled and started."""
+    global listening
+    if _audit not in getattr(sys, "_feedline_audits", []):
+        sys.addaudithook(_audit)
+        sys._feedline_audits = [_audit]
+    seen.clear()
+    listening = True
+    yield seen
+    listening = False
+
+
+class Planted:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def payload(tmp_path):
+    return pickle.dumps(Planted(tmp_path / "ran"))
+
+
+def open_and_read(path, **options):
+    source = feedline.open_source(path, **options)
+    _ = source.identity
+    if hasattr(source, "records"):
+        return source.records(np.arange(len(source)))
+    out = jax.tree.map(lambda leaf: np.zeros((len(source), *leaf.shape), leaf.dtype), source.spec)
+    source.read(np.arange(len(source)), out)
+    return out
+
+
+def test_the_audit_sees_what_is_unpickled(audited, payload, tmp_path):
+    pickle.loads(payload)
+    assert (tmp_path / "ran").exists()
+    assert audited[0][0] == "pickle.find_class"
+
+
+def test_a_planted_pickle_runs_where_pickles_are_allowed(payload, tmp_path):
+    npz(tmp_path / "x.npz", payload)
+    np.load(tmp_path / "x.npz", allow_pickle=True)["y"]
+    assert (tmp_path / "ran").exists()
+
+
+def npy(path, payload):
+    np.save(path, np.array([Bytes(payload)] * 8, object), allow_pickle=True)
+
+
+class Bytes:
+    """An object whose pickle is the payload's."""
+
+    def __init__(self, payload):
+        self.payload = payload
+
+    def __reduce__(self):
+        return pickle.loads, (self.payload,)
+
+
+def npz(path, payload):
+    np.savez(path, x=ROWS, y=np.array([Bytes(payload)] * 8, object))
+
+
+def npz_compressed(path, payload):
+    np.savez_compressed(path, x=ROWS, y=np.array([Bytes(payload)] * 8, object))
+
+
+def extended(payload):
+    """A table with the pickled extension type of old versions of pyarrow, and pickles in its metadata."""
+    marks = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": payload}
+    field = pyarrow.field("x", pyarrow.int32(), metadata=marks)
+    metadata = {b"pandas": payload, b"huggingface": payload}
+    return pyarrow.table([ROWS], schema=pyarrow.schema([field], metadata=metadata))
+
+
+def hdf5(path, payload):
+    with h5py.File(path, "w") as file:
+        file["x"] = np.array([np.void(payload)] * 2)
+        file["x"].attrs["FLAVOR"] = np.void(payload)
+        file.attrs["pickled"] = np.void(payload)  # as PyTables keeps Python objects
+
+
+def zarr_2(path, payload):
+    path.mkdir()
+    metadata = {"zarr_format": 2, "shape": [8], "chunks": [8], "dtype": "|O", "compressor": None,
+                "fill_value": None, "order": "C", "filters": [{"id": "pickle", "protocol": 5}]}  # fmt: skip
+    (path / ".zarray").write_text(json.dumps(metadata))
+    (path / ".zattrs").write_text(json.dumps({"pickled": payload.decode("latin1")}))
+    (path / "0").write_bytes(payload)
+
+
+def zarr_3(path, payload):
+    path.mkdir()
+    codecs = [{"name": "numcodecs.pickle", "configuration": {"protocol": 5}}]
+    metadata = {"zarr_format": 3, "node_type": "array", "shape": [8], "data_type": "int32", "fill_value": 0,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [8]}},
+                "chunk_key_encoding": {"name": "default"}, "codecs": codecs}  # fmt: skip
+    (path / "zarr.json").write_text(json.dumps(metadata))
+    (path / "c").mkdir()
+    (path / "c" / "0").write_bytes(payload)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "refused"),
+    [
+        ("x.npy", npy, True),
+        ("x.npz", npz, True),
+        ("y.npz", npz_compressed, True),
+        ("x.arrow", lambda path, data: pyarrow.feather.write_feather(extended(data), path), False),
+        ("x.parquet", lambda path, data: pyarrow.parquet.write_table(extended(data), path), False),
+        ("x.h5", hdf5, False),
+        ("two.zarr", zarr_2, True),
+        ("three.zarr", zarr_3, True),
+        ("x.tfrecord", lambda path, data: path.write_bytes(data), True),
+        ("x.tar", lambda path, data: path.write_bytes(data), True),
+        ("x.array_record", lambda path, data: path.write_bytes(data), True),
+    ],
+)
+def test_no_pickle_in_a_file_is_loaded(audited, payload, tmp_path, name, write, refused):
+    write(tmp_path / name, payload)
+    if refused:
+        with pytest.raises(REFUSED, match=name):
+            open_and_read(tmp_path / name)
+    else:
+        open_and_read(tmp_path / name)
+    assert audited == []
+    assert not (tmp_path / "ran").exists()
+
+
+def tar_of(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(audited, payload, tmp_path):
+    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
+    index = tmp_path / ".x.tar.feedline-index"
+    index.write_bytes(payload)
+    assert [
+        record["x"] if isinstance(record, dict) else record for record in open_and_read(tmp_path / "x.tar")
+    ] == [
+        b"a",
+        b"b",
+    ]
+    assert index.read_bytes() != payload
+
+    cache = BlockCache(str(tmp_path / "cache"), 1 << 20)
+    os.close(cache.store("block", bytes(100)))
+    Path(cache.path("block")).write_bytes(payload)
+    assert cache.open("block", 100) is None
+
+    lanes = tmp_path / "lanes"
+    lanes.mkdir()
+    (lanes / "lane-00000-of-00001.json").write_bytes(payload)
+    with pytest.raises(ValueError, match="is no file of save_lanes"):
+        feedline.load_lanes(lanes)
+
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    (folder / "conversion.jsonl").write_bytes(payload + b"\n")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Manifest(folder, {})
+
+    with feedline.Feed({"x": ROWS}, 4, jax.devices()[0], prefetch=0) as feed:
+        state = feed.get_state()
+        for name in state:
+            with pytest.raises((ValueError, TypeError)):
+                feed.set_state({**state, name: payload})
+    assert audited == []
+    assert not (tmp_path / "ran").exists()
+
+
+ALLOWED = {
+    # our own worker processes: what is sent to them is made by this process, and sent over a pipe
+    ("conversion/processes.py", "pickle.loads"),
+    ("loader/workers.py", "pickle.loads"),
+    ("sources/hugging_face/dataset.py", "pickle.loads"),
+    # `feedline audit` and the processes that it starts, in a temporary folder that only this user can write
+    ("audit/process.py", "pickle.loads"),
+    ("audit/results.py", "pickle.loads"),
+}
+DANGEROUS = {
+    "eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load",
+    "marshal.loads", "shelve.open", "yaml.load", "yaml.unsafe_load", "subprocess.getoutput", "tempfile.mktemp",
+    "subprocess.getstatusoutput", "pyarrow.deserialize", "joblib.load", "dill.load", "dill.loads", "torch.load",
+    "pandas.read_pickle",
+}  # fmt: skip
+
+
+def dangers_in(tree):
+    """Calls that run code or a shell, by their names as the code writes them."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in DANGEROUS or name.endswith((".extractall", ".extract")):
+            yield name
+        for keyword in node.keywords:
+            if keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False":
+                yield f"{keyword.arg}={ast.unparse(keyword.value)}"
+
+
+def test_no_shell_no_evaluation_and_no_pickle_but_between_our_own_processes():
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name in dangers_in(ast.parse(path.read_text()))
+    }
+    assert found == ALLOWED
+
+
+def test_dangerous_calls_are_found():
+    code = "np.load(x, allow_pickle=True); subprocess.run(x, shell=flag); os.system(x); archive.extractall(x)"
+    assert set(dangers_in(ast.parse(code))) == {
+        "allow_pickle=True",
+        "shell=flag",
+        "os.system",
+        "archive.extractall",
+    }
+
+
+# --- no other file ---
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file outside of the data's folder."""
+    path = tmp_path / "outside" / "secret.h5"
+    path.parent.mkdir()
+    with h5py.File(path, "w") as file:
+        file["x"] = np.full(8, 4242, np.int32)
+    return path
+
+
+def _external_link(file, secret):
+    file["y"] = h5py.ExternalLink(str(secret), "/x")
+
+
+def _soft_link_through_an_external_one(file, secret):
+    file["out"] = h5py.ExternalLink(str(secret), "/")
+    file["y"] = h5py.SoftLink("/out/x")
+
+
+def _group_with_a_soft_link(file, secret):
+    file["out"] = h5py.ExternalLink(str(secret), "/")
+    file.create_group("g")["y"] = h5py.SoftLink("../g/z")
+    file["g"]["z"] = h5py.SoftLink("/out/x")
+
+
+def _external_storage(file, secret):
+    file.create_dataset("y", (8,), np.int32, external=[(str(secret), 0, 32)])
+
+
+def _virtual(file, secret):
+    layout = h5py.VirtualLayout((8,), np.int32)
+    layout[:] = h5py.VirtualSource(str(secret), "x", (8,))
+    file.create_virtual_dataset("y", layout)
+
+
+@pytest.mark.parametrize(
+    ("link", "columns"),
+    [
+        (_external_link, ["y"]),
+        (_soft_link_through_an_external_one, ["y"]),
+        (_soft_link_through_an_external_one, ["out/x"]),
+        (_group_with_a_soft_link, ["g"]),
+        (_external_storage, ["y"]),
+        (_virtual, ["y"]),
+    ],
+)
+def test_an_hdf5_file_names_no_other_file(tmp_path, secret, link, columns):
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = ROWS
+        link(file, secret)
+    for chosen in (columns, None):
+        with pytest.raises(ValueError, match=r"x\.h5"):
+            open_and_read(path, columns=chosen)
+
+
+def test_links_within_an_hdf5_file_are_followed(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["data/x"] = ROWS
+        file["y"] = h5py.SoftLink("/data/x")
+        file["z"] = h5py.SoftLink("y")
+    assert open_and_read(tmp_path / "x.h5", columns=["z"])["z"].tolist() == ROWS.tolist()
+    with h5py.File(tmp_path / "circle.h5", "w") as file:
+        file["x"] = ROWS
+        file["y"] = h5py.SoftLink("/z")
+        file["z"] = h5py.SoftLink("/y")
+    with pytest.raises(ValueError, match="too many links"):
+        open_and_read(tmp_path / "circle.h5")
+
+
+def files_below(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["../out.x", "a/../../out.x"])
+def test_a_tar_member_cannot_lead_out_of_a_folder(tmp_path, name):
+    tar_of(tmp_path / "x.tar", {name: b"data"})
+    with pytest.raises(ValueError, match="names must not lead out of a folder"):
+        open_and_read(tmp_path / "x.tar")
+    assert files_below(tmp_path) == {"x.tar"}
+
+
+def test_an_absolute_name_in_a_tar_is_only_a_name(tmp_path):
+    tar_of(tmp_path / "x.tar", {f"{tmp_path}/out.x": b"data"})
+    assert open_and_read(tmp_path / "x.tar") == [{"x": b"data"}]
+    assert files_below(tmp_path) == {"x.tar", ".x.tar.feedline-index"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_a_link_or_a_device_in_a_tar_is_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        member = tarfile.TarInfo("0.x")
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(ValueError, match="members must be regular files"):
+        open_and_read(tmp_path / "x.tar")
+
+
+def test_an_index_is_not_written_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    tar_of(tmp_path / "x.tar", {"0.x": b"a"})
+    (tmp_path / ".x.tar.feedline-index").symlink_to(victim)
+    open_and_read(tmp_path / "x.tar")
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / ".x.tar.feedline-index").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fields": ["x", "x"]}, {"fields": []}, {"fields": "x"}, {"fields": [1]}, {"count": 1 << 60},
+        {"count": -1}, {"count": 2.0}, {"count": True}, {"count": None},
+    ],
+)  # fmt: skip
+def test_an_index_with_right_checksums_but_impossible_values_is_made_again(tmp_path, change):
+    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
+    expected = open_and_read(tmp_path / "x.tar")
+    index = tmp_path / ".x.tar.feedline-index"
+    whole = index.read_bytes()
+    line, _, payload = whole.partition(b"\n")
+    text = json.dumps({**json.loads(line.partition(b" ")[2]), **change}).encode() + b"\n"
+    index.write_bytes(b"%08x " % zlib.crc32(text) + text + payload)
+    assert open_and_read(tmp_path / "x.tar") == expected
+    assert index.read_bytes() == whole
+
+
+def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp_path):
+    tar_of(tmp_path / "x.tar", {"0.x": b"a", "1.x": b"b"})
+    open_and_read(tmp_path / "x.tar")
+    index = tmp_path / ".x.tar.feedline-index"
+    line, _, payload = index.read_bytes().partition(b"\n")
+    for offset, length in [(-1, 1), (0, 1 << 62), (1 << 62, 1), (0, -1), ((1 << 63) - 1, (1 << 63) - 1)]:
+        changed = struct.pack("<qq", offset, length) + payload[16:]
+        header = {**json.loads(line.partition(b" ")[2]), "crc32": zlib.crc32(changed)}
+        text = json.dumps(header).encode() + b"\n"
+        index.write_bytes(b"%08x " % zlib.crc32(text) + text + changed)
+        with pytest.raises(feedline.FeedError, match="an index must name parts of its file"):
+            open_and_read(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/passwd", "a\0b", "x" * 5000])
+def test_a_block_of_any_object_lies_in_the_cache(tmp_path, key):
+    cache = BlockCache(str(tmp_path / "cache"), 1 << 20)
+    place = Path(cache.path(name_of(f"s3://bucket/{key}", "tag/../..", 0, 10)))
+    assert place.parent.parent == tmp_path / "cache" / "blocks"
+    assert place.name.isalnum()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/../x.npy", "s3://../x.npy", "https://host/a/../x.npy"])
+def test_an_address_has_no_steps_upwards(url):
+    with pytest.raises(ValueError, match=r"'\.\.'"):
+        feedline.open_source(url)
+
+
+def test_lanes_are_saved_by_their_numbers_alone(tmp_path):
+    state = {"step": 1, "position": 1, "lanes": {"../../x": {"a": 1}}, "writers": [0]}
+    with pytest.raises(ValueError, match="invalid literal"):
+        feedline.save_lanes(state, tmp_path / "lanes")
+    assert files_below(tmp_path) == {"lanes"}
+
+
+# --- regressions of the fuzzer ---
+
+
+def test_deep_json_is_refused_with_the_name_of_its_file(tmp_path):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    (tmp_path / "lane-00000-of-00001.json").write_bytes(deep)
+    with pytest.raises(ValueError, match=r"lane-00000-of-00001\.json is no file of save_lanes"):
+        feedline.load_lanes(tmp_path)
+    assert shard_index._header(b"%08x " % zlib.crc32(deep + b"\n") + deep + b"\n") is None
+
+
+def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):
+    state = {"step": 1, "position": 1, "lanes": {"0": {"a": 1}, "1": {"a": 1}}, "writers": [0, 0]}
+    feedline.save_lanes(state, tmp_path)
+    path = tmp_path / "lane-00001-of-00002.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "x": None}))
+    with pytest.raises(ValueError, match=r"lane-00001-of-00002\.json has x None"):
+        feedline.load_lanes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "1", "null", "{}", '{"shard": "0", "digest": "d"}', '{"shard": 0}', "[" * 100_000, '{"shard": []}'],
+)
+def test_a_damaged_line_of_a_manifest_is_an_error_with_its_path(tmp_path, line):
+    with Manifest(tmp_path / "out", {"rows": 8}):
+        pass
+    with (tmp_path / "out" / "conversion.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"conversion\.jsonl cannot be read"):
+        Manifest(tmp_path / "out", {"rows": 8})
+
+
+def test_an_error_about_a_tar_is_short_whatever_its_names(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("k" * 5000 + ".a"))
+        archive.addfile(tarfile.TarInfo("l" * 5000 + ".b"))
+    with pytest.raises(ValueError, match="all records must have the same fields") as caught:
+        open_and_read(tmp_path / "x.tar")
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_pattern_that_is_no_expression_is_refused():
+    with pytest.raises(ValueError, match="is no glob"):
+        feedline.open_source("s3://bucket/[z-a].npy")
+
+
+# --- no promise is believed ---
+
+
+def zip_that_promises(path, how, promised):
+    """An .npz whose directory and header promise so many bytes, and holds few."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (promised - 128,)}
+    )
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(1000))
+        archive.infolist()[0].file_size = promised
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("promised", [1 << 30, 1 << 45, 1 << 62])
+def test_a_member_of_a_zip_that_promises_too_much_is_refused(tmp_path, how, promised):
+    zip_that_promises(tmp_path / "x.npz", how, promised)
+    with pytest.raises(ValueError, match=r"x\.npz"):
+        open_and_read(tmp_path / "x.npz")
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory):
+    """What became of each bomb in one process with a memory limit."""
+    folder = tmp_path_factory.mktemp("bombs")
+    command = [sys.executable, Path(__file__).with_name("bombs.py"), folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return {bomb["bomb"]: bomb for bomb in map(json.loads, done.stdout.splitlines())}
+
+
+NAMES = ["b.npz", "a.tfrecord", "size.tar", "longname.tar", "pax.tar", "paxsize.tar", "sparse.tar", "expands.h5",
+         "wide.h5", "a.arrow", "zlib.zarr", "zstd.zarr", "a.png", "a.jpg"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_bomb_is_refused_before_it_takes_memory(bombs):
+    assert sorted(bombs) == sorted([*NAMES, "a.npz"])
+    for name in NAMES:
+        assert bombs[name]["bytes"] < 2 << 20
+        assert bombs[name]["grown_mib"] < 100, bombs[name]
+        assert "Error: " in bombs[name]["found"], bombs[name]
+        assert name in bombs[name]["found"] or name in ("a.png", "a.jpg"), bombs[name]
+
+
+@pytest.mark.slow
+def test_of_a_member_that_expands_only_what_its_header_says_is_read(bombs):
+    assert bombs["a.npz"]["found"] == "read"
+    assert bombs["a.npz"]["grown_mib"] < 100
+
+
+def test_a_row_group_that_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
+    pyarrow.parquet.write_table(pyarrow.table({"x": np.zeros(1000)}), tmp_path / "x.parquet")
+    open_and_read(tmp_path / "x.parquet")
+    monkeypatch.setattr(parquet, "memory_bytes", lambda: 7999)
+    with pytest.raises(ValueError, match=r"'x' of .*x\.parquet takes 8000 bytes of the 7999"):
+        open_and_read(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("orient", [False, True])
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(orient):
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 20_000, 20_000) + bytes(100)
+    jpeg = bytearray(cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1].tobytes())
+    at = jpeg.index(b"\xff\xc0") + 5
+    jpeg[at : at + 4] = struct.pack(">HH", 20_000, 20_000)
+    decode = ImageDecoder(8, "center", False, (0.08, 1.0), (0.75, 4 / 3), orient, None, None)
+    for data in (png, bytes(jpeg)):
+        with pytest.raises(ValueError, match="20000 × 20000"):
+            decode(data, {"image": np.zeros((8, 8, 3), np.uint8)}, Row(0, 0, 0, 7))
+
+
+def test_a_chunk_of_a_png_that_promises_gigabytes_is_refused():
+    png = cv2.imencode(".png", np.zeros((16, 16, 3), np.uint8))[1].tobytes()
+    decode = ImageDecoder(8, "center", False, (0.08, 1.0), (0.75, 4 / 3), False, None, None)
+    out = {"image": np.zeros((8, 8, 3), np.uint8)}
+    decode(png, out, Row(0, 0, 0, 7))
+    with pytest.raises(ValueError, match="the one at byte 33 has 2147483647"):
+        decode(png[:33] + struct.pack(">I", (1 << 31) - 1) + png[37:], out, Row(0, 0, 0, 7))
+
+
+def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    table = pyarrow.table({"image": pyarrow.array([{"bytes": None, "path": str(tmp_path / "pipe")}], kind)})
+    source = feedline.open_source(datasets.Dataset(table))
+    with pytest.raises(feedline.FeedError, match="is no regular file"):
+        source.records(np.arange(1))
+
+
+# --- ports ---
+
+LISTENING = """
+import os, sys, urllib.request
+from pathlib import Path
+import numpy as np
+import feedline
+import jax
+from feedline.observe.prometheus import serve
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def inodes(process):
+    for name in os.listdir(f"/proc/{process}/fd"):
+        try:
+            target = os.readlink(f"/proc/{process}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            yield target[8:-1]
+
+def tree(process):
+    yield process
+    for task in os.listdir(f"/proc/{process}/task"):
+        for child in Path(f"/proc/{process}/task/{task}/children").read_text().split():
+            yield from tree(int(child))
+
+def listening():
+    own = {inode for process in tree(os.getpid()) for inode in inodes(process)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[9] in own and cells[3] in ("0A", "07"):  # listens; of UDP: is not connected
+                yield f"{table} {cells[1]}"
+
+if __name__ == "__main__":
+    feedline.cluster.initialize()
+    path = f"{sys.argv[1]}/{jax.process_index()}.npy"
+    np.save(path, np.arange(64, dtype=np.int32))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    sharding = NamedSharding(mesh, P("data"))
+    source = feedline.open_source(path)
+    with feedline.Feed(source, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
+        with serve(feed, port=0) as server:
+            jax.jit(lambda x: x.sum())(next(feed))
+            urllib.request.urlopen(server.url).read()
+            print("listens", jax.process_index(), *sorted(set(listening())), sep="|", flush=True)
+"""
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+@pytest.mark.slow
+def test_a_run_on_one_machine_listens_on_the_loopback_address_only(tmp_path):
+    (tmp_path / "run.py").write_text(LISTENING)
+    done = launched(sys.executable, tmp_path / "run.py", tmp_path)
+    told = [line.partition("listens|")[2].split("|") for line in done.stdout.splitlines() if "listens|" in line]
+    assert sorted(process for process, *_ in told) == ["0", "1"]
+    found = {process: [address.split()[1].partition(":")[0] for address in rest] for process, *rest in told}
+    assert len(found["0"]) >= 2, told  # the coordinator's and the metrics'
+    assert found["1"], told
+    assert all(address in LOOPBACK for rest in found.values() for address in rest), told
