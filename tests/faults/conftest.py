@@ -1,5 +1,6 @@
 """Fixtures of the tests of faults: run a program that meets a fault, see what it leaves, note how long it took."""
 
+import contextlib
 import json
 import os
 import re
@@ -86,11 +87,22 @@ class Program:
         """Names in /dev/shm that came since the start, without those of other processes that live."""
         new = sorted(set(os.listdir("/dev/shm")) - self._shared)
         own = {str(pid) for pid in self.processes()}
-        return [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
+        new = [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
+        return sorted(set(new) - _mapped_by_others(own)) if new else []
 
 
 def _lives(pid):
     return Path("/proc", pid).exists()
+
+
+def _mapped_by_others(own):
+    """Names in /dev/shm that processes of other programs use: the name of a semaphore does not say whose it is."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.name not in own:
+                found |= set(re.findall(r"/dev/shm/(\S+)", (folder / "maps").read_text()))
+    return found
 
 
 @pytest.fixture
