@@ -17,6 +17,8 @@ PATIENCE_S = 120
 """How long a program may take that nobody ends."""
 LEAVES_S = 10
 """How long after the end of a program its other processes may take to end."""
+KINDS = r"feedline-|sem\.|psm_|mp-"
+"""How names of shared memory begin that feedline and Python give. Other programs use /dev/shm at the same time."""
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which `measured` writes. benchmarks/faults.py sets it."""
 
@@ -85,7 +87,7 @@ class Program:
 
     def _shared_memory(self):
         """Names in /dev/shm that came since the start, without those of other processes that live."""
-        new = sorted(set(os.listdir("/dev/shm")) - self._shared)
+        new = [name for name in set(os.listdir("/dev/shm")) - self._shared if re.match(KINDS, name)]
         own = {str(pid) for pid in self.processes()}
         new = [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
         return sorted(set(new) - _mapped_by_others(own)) if new else []
