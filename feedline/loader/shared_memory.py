@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import mmap
 import os
@@ -24,8 +26,9 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 class SharedLeaves:
     """The leaves of one batch in shared memory. It is pickled once, and unpickled as the list of leaves.
 
-    If it is dropped before it was pickled, its maker removes the memory. If all processes are killed between
-    pickling and unpickling, Python's resource tracker removes it.
+    If it is dropped before it was pickled, its maker removes the memory. If its maker ends between pickling and
+    unpickling, the parent removes it. If that ends, too, Python's resource tracker does; without one, the next
+    program with workers.
 
     The memory is written as a file, not through a mapping: then a full /dev/shm is an error, not a SIGBUS.
 
@@ -41,7 +44,8 @@ class SharedLeaves:
         self._to_remove: SharedMemory | None = None
         size = max(1, sum(_next_page(leaf.nbytes) for leaf in leaves))
         try:
-            shared = SharedMemory(f"feedline-{os.getppid()}-{secrets.token_hex(8)}", create=True, size=size)
+            owner = _prefix(os.getppid(), os.getpid())
+            shared = SharedMemory(f"{owner}{secrets.token_hex(8)}", create=True, size=size)
             self._to_remove = shared
             shared.close()
             with open(os.path.join(_FOLDER, shared.name), "r+b") as file:
@@ -79,6 +83,42 @@ def _receive(name: str, forms: Sequence[_Form]) -> list[Array]:
         leaves.append(np.frombuffer(memory, np.uint8, count, end).view(dtype).reshape(shape))
         end = _next_page(end + count)
     return leaves
+
+
+def remove_of_worker(pid: int) -> None:
+    """Remove what a worker of this process, which has ended, sent and nobody will receive."""
+    for name in _names(_prefix(os.getpid(), pid)):
+        try:
+            shared = SharedMemory(name)
+            shared.close()
+            shared.unlink()  # tells the resource tracker, too
+        except ValueError:  # it has no size yet, and the tracker does not know it
+            os.unlink(os.path.join(_FOLDER, name))
+
+
+def remove_of_ended_programs() -> None:
+    """Remove what programs of this user left that were killed with all their processes."""
+    for name in _names("feedline-"):
+        words = name.split("-")
+        with contextlib.suppress(OSError):  # of another user, or just removed
+            if words[3] == _pid_namespace() and not os.path.exists(f"/proc/{words[1]}"):
+                os.unlink(os.path.join(_FOLDER, name))
+
+
+def _prefix(parent: int, worker: int) -> str:
+    """What names begin with. Containers may share /dev/shm and have process ids of their own."""
+    return f"feedline-{parent}-{worker}-{_pid_namespace()}-"
+
+
+@functools.cache
+def _pid_namespace() -> str:
+    """A number for the set of processes in which a process id is unique."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _names(prefix: str) -> list[str]:
+    """The names of shared memory that begin so and have the form of `_prefix`."""
+    return [name for name in os.listdir(_FOLDER) if name.startswith(prefix) and name.count("-") == 4]
 
 
 def _next_page(offset: int) -> int:

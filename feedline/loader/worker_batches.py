@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -16,15 +17,19 @@ from absl import flags
 from feedline.errors import WorkerError
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
+from feedline.loader.grain_workers import GrainWorkers, follow, workers_of
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import LocalBatches
 from feedline.loader.restarts import Restarts
-from feedline.loader.shared_memory import SharedLeaves, shared_memory_failed
+from feedline.loader.shared_memory import (
+    SharedLeaves,
+    remove_of_ended_programs,
+    remove_of_worker,
+    shared_memory_failed,
+)
 from feedline.loader.workers import (
     a_worker_delivered,
-    awaited,
     never_worked,
-    notice_every_end,
     portable,
     prepare_worker,
     worker_ended,
@@ -82,6 +87,9 @@ class WorkerBatches:
     Called and closed by one thread at a time. Workers start with the first `next`. `close` ends them and drops the
     batches read ahead.
 
+    Attributes:
+      unwanted: returns whether nobody wants batches any more. Then a thread that waits for one ends the workers.
+
     Args:
       reader: reads the batches.
       buffers: the memory in which workers build them.
@@ -98,7 +106,8 @@ class WorkerBatches:
         self._after = origin
         self._settings = settings
         self._restarts = restarts
-        self._dataset: _BatchDataset | None = None  # from which workers read
+        self.unwanted: Callable[[], bool] = bool
+        self._workers = GrainWorkers()
         self._iterator: Any = None
         self._waits = False  # a thread is inside `next`
         self._stuck: WorkerError | None = None  # why workers were killed
@@ -116,7 +125,7 @@ class WorkerBatches:
                     batch = self._read()
                     break
                 except _WorkerEnded as ended:
-                    if never_worked(ended.code):
+                    if never_worked(ended.code) or self.unwanted():
                         raise worker_ended(ended.code) from ended
                     stuck, self._stuck = self._stuck, None
                     self._restarts.use(stuck or worker_ended(ended.code))
@@ -135,7 +144,7 @@ class WorkerBatches:
         Returns:
           Whether they will be replaced.
         """
-        processes = list(awaited.get(self._dataset, ())) if self._waits else []
+        processes = list(self._workers.awaited) if self._waits else []
         if not processes:
             return False
         replaced = self._restarts.left
@@ -174,22 +183,28 @@ class WorkerBatches:
         return batch
 
     def close(self) -> None:
-        """End workers and threads. A thread that is stuck in a read ends when the read returns."""
+        """End the workers. One that is stuck or stopped is killed after seconds."""
         iterator, self._iterator = self._iterator, None  # not kept: Grain's finalizers print tracebacks at exit
         if iterator is not None:
+            self._workers.end()
             iterator.close()
+            for pid in self._workers.pids:
+                remove_of_worker(pid)
             del iterator
             _collect_semaphores()
 
     def _start(self) -> Any:
         _collect_semaphores()
-        notice_every_end()
+        remove_of_ended_programs()
+        follow()
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to its workers, and feedline is no absl app
         per_worker = max(1, self._settings.buffer // self._settings.workers)
-        self._dataset = _BatchDataset(self._reader, self._buffers, self._after)
+        dataset = _BatchDataset(self._reader, self._buffers, self._after)
+        self._workers = workers_of(dataset)
+        self._workers.unwanted = self.unwanted
         return iter(
-            self._dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(
+            dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(
                 grain.MultiprocessingOptions(self._settings.workers, per_worker),
                 worker_init_fn=functools.partial(prepare_worker, self._reader.settings),
             )

@@ -1,4 +1,4 @@
-"""Sets up Grain's worker processes, ends them with their parent, and explains why one ended early."""
+"""Sets up worker processes, ends them with their parent, and explains why one ended early."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pickle
 import signal
 import threading
 import traceback
-import weakref
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
-from typing import Any
 
 import jax
 
@@ -21,9 +19,6 @@ from feedline.runtime.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
 """Set once any worker of this process has delivered a batch: then the script has its `__main__` guard."""
-
-awaited: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()
-"""For each dataset, its worker processes that once let Grain wait for a batch for more than a second."""
 
 _ENDS = {
     0: "something that it ran ended it: look for sys.exit, os._exit or a library that ends the process, for "
@@ -125,28 +120,3 @@ def portable(error: Exception) -> Exception:
         other.add_note("".join(traceback.format_exception(error)))
         return other
     return error
-
-
-def notice_every_end() -> None:
-    """Make Grain notice a worker that ended with exit code 0; without this its iterator waits for it for ever.
-
-    And note for which worker a thread waits, see `awaited`.
-
-    A worker that failed puts its error into the queue and then ends with 0, so the queue must be empty as well.
-    The names are private; without them such a worker counts as a stall, and tests/runtime/test_exit.py fails.
-    """
-    try:
-        from grain._src.python.dataset.transformations import process_prefetch
-    except ImportError:
-        return
-
-    def process_failed(iterator: Any) -> bool:
-        process = iterator._prefetch_process
-        dataset = iterator._iter_parent
-        while dataset.parents:
-            (dataset,) = dataset.parents
-        awaited.setdefault(dataset, set()).add(process)
-        code = None if process is None else process.exitcode
-        return code is not None and (code != 0 or iterator._buffer.empty())
-
-    process_prefetch.ProcessPrefetchDatasetIterator._process_failed = process_failed  # type: ignore[assignment, method-assign]

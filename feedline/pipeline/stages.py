@@ -155,7 +155,7 @@ def pipeline_of(
             return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
     elif isinstance(batches, WorkerBatches):
-        watch.on_stall = batches.end_stuck_workers
+        watch.on_stall, batches.unwanted = batches.end_stuck_workers, watch.stopped
     items = NumberedItems(batches, done, steps)
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 

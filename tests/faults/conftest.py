@@ -1,9 +1,7 @@
 """Fixtures of the tests of faults: run a program that meets a fault, see what it leaves, note how long it took."""
 
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,8 +15,6 @@ PATIENCE_S = 120
 """How long a program may take that nobody ends."""
 LEAVES_S = 10
 """How long after the end of a program its other processes may take to end."""
-KINDS = r"feedline-|sem\.|psm_|mp-"
-"""How names of shared memory begin that feedline and Python give. Other programs use /dev/shm at the same time."""
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which `measured` writes. benchmarks/faults.py sets it."""
 
@@ -28,7 +24,7 @@ class Ended(NamedTuple):
 
     Attributes:
       seconds: from its start to its end.
-      left: its processes, and its shared memory, that were still there afterwards.
+      left: its processes and batches in shared memory that were still there afterwards.
     """
 
     returncode: int
@@ -86,25 +82,14 @@ class Program:
         return found
 
     def _shared_memory(self):
-        """Names in /dev/shm that came since the start, without those of other processes that live."""
-        new = [name for name in set(os.listdir("/dev/shm")) - self._shared if re.match(KINDS, name)]
-        own = {str(pid) for pid in self.processes()}
-        new = [name for name in new if not any(_lives(pid) and pid not in own for pid in re.findall(r"\d+", name))]
-        return sorted(set(new) - _mapped_by_others(own)) if new else []
+        """Names of batches in /dev/shm that came since the start, without those of other programs that run."""
+        own = set(map(str, self.processes()))
+        new = (name for name in set(os.listdir("/dev/shm")) - self._shared if name.startswith("feedline-"))
+        return sorted(name for name in new if name.split("-")[1] in own or not _runs(name.split("-")[1]))
 
 
-def _lives(pid):
+def _runs(pid):
     return Path("/proc", pid).exists()
-
-
-def _mapped_by_others(own):
-    """Names in /dev/shm that processes of other programs use: the name of a semaphore does not say whose it is."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if folder.name not in own:
-                found |= set(re.findall(r"/dev/shm/(\S+)", (folder / "maps").read_text()))
-    return found
 
 
 @pytest.fixture

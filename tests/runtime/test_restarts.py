@@ -22,6 +22,7 @@ import logging, multiprocessing, os, signal, sys, threading, time
 import jax, numpy as np
 import feedline
 from feedline.loader.worker_batches import WorkerBatches
+from feedline.prefetch.watch import Watch
 from jax.sharding import SingleDeviceSharding
 
 class Odd(Exception):
@@ -57,6 +58,8 @@ if __name__ == "__main__":
             time.sleep(0.1)
         object.__setattr__(reading, "stall_error_s", 3.0)
 
+    patience_s = Watch.patience_s  # else a consumer that waits already would look at the limit after 300 s only
+    Watch.patience_s = lambda watch: min(0.5, patience_s(watch))
     end_stuck_workers = WorkerBatches.end_stuck_workers
 
     def exceeded(batches, limit_s):
@@ -87,26 +90,12 @@ if __name__ == "__main__":
 """
 
 
-def ended(folder):
-    """The script's result. One of ten runs hung, for a reason that is not known yet; so it is tried again."""
-    for attempt in range(3):
-        for mark in [*folder.glob("ended at *"), *folder.glob("told of *")]:
-            mark.unlink()
-        try:
-            return subprocess.run(
-                [sys.executable, "-W", "error", "script.py"],
-                capture_output=True, text=True, timeout=100, cwd=folder,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            if attempt == 2:
-                raise
-    return None
-
-
 @pytest.mark.slow
 def test_workers_that_end_or_stop_are_replaced(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = ended(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, timeout=200, cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     # a stack in the log may show the line of code that logs this
     told = [line for line in done.stdout.splitlines() if re.search(r"is replaced \(restart \d", line)]

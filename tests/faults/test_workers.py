@@ -1,0 +1,150 @@
+"""Faults of worker processes: how soon they are told, and that nothing is left."""
+
+import json
+import re
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+START = """
+import json, multiprocessing, os, re, signal, sys, time
+import jax, numpy as np
+import feedline
+from jax.sharding import SingleDeviceSharding
+
+def workers():
+    return sorted(child.pid for child in multiprocessing.active_children())
+
+def feed_of(rows, transform=None, **reading):
+    return feedline.Feed(
+        {"x": "x.npy"}, 8, SingleDeviceSharding(jax.devices()[0]), order=feedline.Order(shuffle=False),
+        transform=transform, epochs=1, reading=feedline.Reading(**reading),
+    )
+
+def shared():
+    return [name for name in os.listdir("/dev/shm") if re.match(rf"feedline-{os.getpid()}-", name)]
+"""
+
+STOPPED = (
+    START
+    + """
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(4000, dtype=np.float32))
+    with feed_of(4000, workers=2) as feed:
+        for _ in range(5):
+            next(feed)
+        for pid in workers():
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+    print("CLOSED", time.monotonic() - began, "LEFT", workers(), shared())
+    feed = feed_of(4000, workers=2)
+    next(feed)
+    for pid in workers():
+        os.kill(pid, signal.SIGSTOP)
+    print("EXIT", time.time(), flush=True)
+"""
+)
+
+
+def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
+    began_and_ended = start(STOPPED).end()
+    assert (began_and_ended.returncode, began_and_ended.stderr, began_and_ended.left) == (0, "", [])
+    closed = re.search(r"CLOSED (\S+) LEFT \[\] \[\]", began_and_ended.stdout)
+    assert float(closed[1]) < 15  # 5 s on a quiet machine; one worker after the other took 50 s
+    measured("workers are stopped, and the feed is closed", float(closed[1]))
+
+
+TOLD = (
+    START
+    + """
+import resource, pathlib
+
+class Odd(Exception):
+    def __init__(self, told, number):  # so that its pickle cannot be loaded
+        super().__init__(told)
+
+def odd():
+    raise Odd("no such luck", 7)
+
+def takes_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))
+    bytes(16 << 30)
+
+FAULTS = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exits with 0": lambda: os._exit(0),
+    "raises what cannot be pickled": odd,
+    "has no memory": takes_memory,
+}
+
+class Fails:
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __call__(self, batch, rows):
+        if 160 in rows.index and len(rows.index) > 1:
+            pathlib.Path("began").write_text(str(time.time()))
+            FAULTS[self.fault]()
+        return batch
+
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(400, dtype=np.float32))
+    for fault in FAULTS:
+        with feed_of(400, Fails(fault), workers=1) as feed:
+            taken = 0
+            try:
+                for batch in feed:
+                    taken += 1
+            except Exception as error:
+                seconds = time.time() - float(pathlib.Path("began").read_text())
+                print(json.dumps([fault, taken, seconds, f"{type(error).__name__}: {error}"]))
+        assert (workers(), shared()) == ([], [])
+"""
+)
+
+MEANT = {
+    "killed": "WorkerError: .* ended with exit code -9: the kernel sends signal 9 .* when memory runs out",
+    "exits with 0": "WorkerError: .* ended with exit code 0: something that it ran ended it",
+    "raises what cannot be pickled": "WorkerError: a worker process raised Odd, which cannot be .*: no such luck",
+    "has no memory": "MemoryError",
+}
+
+
+def test_a_worker_that_ends_is_told_within_seconds(start, measured):
+    ended = start(TOLD).end()
+    assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
+    seen = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [fault for fault, *_ in seen] == [*MEANT]
+    for fault, taken, seconds, told in seen:
+        assert taken == 20  # all batches before
+        assert re.match(MEANT[fault], told), told
+        assert seconds < 30  # about 1 s on a quiet machine
+        measured(f"a worker {fault}", seconds)
+
+
+LEFT = (
+    START
+    + """
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(4000, dtype=np.float32))
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    dead, other, foreign = (
+        f"feedline-4194300-7-{namespace}-0", f"feedline-1-7-{namespace}-0", "feedline-4194300-7-1-0"
+    )
+    for name in (dead, other, foreign):
+        open(f"/dev/shm/{name}", "w").close()
+    with feed_of(4000, workers=1) as feed:
+        next(feed)
+        print([os.path.exists(f"/dev/shm/{name}") for name in (dead, other, foreign)])
+    for name in (other, foreign):
+        os.unlink(f"/dev/shm/{name}")
+"""
+)
+
+
+def test_shared_memory_of_killed_programs_goes_with_the_next_start(start):
+    ended = start(LEFT).end()
+    assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
+    # a program that runs, and one in another container whose processes are not known here, keep theirs
+    assert ended.stdout == "[False, True, True]\n"
