@@ -44,8 +44,8 @@ from feedline.statistics import Counters, Statistics
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
 _AT_EXIT = (
-    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the threads "
-    "that use a feed before that"
+    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
+    "threads that use a feed before that"
 )
 _MOMENT_S = 1.0
 """How long a thread that has nothing left to do is waited for."""
