@@ -1,12 +1,15 @@
 """Does a job that is killed again and again lose a row, or read one twice?
 
 Each round continues a job from its last commit, on 1, 2 or 4 processes, with another batch size and prefetch. The
-rows are those of lanes, a mixture, records, a stream, arrays, rows of different lengths or a store. A round kills
-the whole job or one process with SIGKILL at a random moment. In a step the job gathers the ids of the global batch
+rows are those of lanes, a mixture, records, a stream, arrays, rows of different lengths, a store, or files that
+worker processes read. A round kills the whole job, one process or one worker with SIGKILL at a random moment. A
+worker is replaced, the job goes on, and is killed later. In a step the job gathers the ids of the global batch
 on every process, and commits them in one line, with the feed's state or, for lanes, with the name of the folder to
 which all processes saved their lanes. The commits of all rounds must hold the rows that an uninterrupted feed in
 this process delivers, row for row; for lanes, the items that Grain alone reads, lane by lane and epoch after
-epoch. Refuted by a single row.
+epoch. After each round no process of the job may be left, and its folder may not grow; of shared memory only what
+this round left, which the next one removes.
+Refuted by a single row, and by anything else that is left.
 
     python benchmarks/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
@@ -33,7 +36,7 @@ import numpy as np
 
 ROWS = 1003
 LANES = 8
-KINDS = ("lanes", "mixture", "records", "stream", "arrays", "ragged", "store")
+KINDS = ("lanes", "mixture", "records", "stream", "arrays", "ragged", "store", "workers")
 FILES = range(803, ROWS)  # rows of the mixture that are files
 TOPOLOGIES = ((1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2))  # processes, devices of each
 BATCH_SIZES = (16, 24, 48, 64, 200)  # multiples of LANES
@@ -41,6 +44,12 @@ PREFETCHES = (1, 2, 5)
 COMMITS = "commits.jsonl"
 STARTED_S, ENDED_S = 600.0, 120.0
 """Limits of the time until a job's commits, and of the time from the kill to the job's end."""
+LEFT_S = 30.0
+"""How long after the end of the launcher the job's other processes may take."""
+MORE_FILES = 64
+"""How many files a job's folder may have more than after its first round: two or three saved states of lanes."""
+MARK = "FEEDLINE_CHAOS"
+"""The variable by which the processes of a round are recognised."""
 
 
 def source_of(kind: str, folder: Path) -> Any:
@@ -58,6 +67,8 @@ def source_of(kind: str, folder: Path) -> Any:
         return feedline.Mixture(sources, {"arrays": 5, "records": 3, "files": 2})
     if kind == "arrays":
         return columns(range(ROWS))
+    if kind == "workers":
+        return {name: folder / f"{name}.npy" for name in ("id", "x")}
     if kind == "ragged":  # row i has i % 30 values, and nothing but zeros after them
         rows = columns(range(ROWS))
         lengths = rows["id"] % 30
@@ -86,8 +97,13 @@ def decode(record: bytes, out: Any, row: Any) -> None:
     out["x"][...] = 7 * int(record) + 3
 
 
-def write(folder: Path) -> None:
-    """Write the files of the mixture."""
+def write(kind: str, folder: Path) -> None:
+    """Write the files of a source, if it has any."""
+    if kind == "workers":
+        for name, column in columns(range(ROWS)).items():
+            np.save(folder / f"{name}.npy", column)
+    if kind != "mixture":
+        return
     (folder / "files").mkdir(exist_ok=True)
     for i in FILES:
         (folder / "files" / f"{i:04d}").write_text(str(i))
@@ -117,7 +133,7 @@ def make_lane(lane: int, count: int) -> Any:
     return grain.experimental.WindowShuffleIterDataset(kept, window_size=64, seed=lane)
 
 
-def feed_of(kind: str, folder: Path, batch_size: int, prefetch: int = 2) -> Any:
+def feed_of(kind: str, folder: Path, batch_size: int, prefetch: int = 2, workers: int = 0) -> Any:
     """An endless feed on all devices, which leaves out no row of an epoch, for any batch size."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -126,7 +142,9 @@ def feed_of(kind: str, folder: Path, batch_size: int, prefetch: int = 2) -> Any:
 
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     remainder = "pad" if kind == "lanes" else "wrap"
-    return feedline.Feed(source_of(kind, folder), batch_size, sharding, remainder=remainder, prefetch=prefetch)
+    reading = feedline.Reading(workers=workers, restart=100)
+    source = source_of(kind, folder)
+    return feedline.Feed(source, batch_size, sharding, remainder=remainder, prefetch=prefetch, reading=reading)
 
 
 def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
@@ -138,7 +156,7 @@ def work(kind: str, folder: Path, batch_size: int, prefetch: int) -> None:
     import feedline
 
     feedline.cluster.initialize()
-    feed = feed_of(kind, folder, batch_size, prefetch)
+    feed = feed_of(kind, folder, batch_size, prefetch, workers=2 if kind == "workers" else 0)
     everywhere = NamedSharding(feed.spec["id"].sharding.mesh, PartitionSpec())
 
     @jax.jit
@@ -199,8 +217,10 @@ class Job:
         self.kind = kind
         self.folder = folder / kind
         self.folder.mkdir(parents=True, exist_ok=True)
-        if kind == "mixture":
-            write(self.folder)
+        if not (self.folder / COMMITS).exists():  # files of a feed may not change
+            write(kind, self.folder)
+        self._files: int | None = None  # after the first round
+        self._shared: set[str] = set()  # names of shared memory that killed processes left
         self._expected = lanes_alone() if kind == "lanes" else uninterrupted(kind, self.folder)
         self._checked = 0
         self.rows = 0
@@ -220,6 +240,25 @@ class Job:
             self.rows += sum(id >= 0 for id in ids)
         self._checked = len(lines)
         return len(lines)
+
+    def files(self) -> int:
+        """The number of files in its folder.
+
+        Raises:
+          SystemExit: it has grown.
+        """
+        found = sum(path.is_file() for path in self.folder.rglob("*"))
+        self._files = self._files or found
+        if found > self._files + MORE_FILES:
+            raise SystemExit(f"refuted: {self.folder} had {self._files} files after a round, and now has {found}")
+        return found
+
+    def check_shared(self, trainers: list[int], early: bool) -> None:
+        """Raise SystemExit if shared memory that an earlier round left is still there: a feed removes it first."""
+        now = set(os.listdir("/dev/shm"))
+        if self.kind == "workers" and not early and self._shared & now:
+            raise SystemExit(f"refuted: of earlier rounds these names are left in /dev/shm: {self._shared & now}")
+        self._shared |= {name for name in now for trainer in trainers if name.startswith(f"feedline-{trainer}-")}
 
     def commits(self) -> int:
         """The number of commits so far, while the job writes."""
@@ -266,22 +305,27 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
     processes, devices = chance.choice(TOPOLOGIES)
     batch_size = chance.choice([size for size in BATCH_SIZES if size % (processes * devices) == 0])
     prefetch = chance.choice(PREFETCHES)
-    early, victim = chance.random() < 0.2, chance.choice(["all", "one"])
+    early = chance.random() < 0.2
+    victim = chance.choice(["all", "one", "worker"] if job.kind == "workers" and not early else ["all", "one"])
     wanted, delay_s = chance.randrange(1, 60), chance.uniform(0, 4) if early else chance.uniform(0, 0.02)
     began, before = time.monotonic(), job.check()
     launch = ["launch", "--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
     own = [sys.executable, __file__, "--work", job.kind, str(job.folder), str(batch_size), str(prefetch)]
     command = [sys.executable, "-m", "feedline", *launch, "--grace-s", "0.5", "--", *own]
+    mark = f"{job.kind} {os.getpid()} {before} {began}"
     with (job.folder / "output.log").open("w") as log:
-        launcher = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        launcher = subprocess.Popen(
+            command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {MARK: mark}
+        )
     try:
-        while not early and job.commits() < before + wanted:
-            if launcher.poll() is not None or time.monotonic() - began > STARTED_S:
-                raise SystemExit(f"refuted: the job ended by itself, or stands still: see {log.name}")
-            time.sleep(0.001)
+        if not early:
+            await_commits(job, launcher, before + wanted)
         time.sleep(delay_s)
+        if victim == "worker":
+            os.kill(chance.choice(marked(mark, b"multiprocessing-fork")), signal.SIGKILL)
+            await_commits(job, launcher, job.commits() + 20)  # more than was read ahead
         workers = chance.sample(found := workers_of(launcher.pid), len(found))
-        for worker in workers if victim == "all" else workers[-1:]:
+        for worker in workers if victim != "one" else workers[-1:]:
             os.kill(worker, signal.SIGKILL)
         if not workers:
             launcher.kill()
@@ -291,6 +335,8 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
     finally:
         launcher.kill()
         launcher.wait()
+    check_left(mark)
+    job.check_shared(workers, early)
     return {
         "kind": job.kind,
         "processes": processes,
@@ -299,8 +345,48 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
         "prefetch": prefetch,
         "killed": f"{victim}, {'before it worked' if early else 'at work'}",
         "commits": job.check() - before,
+        "files": job.files(),
+        "shared": sum(name.startswith("feedline-") for name in os.listdir("/dev/shm")),
         "seconds": round(time.monotonic() - began, 2),
     }
+
+
+def await_commits(job: Job, launcher: subprocess.Popen[bytes], count: int) -> None:
+    """Wait until the job has so many commits.
+
+    Raises:
+      SystemExit: it ended before, or stands still.
+    """
+    began = time.monotonic()
+    while job.commits() < count:
+        if launcher.poll() is not None or time.monotonic() - began > STARTED_S:
+            raise SystemExit(f"refuted: the job ended by itself, or stands still: see {job.folder / 'output.log'}")
+        time.sleep(0.001)
+
+
+def marked(mark: str, word: bytes = b"") -> list[int]:
+    """The living processes of a round with this word in their command."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            own = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if own and not dead and word in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def check_left(mark: str) -> None:
+    """Wait until the processes of a round have ended.
+
+    Raises:
+      SystemExit: some do not.
+    """
+    deadline = time.monotonic() + LEFT_S
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"refuted: these processes are left of a round: {left}")
+        time.sleep(0.05)
 
 
 def workers_of(launcher: int) -> list[int]:

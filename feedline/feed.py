@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
@@ -34,6 +35,7 @@ from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
 from feedline.runtime.annotations import annotation
+from feedline.runtime.ending import exits
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.process_bound import ProcessBound
 from feedline.runtime.single_thread import SingleThread
@@ -41,6 +43,10 @@ from feedline.statistics import Counters, Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
+_AT_EXIT = (
+    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
+    "threads that use a feed before that"
+)
 _MOMENT_S = 1.0
 """How long a thread that has nothing left to do is waited for."""
 
@@ -447,17 +453,19 @@ class Feed(Shown, ProcessBound):
         Args:
           timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
             in a read is named in a warning, and ends with the process at the latest; its source stays open.
+            Inside a read, as in a transform or a signal handler, it does not wait for that one: call it again.
         """
         if self._is_forked():
             return  # all that could be closed is the parent's
         self._closed = True
         stuck = self._stop(timeout_s)
         if stuck:
-            _log.warning(
-                "%s is still busy with a read or a transfer %g s after close, so the source stays open",
-                stuck,
-                timeout_s,
-            )
+            if stuck != threading.current_thread().name:
+                _log.warning(
+                    "%s is still busy with a read or a transfer %g s after close, so the source stays open",
+                    stuck,
+                    timeout_s,
+                )
         elif not self._released:
             self._released = True
             self._first_stages.close()
@@ -479,7 +487,7 @@ class Feed(Shown, ProcessBound):
             self._loops.ended(step, cursor, self._stages.access.next_pass(cursor))
             raise StopIteration from None
         except Closed:
-            raise failure() or ValueError(_CLOSED) from None
+            raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else _CLOSED) from None
         except Exception as error:
             tuner, chosen = self._observing.tuner, self._stages.settings.workers > 0
             job_failed = isinstance(error, ProcessError)

@@ -34,6 +34,7 @@ from feedline.loader.workers import (
     prepare_worker,
     worker_ended,
     worker_stuck,
+    workers_start,
 )
 from feedline.observe.times import Stopwatch
 from feedline.options import Settings
@@ -154,9 +155,13 @@ class WorkerBatches:
 
     def _read(self) -> HostBatch:
         try:
+            batch: HostBatch
             if self._iterator is None:
-                self._iterator = self._start()
-            batch: HostBatch = next(self._iterator)
+                with workers_start():
+                    self._iterator = self._start()
+                    batch = next(self._iterator)
+            else:
+                batch = next(self._iterator)
         except StopIteration:
             rest = LocalBatches(self._reader, self._buffers, self._after)
             if rest.count:

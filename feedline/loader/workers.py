@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 
 import jax
 
@@ -32,6 +35,24 @@ _NO_GUARD = (
 )
 
 
+@contextlib.contextmanager
+def workers_start() -> Iterator[None]:
+    """In this context Grain's threads, and with them workers, start with Ctrl-C blocked until `prepare_worker`.
+
+    Otherwise each one that still imports the script would show a KeyboardInterrupt. Not on the main thread, which
+    must hear of Ctrl-C while it waits for the workers.
+    """
+    if threading.current_thread() is threading.main_thread():
+        yield
+        return
+    resource_tracker.ensure_running()  # not in the context, of which it would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
     """Set up a worker process. Called in each one before the source is unpickled there.
 
@@ -42,6 +63,7 @@ def prepare_worker(settings: JaxSettings, index: int, count: int) -> None:
     # Not SIG_IGN, which programs that the worker starts would inherit
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, name="feedline-parent", daemon=True).start()
     jax.config.update("jax_platforms", "cpu")  # JAX must not take the memory of the trainer's accelerator
     settings.apply_everywhere()

@@ -32,6 +32,7 @@ class Synchronous(Generic[H, T]):
 
     def __init__(self, source: HostIterator[H], place: Callable[[H], T], watch: Watch) -> None:
         self._source = source
+        self._unclosed = [source]  # whoever takes it out closes it: so it is closed once
         self._place = place
         self._watch = watch
         self._alarm = watch.alarm()
@@ -49,8 +50,14 @@ class Synchronous(Generic[H, T]):
         Raises:
           StopIteration: the source is exhausted; it has the value of the source's StopIteration.
           Closed: `close` was called before.
+          ValueError: this thread is inside `take` already.
           Exception: what the source or `place` raised.
         """
+        if self._inside is threading.current_thread():
+            raise ValueError(
+                "the next batch is being made on this thread, so a transform, a source or a signal handler cannot "
+                "ask for another one; give it an iterator of its own"
+            )
         try:
             # set before the look at `_closed`, while `close` sets that before `join` looks at `_inside`: so `join`
             # waits for this read, or it does not begin
@@ -67,21 +74,30 @@ class Synchronous(Generic[H, T]):
             self._inside = None
             if self._closed:
                 self._left.put(None)
+                self._close_source()
 
     def close(self) -> None:
-        """Close the source. Idempotent."""
-        self._alarm.close()  # at each call: an interrupt may have prevented it before
-        if not self._closed:
-            self._closed = True
-            self._source.close()
+        """Close the source, once no thread is inside it. Idempotent, from any thread, also in a signal handler."""
+        self._alarm.close()
+        self._closed = True
+        if self._inside is None:
+            self._close_source()
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
-        """Wait for another thread that is inside `take`; as `ThreadedPipeline.join`."""
+        """Wait for another thread that is inside `take`; as `ThreadedPipeline.join`.
+
+        The source of one that is stuck there is closed nevertheless.
+        """
         deadline = time.monotonic() + timeout_s
         if reads and self._inside not in (None, threading.current_thread()):
             with contextlib.suppress(queue.Empty):
                 self._left.get(timeout=timeout_s)
                 self._left.put(None)  # for others that wait
+            self._close_source()
         self._alarm.join(max(0.0, deadline - time.monotonic()))
         inside = self._inside
         return None if inside is None else inside.name
+
+    def _close_source(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._unclosed.pop().close()

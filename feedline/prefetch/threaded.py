@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -51,9 +52,12 @@ class ThreadedPipeline(Generic[T]):
           StallError: no stage advanced for too long while this waited.
           Exception: what the source or `place` raised, after all items before it.
         """
+        waits = False
         try:
             item = self._handover.take(0)  # as a rule it is there: then nothing else is asked or noted
         except Empty:
+            waits = True
+        if waits:  # out of the handler: the traceback of an error or of Ctrl-C does not tell of `Empty`
             item = self._wait()
         if isinstance(item, Last):
             try:
@@ -66,10 +70,9 @@ class ThreadedPipeline(Generic[T]):
         """The next item. Warns when it takes long, and raises when it takes too long."""
         self._watch.waits()
         while True:
-            try:
+            with contextlib.suppress(Empty):
                 return self._handover.take(self._watch.patience_s())
-            except Empty:
-                self._watch.warn_or_raise(self.waiting)
+            self._watch.warn_or_raise(self.waiting)
 
     def close(self) -> None:
         """Stop both sides. Does not wait; `join` does. Idempotent, from any thread, also in a finalizer."""

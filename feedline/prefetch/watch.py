@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import sys
 import threading
@@ -21,6 +22,8 @@ from feedline.errors import StallError
 from feedline.options import Reading
 
 _log = logging.getLogger("feedline")
+_SUSPENDED_S = 1.0
+"""A wait that takes so much longer than it may means that the process was stopped, as by `scontrol suspend`."""
 
 
 class Pending(NamedTuple):
@@ -67,6 +70,7 @@ class Watch:
         # one tuple, replaced as a whole, so that its stage and its time always belong together
         self._last = ("start", time.monotonic())
         self._waiting_since = 0.0
+        self._due = math.inf  # when the wait is over that the consumer began last
         self._warned = False
         self._stopped = False
         self.on_stall: Callable[[float], bool] | None = None
@@ -105,10 +109,14 @@ class Watch:
 
     def patience_s(self) -> float:
         """Seconds until the next warning or error is due, from now; 0 once it is."""
-        return max(0.0, self._limit_s() - self._still_s(self._last[1]))
+        patience_s = max(0.0, self._limit_s() - self._still_s(self._last[1]))
+        self._due = time.monotonic() + patience_s
+        return patience_s
 
     def warn_or_raise(self, waiting: int) -> None:
         """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called.
+
+        If the process was stopped meanwhile, the count restarts: the other threads stood still, too.
 
         Args:
           waiting: items that are ready in the hand-over, for the message.
@@ -116,6 +124,8 @@ class Watch:
         Raises:
           StallError: after `Reading.stall_error_s`.
         """
+        if time.monotonic() > self._due + _SUSPENDED_S:
+            self._waiting_since = time.monotonic()
         stage, at = self._last
         still_s = self._still_s(at)
         if still_s < self._limit_s():

@@ -16,6 +16,11 @@ def stop_reads() -> None:
     _ending.set()
 
 
+def exits() -> bool:
+    """Whether the interpreter exits."""
+    return _ending.is_set()
+
+
 def check_may_read() -> None:
     """End this thread if the interpreter exits. Called before each piece of a long read.
 

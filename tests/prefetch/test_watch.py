@@ -111,6 +111,19 @@ def test_an_error_that_is_due_before_the_warning_comes_without_one(clock, caplog
     assert not caplog.records
 
 
+def test_time_in_which_the_process_was_stopped_does_not_count(clock, caplog):
+    watch = Watch(Reading(stall_warning_s=30, stall_error_s=300))
+    watch.waits()
+    assert watch.patience_s() == 30
+    clock.now += 1000
+    watch.warn_or_raise(0)
+    assert not caplog.records
+    assert watch.patience_s() == 30
+    clock.now += 30
+    watch.warn_or_raise(0)
+    assert "no stage has advanced for 30 s" in caplog.text
+
+
 def expected_complaints(progress, comes_at, warning_s, error_s):
     """Second by second: the warnings and errors for a consumer that waits from second 0 until `comes_at`."""
     heard, still = [], 0

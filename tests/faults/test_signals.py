@@ -1,0 +1,183 @@
+"""Signals that come while workers start, while a feed closes, to a stopped job and to a launcher at work."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BEFORE = """
+import sys, threading, time
+import jax, numpy as np
+import feedline
+one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+"""
+
+
+def lines_until(program, last):
+    """The program's lines of output, up to this one."""
+    seen = []
+    for line in program.process.stdout:
+        seen.append(line.rstrip("\n"))
+        if seen[-1] == last:
+            return seen
+    raise AssertionError(f"{seen}, {program.end().stderr}")
+
+
+def signalled(program, number):
+    """Signals all processes of a program, as a terminal does. Returns how it ended, and after how many seconds."""
+    began = time.monotonic()
+    os.killpg(program.process.pid, number)
+    ended = program.end()
+    return ended, time.monotonic() - began
+
+
+STOPPED_S = 5
+LIMITS = "stall_warning_s=3, stall_error_s=3"
+IN_THE_LOOP = f"""
+{BEFORE}
+def slowly(batch, rows):
+    time.sleep(0.3)
+    return batch
+if __name__ == "__main__":
+    reading = feedline.Reading(threads=1, {LIMITS})
+    with feedline.Feed(np.arange(800), 8, one, transform=slowly, reading=reading) as feed:
+        next(feed)
+        print("is stopped", flush=True)
+        for _ in range(12):
+            next(feed)
+    print("went on", flush=True)
+    np.save("x.npy", np.arange(800))
+    with feedline.Feed("x.npy", 8, one, reading=feedline.Reading(workers=2)) as feed:
+        for step, batch in enumerate(feed):
+            if step == 5:
+                print("is interrupted", flush=True)
+"""
+
+
+def test_a_program_goes_on_after_it_was_stopped_and_ctrl_c_ends_it_with_its_workers(start, measured):
+    """Slurm stops all processes of a job that makes room for another one, and later lets them go on."""
+    program = start(IN_THE_LOOP)
+    lines_until(program, "is stopped")
+    os.killpg(program.process.pid, signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    os.killpg(program.process.pid, signal.SIGCONT)
+    began = time.monotonic()
+    assert lines_until(program, "went on") == ["went on"]
+    measured("the job is suspended for longer than `stall_error_s`, then continued", time.monotonic() - began)
+    lines_until(program, "is interrupted")
+    ended, seconds = signalled(program, signal.SIGINT)
+    measured("Ctrl-C in a loop of one's own, with workers", seconds)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    assert ended.left == []
+
+
+WHILE_WORKERS_START = f"""
+{BEFORE}
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(800))
+    with feedline.Feed("x.npy", 8, one, reading=feedline.Reading(workers=2)) as feed:
+        print("starts", flush=True)
+        next(feed)
+"""
+
+
+def test_ctrl_c_while_workers_start(start, measured):
+    """They import jax for seconds, and must not show a traceback each."""
+    program = start(WHILE_WORKERS_START)
+    lines_until(program, "starts")
+    deadline = time.monotonic() + 60
+    while len(program.processes()) < 4 and time.monotonic() < deadline:  # with Python's resource tracker
+        time.sleep(0.01)
+    time.sleep(0.5)
+    ended, seconds = signalled(program, signal.SIGINT)
+    measured("Ctrl-C while workers start", seconds)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    assert ended.left == []
+
+
+WHILE_CLOSE_WAITS = f"""
+{BEFORE}
+class Stuck:
+    spec, identity = {{"x": jax.ShapeDtypeStruct((), np.int32)}}, {{"kind": "stuck"}}
+    def __len__(self):
+        return 800
+    def read(self, rows, out):
+        if 80 in rows:
+            threading.Event().wait()
+        out["x"][:] = rows
+    def close(self):
+        pass
+with feedline.Feed(Stuck(), 8, one, order=feedline.Order(shuffle=False)) as feed:
+    print("waits", flush=True)
+    try:
+        for batch in feed:
+            pass
+    finally:
+        print("closes", flush=True)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_program_whose_close_waits_for_a_read(start, measured):
+    program = start(WHILE_CLOSE_WAITS)
+    lines_until(program, "waits")
+    time.sleep(1)
+    os.killpg(program.process.pid, signal.SIGINT)
+    lines_until(program, "closes")
+    time.sleep(0.5)
+    ended, seconds = signalled(program, signal.SIGINT)
+    measured("Ctrl-C twice, while a read hangs", seconds)
+    assert ended.returncode == -signal.SIGINT
+    assert seconds < 20  # close waits for 30
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in ended.stderr
+    assert ended.left == []
+
+
+FEEDLINE = "import sys; from feedline.cli.main import main; sys.exit(main())"
+PROCESSES = [
+    "launch",
+    "--processes",
+    "2",
+    "--cpu",
+    "--",
+    sys.executable,
+    "-m",
+    "feedline",
+    "train",
+    "--layers",
+    "1",
+]
+
+
+def test_training_goes_on_from_the_last_checkpoint_after_its_launcher_was_killed(start, measured, tmp_path):
+    checkpoints = ["--width", "16", "--checkpoint-dir", "runs", "--save-every", "20", "--steps"]
+    program = start(FEEDLINE, *PROCESSES, *checkpoints, "1000000000")
+    deadline = time.monotonic() + 120
+    while len(saved(tmp_path / "runs")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    began = time.monotonic()
+    program.process.kill()
+    ended = program.end()
+    measured("`kill -9` of the launcher", time.monotonic() - began)
+    assert (ended.returncode, ended.left) == (-signal.SIGKILL, [])
+    last = max(saved(tmp_path / "runs"))
+    assert last % 20 == 0
+    again = start(FEEDLINE, *PROCESSES, *checkpoints, str(last + 5)).end()
+    assert again.returncode == 0, again.stderr
+    told = re.findall(r"step ([\d,]+) is saved, training goes on from there", again.stderr)
+    assert set(told) == {f"{last:,}"}
+    assert again.left == []
+
+
+def saved(folder):
+    """The steps of whole checkpoints."""
+    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
