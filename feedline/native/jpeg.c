@@ -52,7 +52,8 @@ typedef struct {
   uint8_t *out;   /* rows of width + MARGIN pixels, RGB */
 } Part;
 
-#define MARGIN 40 /* pixels: of an MCU's width at most, of the context of upsampling, and rounding */
+#define CONTEXT 8 /* columns beside the part that are decoded, too */
+#define MARGIN 48 /* pixels: CONTEXT on both sides, and an MCU's width */
 
 typedef struct {
   struct jpeg_error_mgr errors;
@@ -140,10 +141,10 @@ static int take_over(State *state, j_decompress_ptr image, uint8_t *copy) {
   return damaged;
 }
 
-/* Set up that columns are left out, and note which MCUs that leaves. One pixel before and two after the part give
- * those of the part the neighbours that they have in the whole image when colours are interpolated. */
+/* Set up that columns are left out, and note which MCUs that leaves. With CONTEXT the pixels of the part have the
+ * neighbours of the whole image when colours are interpolated; and a component of one column would not be. */
 static void crop(const Libjpeg *library, State *state, j_decompress_ptr image, Part *part) {
-  JDIMENSION x = part->left ? part->left - 1 : 0, end = part->left + part->width + 2;
+  JDIMENSION x = part->left < CONTEXT ? 0 : part->left - CONTEXT, end = part->left + part->width + CONTEXT;
   JDIMENSION width = (end < image->output_width ? end : image->output_width) - x;
   library->crop(image, &x, &width);
   JDIMENSION of_mcu = (JDIMENSION)image->min_DCT_scaled_size;

@@ -36,7 +36,7 @@ FUNCTIONS = (
 )
 """Of libjpeg-turbo, in the order of the struct `Libjpeg` in `jpeg.c`."""
 
-_MARGIN = 40
+_MARGIN = 48
 """MARGIN of `jpeg.c`: how many pixels a row has beside those of the part."""
 _KEPT_BYTES = 32 << 20
 """The most memory that a thread keeps for its next image."""
