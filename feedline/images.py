@@ -272,8 +272,8 @@ def _resize_into(out: Image, image: Image, mirror: bool) -> None:
         # INTER_AREA by a whole number is many times faster than by a fraction, and the result is as smooth.
         image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
     how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
-    written = cv2.resize(image, (size, size), dst=None if mirror else out, interpolation=how)
+    written = cv2.resize(image, (size, size), dst=out, interpolation=how)
     if mirror:
-        written = cv2.flip(written, 1, dst=out)  # NumPy takes forty times as long
+        written = cv2.flip(written, 1, dst=written)  # NumPy takes forty times as long
     if written is not out and not np.may_share_memory(written, out):
         out[...] = written
