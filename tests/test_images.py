@@ -155,6 +155,16 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
     assert asked[3].shape == (200, 300, 3)
 
 
+@pytest.mark.parametrize("size", [24, 100, 230])
+def test_batches_do_not_depend_on_what_decodes_parts_of_jpegs(monkeypatch, size):
+    photo = load_sample_image("china.jpg")
+    files = [jpeg(photo[: 300 + i, : 500 - i], subsampling=i % 3, quality=60 + i) for i in range(20)]
+    parts = [run(data, key, size=size, crop="random", flip=True) for key, data in enumerate(files)]
+    monkeypatch.setattr(feedline.images, "part_decoder", lambda: None)
+    for key, data in enumerate(files):
+        np.testing.assert_array_equal(parts[key], run(data, key, size=size, crop="random", flip=True))
+
+
 def of_mode(mode, kind, **options):
     file = io.BytesIO()
     Image.fromarray(load_sample_image("flower.jpg")).convert(mode).save(file, kind, **options)

@@ -22,9 +22,10 @@
 enum { FINE = 0, DAMAGED = 1 };
 
 #define LOOK 10   /* bits of a code that are looked up at once */
-#define WIDE 11   /* bits in which several codes are looked up at once */
 #define LONGEST 16 /* bits of a code */
 #define PAD 512   /* bytes after the data: a block has at most 64 × (16 + 15) bits */
+#define AT_END 128 /* coefficients: more than any block has */
+#define NO_CODE 255
 #define END_OF_IMAGE 0xD9
 #define FIRST_RESTART 0xD0
 
@@ -38,8 +39,7 @@ typedef uint32_t Code;
 typedef struct {
   uint8_t counts[LONGEST + 1], symbols[256]; /* what it was made of: the bits and huffval of a JHUFF_TBL */
   Code codes[1 << LOOK];
-  uint64_t pairs[1 << WIDE]; /* see `make_wide` */
-  uint32_t past[1 << WIDE];
+  uint32_t values[1 << LOOK], past[1 << LOOK]; /* see `make_lookups` */
   int32_t largest[LONGEST + 1]; /* code of each length; -1: there is none */
   int32_t offset[LONGEST + 1];  /* of its symbol, less the code */
 } Table;
@@ -58,47 +58,56 @@ typedef struct {
   Bits bits;
 } Interval;
 
-/* In the order of the coefficients: their places in a block. The rest is for runs that lead out of the block. */
-static const uint8_t PLACES[64 + 32] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
-    6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31,
-    39, 46, 53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
+/* In the order of the coefficients: their places in a block. What is after the last one is written to its place: a 0 at
+ * the end of a block, before which that place is 0, or a value of a damaged block. */
+#define FOUR_LAST 63, 63, 63, 63
+#define MANY_LAST FOUR_LAST, FOUR_LAST, FOUR_LAST, FOUR_LAST
+static const uint8_t PLACES[64 + AT_END] = {
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7,
+    14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46,
+    53, 60, 61, 54, 47, 55, 62, 63,
+    MANY_LAST, MANY_LAST, MANY_LAST, MANY_LAST, MANY_LAST, MANY_LAST, MANY_LAST, MANY_LAST};
+#undef MANY_LAST
+#undef FOUR_LAST
 
 static Code code_of(int length, uint8_t symbol, int is_dc) {
   uint32_t size = symbol & 15;
   return ((uint32_t)length + size) | size << 8 | (is_dc ? 0u : (uint32_t)symbol >> 4) << 16;
 }
 
-/* For WIDE bits, of which the codes that lie in them are known, though not all bits of the last value:
+/* The value of `size` bits that follows the first `before` bits (JPEG's F.2.2.1): the lower half of its range is
+ * negative. */
+INLINE int16_t value_of(uint64_t buffer, uint64_t before, uint64_t size) {
+  uint64_t value = buffer << (before & 63);
+  int32_t negative = ~(int32_t)((int64_t)value >> 63);
+  return (int16_t)((int32_t)(value >> 1 >> (63 - size)) + (negative & (1 - (1 << size))));
+}
+
+/* For LOOK bits:
  *
- *   past   any number of codes: the bits they take with their values (bits 0 to 7), whether a block ends after them
- *          (8), and how many coefficients they are (16 to 31); 0: no code lies in the bits
- *   pairs  one code or two: their bits (0 to 7), the bits before the values (8 and 16) and of them (24 and 32), the
- *          zeros before them (40 and 48), whether a block ends (56), how many coefficients they are (57 to 63)
+ *   values  a code whose value lies in them: the bits that both take (bits 0 to 7), how many coefficients that is (8 to
+ *           15), and the value of the last (16 to 31). The end of a block is as many as AT_END, the last of them 0
+ *   past    all codes that lie in them, though maybe not all bits of the last value: the bits that they take with their
+ *           values, and how many coefficients that is (8 to 31)
  *
- * The end of a block, and 16 zeros, count as codes with values of 0 bits. */
-static void make_wide(Table *table) {
-  for (uint32_t i = 0; i < 1 << WIDE; i++) {
-    uint64_t pair = 0;
-    uint32_t bits = 0, passed = 0, ends = 0, count = 0;
-    while (!ends && bits < WIDE) {
-      Code code = table->codes[(i << bits & ((1 << WIDE) - 1)) >> (WIDE - LOOK)];
-      if (code == 0 || bits + BITS(code) - SIZE(code) > WIDE)
+ * 0: there is no such code. */
+static void make_lookups(Table *table) {
+  for (uint32_t i = 0; i < 1 << LOOK; i++) {
+    uint32_t bits = 0, passed = 0;
+    table->values[i] = 0;
+    while (bits < LOOK && passed < 64 - 16) { /* so that no more than one block is passed */
+      Code code = table->codes[i << bits & ((1 << LOOK) - 1)];
+      if (code == 0 || bits + BITS(code) - SIZE(code) > LOOK)
         break;
-      uint32_t before = bits + BITS(code) - SIZE(code);
-      bits += BITS(code);
-      ends = SIZE(code) == 0 && RUN(code) != 15;
-      passed += ends ? 0 : RUN(code) + 1;
-      if (count < 2) {
-        int second = (int)(8 * count);
-        pair |= (uint64_t)before << (8 + second) | (uint64_t)SIZE(code) << (24 + second);
-        pair |= (uint64_t)(ends ? 0 : RUN(code)) << (40 + second);
-        pair = (pair & ~(uint64_t)255 & ~((uint64_t)255 << 56)) | bits | (uint64_t)ends << 56 | (uint64_t)passed << 57;
+      uint32_t more = SIZE(code) == 0 && RUN(code) != 15 ? AT_END : RUN(code) + 1;
+      if (bits == 0 && BITS(code) <= LOOK) {
+        uint64_t value = (uint16_t)value_of((uint64_t)i << (64 - LOOK), BITS(code) - SIZE(code), SIZE(code));
+        table->values[i] = BITS(code) | more << 8 | (uint32_t)value << 16;
       }
-      count++;
+      bits += BITS(code);
+      passed += more;
     }
-    table->past[i] = bits | ends << 8 | passed << 16;
-    table->pairs[i] = pair;
+    table->past[i] = bits | passed << 8;
   }
 }
 
@@ -125,7 +134,7 @@ static int make_table(Table *table, const uint8_t *counts, const uint8_t *symbol
     }
   }
   if (!is_dc)
-    make_wide(table);
+    make_lookups(table);
   memcpy(table->counts + 1, counts + 1, LONGEST);
   table->counts[0] = 1; /* the table is complete */
   return FINE;
@@ -158,58 +167,36 @@ INLINE Code code_at(uint64_t buffer, const Table *table, int is_dc) {
   return RARE(code == 0) ? long_code(table, buffer, is_dc) : code;
 }
 
-/* The value of `size` bits that follows the first `before` bits (JPEG's F.2.2.1): the lower half of its range is
- * negative. */
-INLINE int16_t value_of(uint64_t buffer, uint64_t before, uint64_t size) {
-  uint64_t value = buffer << (before & 63);
-  int32_t negative = ~(int32_t)((int64_t)value >> 63);
-  return (int16_t)((int32_t)(value >> 1 >> (63 - size)) + (negative & (1 - (1 << size))));
-}
-
 INLINE void consume(Bits *bits, uint64_t code) {
   bits->buffer <<= code & 63;
   bits->count -= (int64_t)BITS(code);
 }
 
-enum { ON, RARELY, LAST };
-
-/* The next coefficients from number *k on, by a wide table. RARELY: nothing is done, and `step_by_one` must. */
-INLINE int step(Bits *bits, const Table *table, uint32_t *k, int16_t *block) {
-  uint64_t buffer = bits->buffer;
-  if (block) {
-    uint64_t pair = table->pairs[buffer >> (64 - WIDE)];
-    uint32_t one = *k + (uint8_t)(pair >> 40), two = one + 1 + (uint8_t)(pair >> 48);
-    if (RARE(pair == 0 || one > 62))
-      return RARELY;
-    block[PLACES[two]] = value_of(buffer, (uint8_t)(pair >> 16), (uint8_t)(pair >> 32));
-    block[PLACES[one]] = value_of(buffer, (uint8_t)(pair >> 8), (uint8_t)(pair >> 24));
-    consume(bits, pair);
-    *k += (uint32_t)(pair >> 57);
-    return pair >> 56 & 1 ? LAST : ON;
-  }
-  uint32_t past = table->past[buffer >> (64 - WIDE)];
-  if (RARE(past == 0 || *k + (past >> 16) > 63))
-    return RARELY;
-  consume(bits, past);
-  *k += past >> 16;
-  return past >> 8 & 1 ? LAST : ON;
-}
-
-/* One code. */
-static inline int step_by_one(Bits *bits, const Table *table, uint32_t *k, int16_t *block) {
+/* The coefficients of a code after number k. Returns how far that leads. */
+static inline uint32_t by_code(Bits *bits, const Table *table, uint32_t k, int16_t *block) {
   refill(bits);
   uint64_t buffer = bits->buffer;
   Code code = code_at(buffer, table, 0);
   consume(bits, code);
-  if (code == 0)
-    *k = 99; /* there is no such code */
-  if (code == 0 || (SIZE(code) == 0 && RUN(code) != 15))
-    return LAST;
-  *k += RUN(code);
+  refill(bits);
+  if (SIZE(code) == 0 && RUN(code) != 15)
+    return k + (code == 0 ? NO_CODE : AT_END);
+  k += RUN(code);
   if (block)
-    block[PLACES[*k]] = value_of(buffer, BITS(code) - SIZE(code), SIZE(code));
-  ++*k;
-  return ON;
+    block[PLACES[k]] = value_of(buffer, BITS(code) - SIZE(code), SIZE(code));
+  return k + 1;
+}
+
+/* The same by one look-up, for one code or, without `block`, for several. */
+INLINE uint32_t by_look(Bits *bits, const Table *table, uint32_t k, int16_t *block) {
+  uint32_t found = (block ? table->values : table->past)[bits->buffer >> (64 - LOOK)];
+  uint32_t next = k + (block ? found >> 8 & 255 : found >> 8);
+  if (RARE(found == 0 || (!block && next % AT_END > 63)))
+    return by_code(bits, table, k, block);
+  if (block)
+    block[PLACES[next - 1]] = (int16_t)(found >> 16);
+  consume(bits, found);
+  return next;
 }
 
 /* The coefficients of a block: without `block` they are only passed over. */
@@ -220,19 +207,20 @@ INLINE int read_block(Bits *bits, const Table *dc, const Table *ac, int32_t *las
   consume(bits, code);
   if (block)
     block[0] = (int16_t)*last_dc;
-  uint32_t k = code == 0 ? 99 : 1;
+  uint32_t k = code == 0 ? NO_CODE : 1;
   while (k < 64) {
-    refill(bits); /* at least 56 bits, and two steps take no more than WIDE + 15 each */
-    int done = step(bits, ac, &k, block);
-    if (done == ON && k < 64)
-      done = step(bits, ac, &k, block);
-    if (RARE(done == RARELY))
-      done = step_by_one(bits, ac, &k, block);
-    if (done == LAST)
-      break;
+    refill(bits); /* at least 56 bits: two look-ups take no more than LOOK + 15 each, and LOOK with a `block` */
+    k = by_look(bits, ac, k, block);
+    if (k < 64)
+      k = by_look(bits, ac, k, block);
+    if (block && k < 64)
+      k = by_look(bits, ac, k, block);
+    if (block && k < 64)
+      k = by_look(bits, ac, k, block);
   }
   int64_t left = (bits->end - bits->next) * 8 + bits->count;
-  return k <= 64 && left >= 0 && *last_dc == (int16_t)*last_dc ? FINE : DAMAGED;
+  int ends = k == 64 || (k > AT_END && k <= AT_END + 63);
+  return ends && left >= 0 && *last_dc == (int16_t)*last_dc ? FINE : DAMAGED;
 }
 
 /* Copy the bytes up to the next marker. */
