@@ -47,8 +47,8 @@ def decode(
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
     Each is decoded on a reading thread into its place in the batch, a JPEG only where the crop shows it and no
-    larger than needed. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a bad row: see
-    `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
+    larger than needed. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a
+    bad row: see `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
     Args:
       source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
