@@ -230,8 +230,8 @@ OF_FEEDLINE = {
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
-    "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded", "sources.formats.extras",
-               "rows.row_source", "options"],
+    "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
+               "sources.formats.extras", "rows.row_source", "options"],
     # beside them
     "conversion": ["conversion", "sources.open_source", "sources.encoded", "sources.formats.extras",
                    "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors", "options"],
