@@ -9,12 +9,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
+from feedline.native.jpeg import Box, Image, part_decoder
 from feedline.options import checked_integer
 from feedline.rows.row_source import RowSource
 from feedline.sources.decoded import Row, decoded
@@ -22,7 +22,6 @@ from feedline.sources.encoded.records import EncodedSource
 from feedline.sources.formats.extras import require
 from feedline.sources.open_source import open_source
 
-Image = npt.NDArray[np.uint8]
 Crop = Literal["center", "random"]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
@@ -32,15 +31,6 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _TRIES = 10
 """Of a random crop that does not fit; then it is a centred one."""
 _UINT64 = (1 << 64) - 1
-
-
-class _Box(NamedTuple):
-    """A part of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 def decode(
@@ -57,9 +47,9 @@ def decode(
 ) -> RowSource:
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
-    Each is decoded on a reading thread into its place in the batch. JPEGs are decoded no larger than the crop
-    needs. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a bad row: see
-    `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
+    Each is decoded on a reading thread into its place in the batch, a JPEG only where the crop shows it and no
+    larger than needed. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a
+    bad row: see `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
     Args:
       source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
@@ -164,16 +154,19 @@ class ImageDecoder:
             whole = _decoded_by_opencv(data, self.orient)
             height, width = whole.shape[:2]
             return _part(whole, self._box(height, width, draws))
-        height, width = header
-        box = self._box(height, width, draws)
+        box = self._box(*header, draws)
         shrink = _shrink(min(box.height, box.width) // self.size)
-        simplejpeg = require("simplejpeg", "images")
-        small = simplejpeg.decode_jpeg(
-            data, min_height=math.ceil(height / shrink), min_width=math.ceil(width / shrink)
+        small = math.ceil(header[0] / shrink), math.ceil(header[1] / shrink)
+        box = _scaled(box, header, small)
+        parts = part_decoder()
+        part = None if parts is None else parts.part(data, header, shrink, box)
+        if part is not None:
+            return part
+        return _part(
+            require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1]), box
         )
-        return _part(small, _scaled(box, small.shape[0] / height, small.shape[1] / width))
 
-    def _box(self, height: int, width: int, draws: _Draws | None) -> _Box:
+    def _box(self, height: int, width: int, draws: _Draws | None) -> Box:
         """The part of an image of this size that is used."""
         for attempt in range(_TRIES if self.crop == "random" else 0):
             assert draws is not None
@@ -182,11 +175,11 @@ class ImageDecoder:
             shape = math.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), shape))
             tall, wide = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
             if 0 < tall <= height and 0 < wide <= width:
-                return _Box(int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide)
+                return Box(int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide)
         low, high = self.ratio if self.crop == "random" else (1.0, 1.0)
         wide = min(width, max(1, round(height * high)))
         tall = min(height, max(1, round(wide / low)))
-        return _Box((height - tall) // 2, (width - wide) // 2, tall, wide)
+        return Box((height - tall) // 2, (width - wide) // 2, tall, wide)
 
 
 class _Draws:
@@ -226,12 +219,15 @@ def _between(limits: tuple[float, float], share: float) -> float:
     return limits[0] + (limits[1] - limits[0]) * share
 
 
-def _scaled(box: _Box, vertical: float, horizontal: float) -> _Box:
+def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
+    """The part of an image when it is decoded smaller: `small` is its height and width then."""
+    vertical, horizontal = small[0] / size[0], small[1] / size[1]
     top, left = int(box.top * vertical), int(box.left * horizontal)
-    return _Box(top, left, max(1, round(box.height * vertical)), max(1, round(box.width * horizontal)))
+    height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))
+    return Box(top, left, min(height, small[0] - top), min(width, small[1] - left))
 
 
-def _part(image: Image, box: _Box) -> Image:
+def _part(image: Image, box: Box) -> Image:
     return image[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
@@ -293,8 +289,8 @@ def _resize_into(out: Image, image: Image, mirror: bool) -> None:
         # INTER_AREA by a whole number is many times faster than by a fraction, and the result is as smooth.
         image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
     how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
-    written = cv2.resize(image, (size, size), dst=None if mirror else out, interpolation=how)
+    written = cv2.resize(image, (size, size), dst=out, interpolation=how)
     if mirror:
-        written = cv2.flip(written, 1, dst=out)  # NumPy takes forty times as long
+        written = cv2.flip(written, 1, dst=written)  # NumPy takes forty times as long
     if written is not out and not np.may_share_memory(written, out):
         out[...] = written

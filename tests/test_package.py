@@ -230,8 +230,8 @@ OF_FEEDLINE = {
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
     "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
-    "images": ["sources.decoded", "sources.open_source", "sources.encoded", "sources.formats.extras",
-               "rows.row_source", "options"],
+    "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
+               "sources.formats.extras", "rows.row_source", "options"],
     # beside them
     "conversion": ["conversion", "sources.open_source", "sources.encoded", "sources.formats.extras",
                    "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors", "options"],
@@ -400,7 +400,10 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
-    by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
+    by_hand |= {
+        "native/library.py",
+        "native/jpeg.py",
+    }  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     by_hand |= {
         "stores/options.py",
         "sources/encoded/shard_index.py",
