@@ -74,7 +74,7 @@ def address(chance: random.Random) -> Outcome:
 
 def greeting(chance: random.Random) -> Outcome:
     """What a program sends to the coordinator's port before all processes have met: an index, or nothing."""
-    from feedline.cluster.process_info import ProcessInfo
+    from feedline.cluster.launchers.process_info import ProcessInfo
     from feedline.cluster.rendezvous import _index_of
 
     sent = text("4 2", chance).encode()

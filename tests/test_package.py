@@ -400,6 +400,7 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
+    by_hand |= {"bench/scale/job.py"}  # a program that `feedline bench scale --real` launches
     by_hand |= {
         "native/library.py",
         "native/jpeg.py",

@@ -15,12 +15,16 @@ _ANSWERS = "feedline/answers"
 """Below it, a key of each process, which it replaces again and again."""
 _SILENT = "feedline/silent"
 """Its value is the list of the processes whose keys do not change."""
+_CALLS_PER_S = 500
+"""Of all processes together: with thousands of them, each answers more rarely."""
 _LOOKS = 4
 """A process is silent if so many looks in a row see no change. One look may come early: see `Answers`."""
 
 
 class Answers:
     """Tells when a process has not answered for about `silent_after_s`, and when it answers again.
+
+    With more than some 250 processes it takes longer, and jax may be first.
 
     Each process replaces a key of its own. Process 0, which stores the keys, looks for those that do not change,
     and publishes the numbers of their processes. The others look whether process 0 answers their calls.
@@ -35,7 +39,7 @@ class Answers:
 
     def __init__(self, service: Coordination, silent_after_s: float, tell: Callable[[str], None]) -> None:
         self._service = service
-        self._every_s = silent_after_s / (_LOOKS + 1)
+        self._every_s = max(silent_after_s / (_LOOKS + 1), 2 * service.processes / _CALLS_PER_S)
         self._tell = tell
         self._over = threading.Event()
         self._rounds = 0  # answers of process 0 to this process
@@ -43,6 +47,8 @@ class Answers:
 
     def start(self) -> None:
         """Start the threads."""
+        with contextlib.suppress(FeedError):
+            self._replace_own()  # at once, so that a process that ends early is judged, too
         threading.Thread(target=self._answer, name="feedline-answers", daemon=True).start()
         if self._service.process:
             threading.Thread(target=self._watch_process_0, name="feedline-process-0", daemon=True).start()
@@ -55,7 +61,7 @@ class Answers:
         judge = _Unchanged()
         while not self._over.wait(self._every_s):
             with contextlib.suppress(FeedError):
-                self._service.replace(f"{_ANSWERS}/{self._service.process}", str(self._rounds))
+                self._replace_own()
                 if self._service.process:
                     silent: list[int] = json.loads(self._service.try_get(_SILENT) or "[]")
                 else:
@@ -64,6 +70,9 @@ class Answers:
                         self._service.replace(_SILENT, json.dumps(silent))
                 self._rounds += 1
                 self._tell_changes(silent)
+
+    def _replace_own(self) -> None:
+        self._service.replace(f"{_ANSWERS}/{self._service.process}", str(self._rounds))
 
     def _tell_changes(self, silent: list[int]) -> None:
         others = [process for process in silent if process != self._service.process]

@@ -18,7 +18,6 @@ from typing import Any, NoReturn, Protocol
 
 from feedline.agreement.answers import Answers
 from feedline.agreement.coordination import Coordination, coordination, is_unreachable
-from feedline.agreement.differences import process_names
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
@@ -27,9 +26,9 @@ EXTRA_HEARTBEAT_S = 5.0
 _KEY = "feedline/abort"
 """Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
 _ENDED = "feedline/ended"
-"""Below it, a key of each process that has reached its end: the batches that it took of each feed."""
+"""Below it, a key of each process that has reached its end."""
 _FIRST_END = "feedline/first_end"
-"""Is set once a process has reached its end."""
+"""Its value is the first process that reached its end, and the batches that it took of each feed."""
 _OVER = ""
 _FOREVER_S = 1e9
 _STDERR = 2
@@ -221,37 +220,27 @@ class Monitor:
 
     def _find_early_end(self) -> None:
         """Report a process that has ended although this one takes more batches: its next collective would hang."""
-        with contextlib.suppress(FeedError):
-            self._service.get(_FIRST_END, _FOREVER_S)
+        try:
+            process, ended = json.loads(self._service.get(_FIRST_END, _FOREVER_S))
+        except FeedError:  # jax has shut down
+            return
         began, warned = time.monotonic(), False
         while not self._succeeded.wait(_LOOK_S) and self.watches and self.failure is None:
-            with contextlib.suppress(FeedError):
-                if not warned and time.monotonic() > began + _WARN_S:
-                    warned = True
-                    self._warn_of_end()
-                if not (found := self._early_end()) or self._succeeded.wait(_EARLY_S):
-                    continue
-                process, fewer, more = found
-                message = (
-                    f"it reached its end after {fewer} batches of a feed of which process {self._service.process} "
-                    f"has taken {more}, and each step needs all processes: look there for a loop that ends early, "
-                    "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
+            if not warned and time.monotonic() > began + _WARN_S:
+                warned = True
+                _print(
+                    f"process {process} reached the end of the program {_WARN_S:g} s ago, and process "
+                    f"{self._service.process} goes on. If it hangs, it waits for process {process} in a "
+                    "collective: look there for a loop that ends early"
                 )
-                _report(self._service, {"message": message, "process": process})
-
-    def _warn_of_end(self) -> None:
-        ended, own = process_names(sorted(ended_processes(self._service))), self._service.process
-        _print(
-            f"{ended} reached the end of the program {_WARN_S:g} s ago, and process {own} goes on. If it hangs, "
-            f"it waits for {ended} in a collective: look there for a loop that ends early"
-        )
-
-    def _early_end(self) -> tuple[int, int, int] | None:
-        """A process that has ended, its batches of a feed, and our larger number of batches of that feed."""
-        for key, ended in self._service.dir(_ENDED).items():
-            if found := more_than(json.loads(ended)):
-                return int(key.rpartition("/")[2]), *found
-        return None
+            if not (found := more_than(ended)) or self._succeeded.wait(_EARLY_S):
+                continue
+            message = (
+                f"it reached its end after {found[0]} batches of a feed of which process {self._service.process} "
+                f"has taken {found[1]}, and each step needs all processes: look there for a loop that ends early, "
+                "such as by `break` or `sys.exit` (call feedline.cluster.abort before it)"
+            )
+            _report(self._service, {"message": message, "process": process})
 
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""
@@ -277,8 +266,8 @@ class Monitor:
         self._succeeded.set()
         try:
             with contextlib.suppress(FeedError):
-                self._service.set(f"{_ENDED}/{self._service.process}", json.dumps(counts()))
-                self._service.set(_FIRST_END, "")
+                self._service.set(f"{_ENDED}/{self._service.process}", "")
+                self._service.set(_FIRST_END, json.dumps([self._service.process, counts()]))
                 if self._service.increment("feedline/number_ended") == self._service.processes:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)

@@ -4,16 +4,17 @@
  * linked with libjpeg-turbo: the caller passes the addresses of its functions, so the library may come with Pillow.
  * No state is kept between calls, so any number of threads may call at a time.
  *
- * libjpeg-turbo reads the headers, transforms, and converts colours. The Huffman codes, which take most of the time,
- * are read by scan.h. An image that is damaged, or of an unusual kind, is left to the caller.
+ * Blocks beside the part are not transformed, and what comes after it is not read. An image that is damaged up to
+ * there, has no end, or is of an unusual kind, is left to the caller.
  */
 
 #include <setjmp.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "libjpeg/jpeglib.h"
-#include "scan.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -38,12 +39,6 @@ typedef struct {
   void (*destroy)(j_decompress_ptr);
 } Libjpeg;
 
-/* The first fields of libjpeg-turbo's own struct, which have been the same in all of its versions. */
-struct jpeg_entropy_decoder {
-  void (*start_pass)(j_decompress_ptr);
-  boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
-};
-
 /* A part of the image at its reduced scale, in pixels, and where it goes. */
 typedef struct {
   uint32_t eighths; /* the scale */
@@ -58,15 +53,9 @@ typedef struct {
 typedef struct {
   struct jpeg_error_mgr errors;
   jmp_buf leave;
-  Interval interval;
-  Table dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS];
-  int32_t last_dc[MAX_COMPS_IN_SCAN];
-  JDIMENSION column, first_column, end_column; /* of MCUs: the next, and those whose coefficients are needed */
-  uint64_t mcus_read;
-  unsigned int restarts, mcus_to_restart;
-} State;
+} Errors;
 
-static void leave(j_common_ptr image) { longjmp(((State *)image->client_data)->leave, 1); }
+static void leave(j_common_ptr image) { longjmp(((Errors *)image->err)->leave, 1); }
 
 /* A warning (level -1) says that the data are damaged. */
 static void leave_at_warning(j_common_ptr image, int level) {
@@ -74,85 +63,24 @@ static void leave_at_warning(j_common_ptr image, int level) {
     leave(image);
 }
 
-INLINE int read_blocks(State *state, j_decompress_ptr image, JBLOCKROW *blocks) {
-  Bits bits = state->interval.bits;
-  int damaged = FINE;
-  for (int i = 0; i < image->blocks_in_MCU; i++) {
-    int component = image->MCU_membership[i];
-    const jpeg_component_info *info = image->cur_comp_info[component];
-    damaged |= read_block(&bits, &state->dc[info->dc_tbl_no], &state->ac[info->ac_tbl_no],
-                          &state->last_dc[component], blocks ? *blocks[i] : NULL);
-    if (RARE(damaged))
-      break;
-  }
-  state->interval.bits = bits;
-  return damaged;
-}
-
-static void restart(State *state, j_decompress_ptr image) {
-  int expected = FIRST_RESTART + (int)(state->restarts++ & 7);
-  if (!at_end(&state->interval) || state->interval.marker != expected || next_interval(&state->interval) != FINE)
-    leave((j_common_ptr)image);
-  memset(state->last_dc, 0, sizeof state->last_dc);
-  state->mcus_to_restart = image->restart_interval;
-}
-
-/* In place of libjpeg-turbo's own function: the coefficients of the next MCU. */
-static boolean decode_mcu(j_decompress_ptr image, JBLOCKROW *blocks) {
-  State *state = image->client_data;
-  if (image->restart_interval && state->mcus_to_restart-- == 0) {
-    restart(state, image);
-    state->mcus_to_restart--;
-  }
-  int needed = blocks != NULL && state->column >= state->first_column && state->column < state->end_column;
-  if (needed ? read_blocks(state, image, blocks) : read_blocks(state, image, NULL))
-    leave((j_common_ptr)image);
-  state->mcus_read++;
-  if (++state->column == image->MCUs_per_row)
-    state->column = 0;
-  return TRUE;
-}
-
-/* Whether the scan is of the one kind that scan.h reads. */
+/* Progressive images must be decoded whole before the first row. */
 static int is_usual(const Libjpeg *library, j_decompress_ptr image) {
-  return !library->has_multiple_scans(image) && !image->progressive_mode && !image->arith_code &&
-         image->data_precision == 8 && (image->num_components == 1 || image->num_components == 3) &&
-         image->Ss == 0 && image->Se == DCTSIZE2 - 1 && image->Ah == 0 && image->Al == 0;
+  return !library->has_multiple_scans(image) && !image->arith_code && image->data_precision == 8 &&
+         (image->num_components == 1 || image->num_components == 3);
 }
 
-/* Read the scan of an image by scan.h from now on. `copy` has as many bytes as the image, and PAD more. */
-static int take_over(State *state, j_decompress_ptr image, uint8_t *copy) {
-  Interval interval = {image->src->next_input_byte, image->src->next_input_byte + image->src->bytes_in_buffer, copy,
-                       0, {NULL, NULL, 0, 0}};
-  state->interval = interval;
-  memset(state->last_dc, 0, sizeof state->last_dc);
-  state->column = 0;
-  state->mcus_read = 0;
-  state->restarts = 0;
-  state->mcus_to_restart = image->restart_interval;
-  int damaged = next_interval(&state->interval);
-  for (int i = 0; i < image->comps_in_scan; i++) {
-    int dc = image->cur_comp_info[i]->dc_tbl_no, ac = image->cur_comp_info[i]->ac_tbl_no;
-    const JHUFF_TBL *of_dc = image->dc_huff_tbl_ptrs[dc], *of_ac = image->ac_huff_tbl_ptrs[ac];
-    damaged |= make_table(&state->dc[dc], of_dc->bits, of_dc->huffval, 1);
-    damaged |= make_table(&state->ac[ac], of_ac->bits, of_ac->huffval, 0);
-  }
-  image->entropy->decode_mcu = decode_mcu;
-  return damaged;
+/* Whether an image ends with the marker of its end, which one that was cut off does not. */
+static int has_end(const uint8_t *data, size_t bytes) {
+  return bytes >= 2 && data[bytes - 2] == 0xFF && data[bytes - 1] == 0xD9;
 }
 
-/* Set up that columns are left out, and note which MCUs that leaves. With CONTEXT the pixels of the part have the
- * neighbours of the whole image when colours are interpolated; and a component of one column would not be. */
-static void crop(const Libjpeg *library, State *state, j_decompress_ptr image, Part *part) {
+/* Set up that columns are left out. With CONTEXT the pixels of the part have the neighbours of the whole image when
+ * colours are interpolated; and a component of one column would not be. */
+static void crop(const Libjpeg *library, j_decompress_ptr image, Part *part) {
   JDIMENSION x = part->left < CONTEXT ? 0 : part->left - CONTEXT, end = part->left + part->width + CONTEXT;
   JDIMENSION width = (end < image->output_width ? end : image->output_width) - x;
   library->crop(image, &x, &width);
-  JDIMENSION of_mcu = (JDIMENSION)image->min_DCT_scaled_size;
-  if (image->num_components > 1)
-    of_mcu *= (JDIMENSION)image->max_h_samp_factor;
   part->first = x;
-  state->first_column = x / of_mcu;
-  state->end_column = (x + width + of_mcu - 1) / of_mcu;
 }
 
 static void read_rows(const Libjpeg *library, j_decompress_ptr image, const Part *part) {
@@ -168,29 +96,19 @@ static void read_rows(const Libjpeg *library, j_decompress_ptr image, const Part
   }
 }
 
-/* Whether the rest of the scan is whole, and the image ends after it. */
-static int ends_well(State *state, j_decompress_ptr image) {
-  uint64_t mcus = (uint64_t)image->MCUs_per_row * image->MCU_rows_in_scan;
-  while (state->mcus_read < mcus)
-    decode_mcu(image, NULL);
-  return at_end(&state->interval) && state->interval.marker == END_OF_IMAGE;
-}
-
 EXPORT int32_t feedline_jpeg_interface(void) { return INTERFACE; }
 
-/* The bytes of a `state` of feedline_jpeg_part: zeros at first. It keeps tables from one image to the next. */
-EXPORT size_t feedline_jpeg_state_bytes(void) { return sizeof(State); }
-
 /* Decode a part of a JPEG. DECODE_WHOLE: it is damaged, or unusual. */
-EXPORT int32_t feedline_jpeg_part(const Libjpeg *library, State *state, const uint8_t *data, size_t bytes,
-                                  Part *part) {
+EXPORT int32_t feedline_jpeg_part(const Libjpeg *library, const uint8_t *data, size_t bytes, Part *part) {
   struct jpeg_decompress_struct image;
+  Errors errors;
+  if (!has_end(data, bytes))
+    return DECODE_WHOLE;
   memset(&image, 0, sizeof image);
-  image.err = library->std_error(&state->errors);
-  image.client_data = state;
-  state->errors.error_exit = leave;
-  state->errors.emit_message = leave_at_warning;
-  if (setjmp(state->leave)) {
+  image.err = library->std_error(&errors.errors);
+  errors.errors.error_exit = leave;
+  errors.errors.emit_message = leave_at_warning;
+  if (setjmp(errors.leave)) {
     library->destroy(&image);
     return DECODE_WHOLE;
   }
@@ -207,12 +125,8 @@ EXPORT int32_t feedline_jpeg_part(const Libjpeg *library, State *state, const ui
   library->start(&image);
   if (part->left + part->width > image.output_width || part->top + part->height > image.output_height)
     leave((j_common_ptr)&image);
-  uint8_t *copy = image.mem->alloc_large((j_common_ptr)&image, JPOOL_IMAGE, image.src->bytes_in_buffer + PAD);
-  if (take_over(state, &image, copy) != FINE)
-    leave((j_common_ptr)&image);
-  crop(library, state, &image, part);
+  crop(library, &image, part);
   read_rows(library, &image, part);
-  int whole = ends_well(state, &image);
   library->destroy(&image);
-  return whole ? DECODED : DECODE_WHOLE;
+  return DECODED;
 }

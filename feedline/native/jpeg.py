@@ -68,10 +68,9 @@ class _Part(ctypes.Structure):
 
 
 class _Memory(threading.local):
-    """A thread's memory for pixels, and for what `jpeg.c` keeps from one image to the next."""
+    """A thread's memory for pixels."""
 
-    def __init__(self, state_bytes: int) -> None:
-        self.state = np.zeros(state_bytes, np.uint8)
+    def __init__(self) -> None:
         self.pixels = np.empty(0, np.uint8)
 
     def pixels_of(self, size: int) -> Image:
@@ -86,6 +85,8 @@ class _Memory(threading.local):
 class PartDecoder:
     """Decodes a part of a JPEG to the pixels that simplejpeg decodes there, bit for bit. Any thread may call it.
 
+    What comes after the part is not read: damage there, which simplejpeg would refuse, is not noticed.
+
     Args:
       library: `jpeg.c`, compiled.
       libjpeg: libjpeg-turbo with the interface of version 6b. Its functions must have the names in `FUNCTIONS`.
@@ -99,10 +100,9 @@ class PartDecoder:
         self._libraries = (library, libjpeg)
         self._functions = (ctypes.c_void_p * len(FUNCTIONS))(*addresses)
         pointer = ctypes.c_void_p
-        library.feedline_jpeg_state_bytes.restype = ctypes.c_size_t
-        library.feedline_jpeg_part.argtypes = (pointer, pointer, pointer, ctypes.c_size_t, pointer)
+        library.feedline_jpeg_part.argtypes = (pointer, pointer, ctypes.c_size_t, pointer)
         self._decode = library.feedline_jpeg_part
-        self._memory = _Memory(library.feedline_jpeg_state_bytes())
+        self._memory = _Memory()
 
     def part(self, data: bytes, size: tuple[int, int], shrink: int, box: Box) -> Image | None:
         """RGB pixels of a part of the image, in memory that the thread's next call overwrites.
@@ -118,12 +118,11 @@ class PartDecoder:
         """
         if max(size) < _ODD_SIZE:
             return None
-        memory, width = self._memory, box.width + _MARGIN
-        pixels = memory.pixels_of(box.height * width * 3)
+        width = box.width + _MARGIN
+        pixels = self._memory.pixels_of(box.height * width * 3)
         encoded = np.frombuffer(data, np.uint8)
         part = _Part(8 // shrink, *box, 0, _address(pixels))
-        reference = ctypes.byref(part)
-        if self._decode(self._functions, _address(memory.state), _address(encoded), len(encoded), reference):
+        if self._decode(self._functions, _address(encoded), len(encoded), ctypes.byref(part)):
             return None
         first = box.left - part.first
         return pixels.reshape(box.height, width, 3)[:, first : first + box.width]
