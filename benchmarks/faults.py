@@ -38,7 +38,6 @@ TESTS = ROOT / "tests" / "faults"
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which the fixture `measured` writes."""
 COLUMNS = 4
-UNMEASURED = {"–", "-", ""}
 
 
 class Row(NamedTuple):
@@ -62,7 +61,7 @@ class Row(NamedTuple):
 
     def is_measured_here(self) -> bool:
         """Whether its test is one of tests/faults, and its seconds are a number."""
-        return "/faults/" in self.cells[3] and self.cells[2] not in UNMEASURED
+        return "/faults/" in self.cells[3] and re.fullmatch(r"(< )?[\d.]+", self.cells[2]) is not None
 
 
 def name_of(fault: str) -> str:

@@ -93,8 +93,8 @@ def test_a_full_disk_and_a_limit_of_memory(start, measured, small_disk):
     assert ended.returncode == 0, ended.stderr
     assert not [pid for pid in ended.left if pid.isdecimal()]  # these feeds have no shared memory
     found = {each["fault"]: each for each in map(json.loads, ended.stdout.splitlines())}
-    for fault in ("checkpoint", "memory"):
-        measured(fault, found[fault]["seconds"])
+    measured("the disk is full while a checkpoint is saved", found["checkpoint"]["seconds"])
+    measured("no memory is left for a batch (`ulimit -v`)", found["memory"]["seconds"])
     restored = found["restored"]
     assert restored["good"]
     assert restored["step"] > 0

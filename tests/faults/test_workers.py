@@ -103,6 +103,7 @@ if __name__ == "__main__":
 """
 )
 
+NAMES = {"killed": "a worker is killed, also by the kernel when memory runs out"}
 MEANT = {
     "killed": "WorkerError: .* ended with exit code -9: the kernel sends signal 9 .* when memory runs out",
     "exits with 0": "WorkerError: .* ended with exit code 0: something that it ran ended it",
@@ -120,7 +121,7 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
         assert taken == 20  # all batches before
         assert re.match(MEANT[fault], told), told
         assert seconds < 30  # about 1 s on a quiet machine
-        measured(f"a worker {fault}", seconds)
+        measured(NAMES.get(fault, f"a worker {fault}"), seconds)
 
 
 LEFT = (
