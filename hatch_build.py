@@ -54,7 +54,7 @@ def _compiled(source: Path, library: Path, without: str, warn: Any) -> bool:
         return False
     compiler = shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
     if not compiler:
-        warn(f"no C compiler was found (cc, gcc, clang, $CC): feedline {without}, slower, the same batches")
+        warn(f"no C compiler was found (cc, gcc, clang, $CC): feedline {without}, slower")
         return False
     result = subprocess.run([*compiler, *FLAGS, str(source), "-o", str(library)], capture_output=True, text=True)
     if result.returncode or not library.exists():

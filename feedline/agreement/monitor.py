@@ -34,7 +34,7 @@ _FOREVER_S = 1e9
 _STDERR = 2
 _LOOK_S = 0.5  # how often a process looks whether another one has left its loop early
 _WARN_S = 30.0  # how long a process may go on after another one has ended before a line names that one
-_EARLY_S = 1.0  # how long a process may go on after another one that took fewer batches has ended
+_EARLY_S = 1.0  # how long a process may go on after another one has ended that took at least two batches less
 _OUTPUT_S = 1.0  # how long the end of this process waits for its last output
 _PROCESS_0_S = 2.0  # how long process 0, which stores the keys, waits for the others to end
 _SUCCESS_S = 300.0  # how long a process that succeeded waits for the others: like jax's own shutdown barrier
@@ -233,7 +233,10 @@ class Monitor:
                     f"{self._service.process} goes on. If it hangs, it waits for process {process} in a "
                     "collective: look there for a loop that ends early"
                 )
-            if not (found := more_than(ended)) or self._succeeded.wait(_EARLY_S):
+            if not (found := more_than(ended)):
+                continue
+            # one batch more may have been taken only to look whether there is one
+            if self._succeeded.wait(_EARLY_S if found[1] > found[0] + 1 else max(_EARLY_S, self._abort_after_s)):
                 continue
             message = (
                 f"it reached its end after {found[0]} batches of a feed of which process {self._service.process} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -72,8 +73,10 @@ def launch(
     processes = checked_integer("processes", processes, at_least=1)
     if devices_per_process is not None:
         checked_integer("devices_per_process", devices_per_process, at_least=1)
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s is above 0 s, found {timeout_s:g}; leave it out for a run without a limit")
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise ValueError(
+            f"timeout_s is above 0 s and finite, found {timeout_s:g}; leave it out for a run without a limit"
+        )
     checked = checked_label(label)
     _warn_if_nested(os.environ)
     with _reserved_port() as port, signal_socket([signal.SIGCHLD, *FORWARDED]) as signals, ProcessGroup() as group:

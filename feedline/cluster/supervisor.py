@@ -158,7 +158,8 @@ class Supervisor:
 
     def _time_out(self) -> None:
         self._end = None
-        if self._running and self._deadline is None:  # Otherwise the processes have been asked to end already.
+        asked = self._failed is not None or self._forwarded or self._deadline is not None
+        if self._running and not asked:  # Otherwise the processes have been asked to end already.
             self._timed_out = list(self._running)
             self._deadline = time.monotonic() + self._stop_s
             self._group.signal(signal.SIGTERM)

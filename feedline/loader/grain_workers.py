@@ -26,7 +26,7 @@ class GrainWorkers:
     """
 
     def __init__(self) -> None:
-        self.unwanted: Callable[[], bool] = bool
+        self.unwanted: Callable[[], bool] = lambda: False
         self.pids: list[int] = []
         self.awaited: set[Any] = set()
         self._stops: dict[Any, Any] = {}  # for each process, the event that asks it to end
@@ -71,17 +71,22 @@ def follow() -> None:
         from grain._src.python.dataset.transformations import process_prefetch
 
         iterator_class: Any = process_prefetch.ProcessPrefetchDatasetIterator
-        start_prefetch = iterator_class.start_prefetch
+        start_prefetch, failed = iterator_class.start_prefetch, iterator_class._process_failed
     except (ImportError, AttributeError):
         return
 
-    def start(iterator: Any) -> None:
+    def start(iterator: Any) -> None:  # called for each element
+        before = iterator._prefetch_process
         start_prefetch(iterator)
-        workers_of(_dataset(iterator)).started(iterator._prefetch_process, iterator._prefetch_should_stop)
+        process = iterator._prefetch_process
+        if process is not before and (workers := _workers_behind(iterator)) is not None:
+            workers.started(process, iterator._prefetch_should_stop)
 
     def process_failed(iterator: Any) -> bool:
+        workers = _workers_behind(iterator)
+        if workers is None:
+            return bool(failed(iterator))
         process = iterator._prefetch_process
-        workers = workers_of(_dataset(iterator))
         workers.awaited.add(process)
         if workers.unwanted():
             workers.end()
@@ -92,9 +97,9 @@ def follow() -> None:
     iterator_class._process_failed = process_failed
 
 
-def _dataset(iterator: Any) -> Any:
-    """The dataset at the start of what a worker reads."""
+def _workers_behind(iterator: Any) -> GrainWorkers | None:
+    """The workers of an iterator of Grain; None: it does not read a dataset that `workers_of` was asked for."""
     dataset = iterator._iter_parent
-    while dataset.parents:
+    while len(dataset.parents) == 1:
         (dataset,) = dataset.parents
-    return dataset
+    return _workers.get(dataset)

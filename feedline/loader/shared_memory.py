@@ -85,15 +85,17 @@ def _receive(name: str, forms: Sequence[_Form]) -> list[Array]:
     return leaves
 
 
-def remove_of_worker(pid: int) -> None:
-    """Remove what a worker of this process, which has ended, sent and nobody will receive."""
-    for name in _names(_prefix(os.getpid(), pid)):
-        try:
-            shared = SharedMemory(name)
-            shared.close()
-            shared.unlink()  # tells the resource tracker, too
-        except ValueError:  # it has no size yet, and the tracker does not know it
-            os.unlink(os.path.join(_FOLDER, name))
+def remove_of_workers(pids: Sequence[int]) -> None:
+    """Remove what workers of this process, which have ended, sent and nobody will receive."""
+    prefixes = tuple(_prefix(os.getpid(), pid) for pid in pids)
+    for name in _names(prefixes):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                shared = SharedMemory(name)
+                shared.close()
+                shared.unlink()  # tells the resource tracker, too
+            except ValueError:  # it has no size yet, and the tracker does not know it
+                os.unlink(os.path.join(_FOLDER, name))
 
 
 def remove_of_ended_programs() -> None:
@@ -116,9 +118,9 @@ def _pid_namespace() -> str:
     return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
-def _names(prefix: str) -> list[str]:
-    """The names of shared memory that begin so and have the form of `_prefix`."""
-    return [name for name in os.listdir(_FOLDER) if name.startswith(prefix) and name.count("-") == 4]
+def _names(prefixes: str | tuple[str, ...]) -> list[str]:
+    """The names of shared memory that begin with one of these, and have the form of `_prefix`."""
+    return [name for name in os.listdir(_FOLDER) if name.startswith(prefixes) and name.count("-") == 4]
 
 
 def _next_page(offset: int) -> int:

@@ -24,7 +24,7 @@ from feedline.loader.restarts import Restarts
 from feedline.loader.shared_memory import (
     SharedLeaves,
     remove_of_ended_programs,
-    remove_of_worker,
+    remove_of_workers,
     shared_memory_failed,
 )
 from feedline.loader.workers import (
@@ -106,7 +106,7 @@ class WorkerBatches:
         self._after = origin
         self._settings = settings
         self._restarts = restarts
-        self.unwanted: Callable[[], bool] = bool
+        self.unwanted: Callable[[], bool] = lambda: False
         self._workers = GrainWorkers()
         self._iterator: Any = None
         self._waits = False  # a thread is inside `next`
@@ -188,8 +188,7 @@ class WorkerBatches:
         if iterator is not None:
             self._workers.end()
             iterator.close()
-            for pid in self._workers.pids:
-                remove_of_worker(pid)
+            remove_of_workers(self._workers.pids)
             del iterator
             _collect_semaphores()
 

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -176,8 +177,8 @@ def _is_right(decoder: PartDecoder) -> bool:
     simplejpeg = importlib.import_module("simplejpeg")  # which read the header, so it is installed
     down, right, colour = np.ogrid[:90, :120, :3]
     image = ((down * down + 7 * right * (colour + 1)) % 256).astype(np.uint8)
-    data = simplejpeg.encode_jpeg(image, quality=90, colorsubsampling="420")
-    for shrink in (1, 2, 4, 8):
+    for sampling, shrink in itertools.product(("420", "422", "440", "411", "444"), (1, 2, 4, 8)):
+        data = simplejpeg.encode_jpeg(image, quality=90, colorsubsampling=sampling)
         height, width = -(-90 // shrink), -(-120 // shrink)
         whole = simplejpeg.decode_jpeg(data, min_height=height, min_width=width)
         box = Box(height // 3, width // 3, height // 2, width // 2)

@@ -134,7 +134,10 @@ class Watch:
             f'no stage has advanced for {still_s:.0f} s while the training loop waits; the last was "{stage}", '
             f"{waiting} batches after the next one are placed"
         )
-        pending = None if self.longest_read is None else self.longest_read()
+        pending = None
+        if self.longest_read is not None:
+            with contextlib.suppress(Exception):  # it asks the source, which may be closing or at fault
+                pending = self.longest_read()
         if pending is not None:
             found += f"; {pending}"
         if still_s >= self._reading.stall_error_s:

@@ -57,6 +57,7 @@ class RemoteFile(io.RawIOBase):
         except FeedError as error:
             self.error = error
             raise
+        self.error = None
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -36,8 +36,12 @@ async def cached(cache: BlockCache, url: Url, version: Version, start: int, stop
     found = await asyncio.to_thread(bytes_in, cache, name, stop - start)
     if found is None:
         found = bytes(await fetched(url, version, start, stop, patience_s))
-        os.close(await asyncio.to_thread(cache.store, name, found))
+        await asyncio.to_thread(_store, cache, name, found)
     return found
+
+
+def _store(cache: BlockCache, name: str, data: bytes) -> None:
+    os.close(cache.store(name, data))
 
 
 def bytes_in(cache: BlockCache, name: str, length: int) -> bytes | None:

@@ -8,7 +8,8 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from feedline.errors import FeedError
 from feedline.stores.cache import BlockCache, name_of
@@ -21,6 +22,7 @@ from feedline.stores.urls import Url
 
 _log = logging.getLogger("feedline")
 _LOOK_AGAIN_S = 0.1
+T = TypeVar("T")
 
 
 class WholeFiles:
@@ -94,18 +96,45 @@ async def _opened(
     """The path of an object as a file, and the descriptor that keeps it there."""
     name = name_of(str(url), version.tag, 0, version.size_bytes)
     async with _alone(cache.path(name) + ".lock"):
-        if found := await asyncio.to_thread(cache.open_whole, name, version.size_bytes):
+        found = await _in_thread(cache.open_whole, name, version.size_bytes, undo=_close_found)
+        if found is not None:
             fetcher().counts.cached += 1
             return found
-        descriptor, temporary = await asyncio.to_thread(cache.begin_whole, name, version.size_bytes)
+        descriptor, temporary = await _in_thread(cache.begin_whole, name, version.size_bytes, undo=_drop)
         try:
             await _fetch(url, version, patience_s, slots, descriptor)
-            return await asyncio.to_thread(cache.finish_whole, name, descriptor, temporary), descriptor
+            return await _in_thread(cache.finish_whole, name, descriptor, temporary), descriptor
         except BaseException:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+            _drop((descriptor, temporary))
             raise
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None) -> T:
+    """As `asyncio.to_thread`, but a cancellation waits for the thread, since it uses a descriptor.
+
+    Args:
+      undo: is called with the result if that is not returned because of a cancellation.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if undo is not None and task.exception() is None:
+            undo(task.result())
+        raise
+
+
+def _close_found(found: tuple[str, int] | None) -> None:
+    if found is not None:
+        os.close(found[1])
+
+
+def _drop(begun: tuple[int, str]) -> None:
+    descriptor, temporary = begun
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
 
 
 async def _fetch(url: Url, version: Version, patience_s: float, slots: asyncio.Semaphore, descriptor: int) -> None:
@@ -115,7 +144,7 @@ async def _fetch(url: Url, version: Version, patience_s: float, slots: asyncio.S
         stop = min(start + REQUEST_BYTES, version.size_bytes)
         async with slots:  # as much is in memory as is being fetched
             data = await fetched(url, version, start, stop, patience_s)
-            await asyncio.to_thread(_write, descriptor, memoryview(data).cast("B"), start)
+            await _in_thread(_write, descriptor, memoryview(data).cast("B"), start)
 
     tasks = [asyncio.ensure_future(part(start)) for start in range(0, version.size_bytes, REQUEST_BYTES)]
     try:

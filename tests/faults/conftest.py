@@ -1,5 +1,6 @@
 """Fixtures of the tests of faults: run a program that meets a fault, see what it leaves, note how long it took."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -59,14 +60,20 @@ class Program:
         try:
             stdout, stderr = self.process.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
-            for pid in self.processes():
-                os.kill(pid, 9)
+            self.kill()
             raise
         seconds = time.monotonic() - self._began
         deadline = time.monotonic() + LEAVES_S
         while (left := [*map(str, self.processes()), *self._shared_memory()]) and time.monotonic() < deadline:
             time.sleep(0.05)
         return Ended(self.process.returncode, stdout, stderr, seconds, left)
+
+    def kill(self):
+        """Kill what is left of it. Idempotent."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self.process.communicate()
 
     def processes(self):
         """The process ids of the program and all that it started."""
@@ -95,7 +102,15 @@ def _runs(pid):
 @pytest.fixture
 def start(tmp_path):
     """Starts a script as a `Program` in the test's folder."""
-    return lambda script, *arguments, **variables: Program(script, tmp_path, *arguments, **variables)
+    programs = []
+
+    def started(script, *arguments, **variables):
+        programs.append(Program(script, tmp_path, *arguments, **variables))
+        return programs[-1]
+
+    yield started
+    for program in programs:
+        program.kill()
 
 
 @pytest.fixture

@@ -181,7 +181,7 @@ def failing_disk(tmp_path):
     if made or subprocess.run(["mount", "-o", "loop", image, folder], check=False).returncode:
         pytest.skip("no permission to mount a file system")
     yield image
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @compiled

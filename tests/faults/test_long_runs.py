@@ -55,8 +55,9 @@ def test_many_batches(prefetch):
 
 def settled(measure):
     """What `measure` gives twice, half a second apart: the threads of a dropped feed end on their own."""
+    deadline = time.monotonic() + 30
     while (found := measure()) != (time.sleep(0.5), measure())[1]:
-        pass
+        assert time.monotonic() < deadline
     return found
 
 

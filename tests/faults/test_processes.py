@@ -42,7 +42,7 @@ def run(tmp_path):
 
 def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured):
     """Four runs at the same time, each with a fault of its own."""
-    never = run("never", ["wait"], ["wait"], None, TIMEOUT_S="20")
+    never = run("never", ["wait"], ["wait"], None, TIMEOUT_S="60")
     began_waiting = time.monotonic()
     stopped = run("stopped", ["train"], ["train"], ["train"])
     stopped_0 = run("stopped_0", ["train"], ["train"])

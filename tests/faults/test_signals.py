@@ -4,11 +4,13 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 import pytest
 
 pytestmark = pytest.mark.slow
+PATIENCE_S = 120
 
 BEFORE = """
 import sys, threading, time
@@ -21,9 +23,12 @@ one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 def lines_until(program, last):
     """The program's lines of output, up to this one."""
     seen = []
+    limit = threading.Timer(PATIENCE_S, program.kill)
+    limit.start()
     for line in program.process.stdout:
         seen.append(line.rstrip("\n"))
         if seen[-1] == last:
+            limit.cancel()
             return seen
     raise AssertionError(f"{seen}, {program.end().stderr}")
 

@@ -85,7 +85,7 @@ def small_disk(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "none", folder], check=False).returncode:
         pytest.skip("no permission to mount a file system")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_full_disk_and_a_limit_of_memory(start, measured, small_disk):

@@ -127,6 +127,9 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
 LEFT = (
     START
     + """
+import grain
+from feedline.loader import grain_workers
+
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -140,12 +143,20 @@ if __name__ == "__main__":
         print([os.path.exists(f"/dev/shm/{name}") for name in (dead, other, foreign)])
     for name in (other, foreign):
         os.unlink(f"/dev/shm/{name}")
+    with feed_of(4000, workers=1) as feed:
+        for _ in range(30):
+            next(feed)
+        (workers,) = grain_workers._workers.values()
+        assert workers.pids == [child.pid for child in multiprocessing.active_children()]
+    own = grain.MapDataset.range(4).to_iter_dataset()
+    mixed = grain.IterDataset.mix([own, own]).mp_prefetch(grain.MultiprocessingOptions(1))
+    print(sorted(mixed))
 """
 )
 
 
-def test_shared_memory_of_killed_programs_goes_with_the_next_start(start):
+def test_shared_memory_of_killed_programs_goes_and_pipelines_of_others_stay_as_they_are(start):
     ended = start(LEFT).end()
     assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
     # a program that runs, and one in another container whose processes are not known here, keep theirs
-    assert ended.stdout == "[False, True, True]\n"
+    assert ended.stdout == "[False, True, True]\n[0, 0, 1, 1, 2, 2, 3, 3]\n"

@@ -1,4 +1,4 @@
-"""Parts of JPEGs have the pixels that simplejpeg decodes, bit for bit, and what it refuses is never decoded."""
+"""Parts of JPEGs have the pixels that simplejpeg decodes, bit for bit; damage up to the part is left to it."""
 
 import concurrent.futures
 import functools

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,7 @@ def test_processes_fetch_a_file_once(store, url, files, tmp_path):
     store.bytes_s = 1000.0
     killed = subprocess.Popen(start, **pipes)
     while not store.gets():
+        time.sleep(0.01)
         assert killed.poll() is None
     killed.kill()
     killed.communicate()

@@ -182,7 +182,9 @@ def _check_same_file(group: Any, name: str) -> None:
             if isinstance(link, h5py.ExternalLink):
                 raise RefusedError(f"a link to the file {link.filename}; open that file itself")
             if isinstance(link, h5py.SoftLink):
-                paths.append((at, "/".join([*parts[:i], link.path]) if link.path[:1] != "/" else link.path))
+                before = [] if link.path[:1] == "/" else parts[:i]
+                paths.append((at if before else at.file["/"], "/".join([*before, link.path, *parts[i + 1 :]])))
+                break  # the rest lies behind this link
 
 
 def _is_there(file: Any, name: str) -> bool:
