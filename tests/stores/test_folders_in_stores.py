@@ -34,12 +34,14 @@ def written(folder, files):
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_class_folders(scheme, bucket, options, tmp_path):
-    put(bucket, FILES | {"cat/.hidden.jpg": b"", ".git/x": b"", "cat/": b"", "dog/": b""})
+    put(bucket, FILES | {"cat/.hidden.jpg": b"", ".git/x": b"", "cat/": b"", "dog/": b"", "new/": b""})
     bucket.objects["/corpus/training/x.jpg"] = b"another folder"
-    local = feedline.open_source(written(tmp_path / "train", FILES))
+    written(tmp_path / "train", FILES)
+    (tmp_path / "train" / "new").mkdir()
+    local = feedline.open_source(tmp_path / "train")
     remote = feedline.open_source(f"{scheme}://corpus/train/", store=options)
     assert [method for method, *_ in bucket.requests] == ["HEAD"] * 3 + ["GET"]  # is it Zarr? and the listing
-    assert (len(remote), remote.fields, remote.classes) == (121, ("file", "label"), ["cat", "cat-big", "dog"])
+    assert (len(remote), remote.fields, remote.classes) == (121, ("file", "label"), ["cat", "cat-big", "dog", "new"])
     assert remote.identity == local.identity
     rows = np.concatenate([RANDOM.integers(0, 121, 50), [120]])
     for source in (remote, pickle.loads(pickle.dumps(remote))):

@@ -135,7 +135,8 @@ def open_listed_folder(address: str, options: Store) -> RemoteFolder:
             found.append(name)
             by_name[name] = each
     folders = {name[:1] for name in found if len(name) > 1}
-    # some programs write an empty object for each folder
+    if folders:  # some programs write an empty object for each folder, also for one without files
+        folders |= {name for name in found if len(name) == 1 and not by_name[name].version.size_bytes}
     names = sorted(name for name in found if name not in folders or by_name[name].version.size_bytes)
     files = [name for name in names if len(name) == 1]
     if not names:
