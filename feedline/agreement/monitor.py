@@ -96,7 +96,9 @@ def poll_failure() -> ProcessError | None:
 
 
 def ended_processes(service: Coordination) -> set[int]:
-    """The processes with a monitor that have reached their end."""
+    """The processes with a monitor that have reached their end, if this process has a monitor."""
+    if _monitor is None or not _monitor.one_has_ended:
+        return set()
     return {int(key.rpartition("/")[2]) for key in service.dir(_ENDED)}
 
 
@@ -148,6 +150,7 @@ class Monitor:
         self._succeeded = threading.Event()  # this process has reached its end without a failure
         self.failed = False  # this process has failed, and ends because of that
         self._code = 1  # the exit code after a failure
+        self.one_has_ended = False
         self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
         self._previous_hook = sys.excepthook
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
@@ -224,6 +227,7 @@ class Monitor:
             process, ended = json.loads(self._service.get(_FIRST_END, _FOREVER_S))
         except FeedError:  # jax has shut down
             return
+        self.one_has_ended = True
         began, warned = time.monotonic(), False
         while not self._succeeded.wait(_LOOK_S) and self.watches and self.failure is None:
             if not warned and time.monotonic() > began + _WARN_S:

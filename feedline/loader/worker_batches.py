@@ -157,6 +157,7 @@ class WorkerBatches:
         try:
             batch: HostBatch
             if self._iterator is None:
+                _collect_semaphores()
                 with workers_start():
                     self._iterator = self._start()
                     batch = next(self._iterator)
@@ -193,7 +194,6 @@ class WorkerBatches:
             _collect_semaphores()
 
     def _start(self) -> Any:
-        _collect_semaphores()
         remove_of_ended_programs()
         follow()
         if not flags.FLAGS.is_parsed():

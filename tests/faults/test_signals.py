@@ -68,6 +68,7 @@ def test_a_program_goes_on_after_it_was_stopped_and_ctrl_c_ends_it_with_its_work
     """Slurm stops all processes of a job that makes room for another one, and later lets them go on."""
     program = start(IN_THE_LOOP)
     lines_until(program, "is stopped")
+    time.sleep(0.5)  # so that the loop waits for a batch
     os.killpg(program.process.pid, signal.SIGSTOP)
     time.sleep(STOPPED_S)
     os.killpg(program.process.pid, signal.SIGCONT)

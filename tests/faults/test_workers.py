@@ -118,7 +118,7 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
     seen = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [fault for fault, *_ in seen] == [*MEANT]
     for fault, taken, seconds, told in seen:
-        assert taken == 20  # all batches before
+        assert taken in ((19, 20) if fault in ("killed", "exits with 0") else (20,))  # one may not be sent yet
         assert re.match(MEANT[fault], told), told
         assert seconds < 30  # about 1 s on a quiet machine
         measured(NAMES.get(fault, f"a worker {fault}"), seconds)

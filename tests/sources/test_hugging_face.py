@@ -389,7 +389,7 @@ def test_damage_is_an_error(tmp_path):
         feedline.open_source(datasets.load_from_disk(folder))
     beyond = np.array([0, 2, 4, 600], np.int32)
     path.write_bytes(path.read_bytes().replace(others.tobytes(), beyond.tobytes()))
-    with pytest.raises(ValueError, match=r"the table of this dataset is damaged: .*; make the dataset again"):
+    with pytest.raises(ValueError, match=r"the table of this dataset is damaged, in .*arrow: .*; make"):
         feedline.open_source(datasets.load_from_disk(folder))
 
 

@@ -41,7 +41,11 @@ def test_class_folders(scheme, bucket, options, tmp_path):
     local = feedline.open_source(tmp_path / "train")
     remote = feedline.open_source(f"{scheme}://corpus/train/", store=options)
     assert [method for method, *_ in bucket.requests] == ["HEAD"] * 3 + ["GET"]  # is it Zarr? and the listing
-    assert (len(remote), remote.fields, remote.classes) == (121, ("file", "label"), ["cat", "cat-big", "dog", "new"])
+    assert (len(remote), remote.fields, remote.classes) == (
+        121,
+        ("file", "label"),
+        ["cat", "cat-big", "dog", "new"],
+    )
     assert remote.identity == local.identity
     rows = np.concatenate([RANDOM.integers(0, 121, 50), [120]])
     for source in (remote, pickle.loads(pickle.dumps(remote))):
