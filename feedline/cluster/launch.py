@@ -74,9 +74,7 @@ def launch(
     if devices_per_process is not None:
         checked_integer("devices_per_process", devices_per_process, at_least=1)
     if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise ValueError(
-            f"timeout_s is above 0 s and finite, found {timeout_s:g}; leave it out for a run without a limit"
-        )
+        raise ValueError(f"timeout_s is finite and above 0, found {timeout_s:g} s; leave it out for no limit")
     checked = checked_label(label)
     _warn_if_nested(os.environ)
     with _reserved_port() as port, signal_socket([signal.SIGCHLD, *FORWARDED]) as signals, ProcessGroup() as group:
