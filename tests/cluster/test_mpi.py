@@ -83,7 +83,7 @@ def test_sigterm_to_one_process_saves_the_same_step_on_all(launcher, tmp_path):
 def test_sigterm_to_mpirun_saves_if_mpirun_waits_long_enough(launcher, tmp_path):
     """mpirun sends SIGTERM after some seconds, and SIGKILL after as many more; the default is one second."""
     log, folder = tmp_path / "log", tmp_path / "runs"
-    patience = ["--mca", "odls_base_sigkill_timeout", 8]
+    patience = ["--mca", "odls_base_sigkill_timeout", 15]
     with launcher.endless(*MPIRUN, *patience, "-n", 2, *launcher.small, log=log, folder=folder) as mpirun:
         mpirun.terminate()
         mpirun.wait(60)
