@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import json
 import socketserver
+import sys
 import threading
 import time
 import urllib.parse
@@ -83,7 +84,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         part = None
         if given:
             first, _, last = given.removeprefix("bytes=").partition("-")
-            part = int(first), int(last) + 1
+            part = int(first), int(last) + 1 if last else sys.maxsize
         with store.one_more((self.command, self.path, part)):
             self._answer(store, part)
             self.wfile.flush()
