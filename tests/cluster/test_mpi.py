@@ -11,8 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.cluster
 
-# As root and on any number of cores, as in a container of a CI.
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+# Debian's, which an activated environment hides in the PATH; as root and on any number of cores.
+MPIRUN = ["/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe"]
 MPIRUN_5 = [str(Path(sys.executable).with_name("mpirun")), *MPIRUN[1:]]  # A package of the extra `test`.
 MPICH = "mpiexec.mpich"
 

@@ -46,7 +46,7 @@ class Program:
 
     def __init__(self, script, folder, *arguments, **variables):
         self._mark = f"{uuid.uuid4()}"
-        self._shared = set(os.listdir("/dev/shm"))
+        self._pids = set()
         self._began = time.monotonic()
         (folder / "script.py").write_text(script)
         self.process = subprocess.Popen(
@@ -86,17 +86,17 @@ class Program:
                 continue
             if f"FEEDLINE_FAULT={self._mark}".encode() in variables.split(b"\0") and not dead:
                 found.append(int(folder.name))
+        self._pids.update(found)
         return found
 
     def _shared_memory(self):
-        """Names of batches in /dev/shm that came since the start, without those of other programs that run."""
-        own = set(map(str, self.processes()))
-        new = (name for name in set(os.listdir("/dev/shm")) - self._shared if name.startswith("feedline-"))
-        return sorted(name for name in new if name.split("-")[1] in own or not _runs(name.split("-")[1]))
-
-
-def _runs(pid):
-    return Path("/proc", pid).exists()
+        """Names of batches in /dev/shm that belong to it: to its first process, or to another that was seen."""
+        owners = {str(pid) for pid in {self.process.pid, *self._pids}}
+        return sorted(
+            name
+            for name in os.listdir("/dev/shm")
+            if name.startswith("feedline-") and name.split("-")[1] in owners
+        )
 
 
 @pytest.fixture

@@ -201,5 +201,6 @@ def test_the_main_thread_ends_while_another_one_takes_batches(start, measured):
         "ValueError: feeds are closed when the interpreter exits, and that begins once the main thread has ended; "
     )
     assert ended.stderr.splitlines()[-1] == f"{told}join the threads that use a feed before that"
-    ended = start(IN_A_THREAD, "daemon").end()
-    assert (ended.returncode, ended.stderr, ended.left) == (0, "", [])
+    ended = start(IN_A_THREAD, "daemon").end()  # it may tell a part of that until the interpreter stops it
+    assert (ended.returncode, ended.left) == (0, [])
+    assert "Fatal" not in ended.stderr

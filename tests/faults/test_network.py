@@ -10,8 +10,8 @@ from runs import Member, await_, begun, ended
 
 pytestmark = pytest.mark.slow
 
-ABORT_AFTER_S = 5
-HEARTBEATS_S = 10  # jax ends the others after so long without heartbeats
+ABORT_AFTER_S = 10
+HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
 SLACK_S = 15
 PORT = 61999
 
@@ -49,11 +49,11 @@ def test_training_survives_a_bad_link_and_ends_when_it_is_cut_for_long(link, tmp
         began = time.monotonic()
         ended(members, began)
         for process, member in enumerate(members):
-            silent = f"feedline: no answer from process {1 - process} for 2.67 s: .* or cut off from process "
+            silent = f"feedline: no answer from process {1 - process} for 4 s: .* or cut off from process "
             assert re.search(silent, member.err)
             assert member.code in (-signal.SIGABRT, 1)
             assert member.ended_s < HEARTBEATS_S + SLACK_S
-            measured("cut for ever, with `abort_after_s=5`", member.ended_s)
+            measured("cut for ever", member.ended_s)
         first, second = ([line for line in m.out.splitlines() if line.startswith("step")] for m in members)
         common = min(len(first), len(second))
         assert common > 40

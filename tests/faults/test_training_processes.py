@@ -63,7 +63,7 @@ def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured
     stopped_0[0].signal(signal.SIGSTOP)
     survivors = [waits, waits_too, stopped_0[1]]
     await_(
-        lambda: all(m.err.count("no answer") == n for m, n in zip(survivors, (2, 2, 1), strict=True)), survivors
+        lambda: all(m.err.count("no answer") >= n for m, n in zip(survivors, (2, 2, 1), strict=True)), survivors
     )
     ended(survivors, began)
     silent = r"feedline: no answer from process {} for 4 s: .*stopped \(SIGSTOP\), swapped out or cut off from "

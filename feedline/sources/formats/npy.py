@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +19,10 @@ _ENCODINGS = {(1, 0): "latin1", (2, 0): "latin1", (3, 0): "utf8"}
 MOST_HEADER_BYTES = 10_000
 """NumPy's limit: Python's parser is not safe for long untrusted texts."""
 _NAMES = {"descr", "fortran_order", "shape"}
+_AST = threading.RLock()
+"""In Python 3.11, threads that use `ast` at the same time may get a SystemError (CPython issue 106905)."""
+_ATTEMPTS = 9
+"""Other modules use `ast` too."""
 
 
 class Header(NamedTuple):
@@ -84,12 +90,20 @@ def read_header(read: Callable[[int], bytes], size: int) -> Header:
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        return _evaluated(text)
     except Exception as error:  # of many types, for arbitrary text
         written = re.sub(r"(?<=\d)L(?=[,)])", "", text)  # (10L,) is how Python 2 wrote some lengths
         if written != text:
             return _literal(written)
         raise ValueError(f"its header is no Python literal ({type(error).__name__}: {error})") from error
+
+
+def _evaluated(text: str) -> Any:
+    with _AST:
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(SystemError):
+                return ast.literal_eval(text)
+        return ast.literal_eval(text)
 
 
 def _dtype(described: Any) -> np.dtype[Any]:

@@ -141,7 +141,7 @@ class DatasetRecords(EncodedRows):
                     f"rows that are stored together could not be read: {error}; make the dataset again",
                     stage="read",
                     row=int(rows[here][0]),
-                    file=next(iter(self._found.versions), None),
+                    file=next(iter(files)) if len(files := self._found.versions) == 1 else None,
                 ) from error
             for place, values in zip(here.tolist(), zip(*columns.values(), strict=True), strict=True):
                 records[place] = values[0] if self.fields is None else dict(zip(columns, values, strict=True))

@@ -1,11 +1,15 @@
 """`.npy`, `.npz` and `.bin` files with headers that cannot be true, that are damaged, or change while in use."""
 
+import gc
+import io
 import os
 import pickle
 import struct
 import subprocess
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +18,7 @@ import pytest
 import feedline
 from feedline.errors import FeedError, RowError
 from feedline.sources.arrays import ArraySource
+from feedline.sources.formats.npy import read_header
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 
@@ -103,6 +108,29 @@ def test_all_versions_are_read_as_numpy_reads_them(tmp_path, is_source_of, versi
         is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
     (tmp_path / "x.npy").write_bytes(npy(described(shape="(3L, 4L)"), version, rows.tobytes()))  # Python 2
     is_source_of(feedline.open_source(tmp_path / "x.npy"), rows)
+
+
+@pytest.fixture
+def _threads_change_while_python_parses():
+    """A collection every few objects, in which other threads run."""
+    before = gc.get_threshold()
+    pause = lambda *_: time.sleep(1e-5)  # noqa: E731
+    gc.callbacks.append(pause)
+    gc.set_threshold(5)
+    yield
+    gc.set_threshold(*before)
+    gc.callbacks.remove(pause)
+
+
+@pytest.mark.usefixtures("_threads_change_while_python_parses")
+def test_headers_are_read_on_several_threads():
+    """Of a few thousand at the same time, `ast.literal_eval` of Python 3.11.7 refuses some, which are right."""
+    file = io.BytesIO()
+    np.save(file, np.zeros(3, [("image", "u1", (8, 8)), ("label", "i8")]))
+    data = file.getvalue()
+    with ThreadPoolExecutor(4) as threads:
+        headers = threads.map(lambda _: read_header(io.BytesIO(data).read, len(data)), range(1000))
+        assert {header.shape for header in headers} == {(3,)}
 
 
 def test_names_of_fields_are_not_garbled(tmp_path, is_source_of):
