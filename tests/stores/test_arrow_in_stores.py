@@ -75,12 +75,15 @@ def test_only_metadata_are_fetched_to_open_a_file_and_at_once(store, options):
 
 def test_what_is_no_arrow_file(store, options):
     good, stream = arrow(NUMBERS), arrow(NUMBERS, write=pa.ipc.new_stream)
+    rows = (3000).to_bytes(8, "little")
     store.objects |= {
         "/page.arrow": b"<html>" * 100,
         "/cut.arrow": good[:-100],
         "/empty.arrow": b"",
         "/stream.arrow": stream[:-100],
         "/garbled.arrow": stream[:9000] + bytes(2_000_000) + stream[2_009_000:],
+        "/negative.arrow": good.replace(rows, (-5).to_bytes(8, "little", signed=True)),
+        "/endless.arrow": good.replace(rows, (1 << 60).to_bytes(8, "little")),
         "/compressed.arrow": arrow(NUMBERS, "zstd", pa.ipc.new_stream),
     }
     for name, found in [
@@ -89,6 +92,8 @@ def test_what_is_no_arrow_file(store, options):
         ("empty", "it does not begin"),
         ("stream", "a stream must end with the mark of its end"),
         ("garbled", "no message begins at byte"),
+        ("negative", "its record batches promise -5 to 2000 rows"),
+        ("endless", "its record batches promise 2000 to 1152921504606846976 rows"),
         ("compressed", "it is a compressed stream"),
     ]:
         with pytest.raises(ValueError, match=rf"{name}.arrow cannot be read as an Arrow file: {found}"):

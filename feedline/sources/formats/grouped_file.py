@@ -14,7 +14,8 @@ import numpy.typing as npt
 from feedline.rows.shards import EvenLengths, Lengths, rows_in
 
 Array = npt.NDArray[Any]
-_MOST_ROWS = 1 << 48  # of a file: sums over files stay below the largest int64
+MOST_ROWS = 1 << 48
+"""Of a file: sums over files stay below the largest int64."""
 
 
 class Group(NamedTuple):
@@ -92,14 +93,19 @@ def check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str
             f"a group must have 0 rows or more, and the metadata of {path} promises fewer; write it again"
         )
     totals = {rows_in(groups) for groups in file.lengths}
-    if max(totals, default=0) > _MOST_ROWS:
+    if max(totals, default=0) > MOST_ROWS:
         raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
     if len(totals) > 1:
         raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
 
 
 def memory_bytes() -> int:
-    """The memory that this process can have: the machine's, or less with a limit (ulimit -v)."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    machine = page * os.sysconf("SC_PHYS_PAGES")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return machine if limit == resource.RLIM_INFINITY else min(machine, limit)
+    if limit == resource.RLIM_INFINITY:
+        return machine
+    with open("/proc/self/statm") as sizes:
+        used = page * int(sizes.read().split()[0])
+    return min(machine, max(0, limit - used))

@@ -14,7 +14,7 @@ from feedline.sources.encoded.byte_columns import Columns, column_of, names_with
 from feedline.sources.encoded.table_files import TableFile, kinds_of
 from feedline.sources.formats import arrow, extras
 from feedline.sources.formats.arrow_columns import naming_file, rows_of, spec_of
-from feedline.sources.formats.grouped_file import Group, GroupedFile
+from feedline.sources.formats.grouped_file import MOST_ROWS, Group, GroupedFile
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import digest_of, readable
 from feedline.sources.remote import arrow_stream
@@ -79,6 +79,8 @@ class ArrowObject:
     def _note(self, messages: Sequence[bytes]) -> None:
         batches = [_batch(message) for message in messages]
         self.lengths = [_rows(batch) for batch in batches]
+        if min(self.lengths, default=0) < 0 or sum(self.lengths) > MOST_ROWS:
+            raise ValueError(f"its record batches promise {min(self.lengths)} to {max(self.lengths)} rows")
         self.compressed = any(batch.field(_BATCH_COMPRESSION) is not None for batch in batches)
 
     def _draw(self, item: RemoteObject, parts: Sequence[tuple[int, bytes]]) -> None:

@@ -169,10 +169,14 @@ class RemoteZarrArray(ZarrArray):
         size = await self._objects.size(key)
         if size is None:
             return None
-        shards = self._shards
-        data = await self._objects.once(("index", key), lambda: self._objects.part(key, *shards.index_at(size)))
-        place = shards.place(shards.index(data), corner, size)
+        index = await self._objects.once(("index", key), lambda: self._index(key, size))
+        place = self._shards.place(index, corner, size)
         return None if place is None else await self._objects.part(key, *place)
+
+    async def _index(self, key: str, size: int) -> Array:
+        """Of a shard of this size."""
+        assert self._shards is not None
+        return self._shards.index(await self._objects.part(key, *self._shards.index_at(size)))
 
 
 def _key_form(metadata: dict[str, Any], driver: str) -> tuple[str, str]:

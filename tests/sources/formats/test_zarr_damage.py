@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -174,6 +176,23 @@ def test_other_processes_see_that_chunks_changed_where_the_identity_samples_them
     shutil.copyfile(other / CHUNKS[version].format(0), path / CHUNKS[version].format(0))
     with pytest.raises(FeedError, match=r"chunks of a Zarr array must not change .* differ now\. .*x\.zarr"):
         pickle.loads(pickled)
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+import tensorstore
+import feedline
+used = resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30), resource.RLIM_INFINITY))
+feedline.open_source(sys.argv[1])
+"""
+
+
+def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
+    """Else TensorStore would abort the process when it reads it."""
+    path = edit(write(tmp_path / "x.zarr", 2), 2, chunks=[(3 << 26) + 1, 4])
+    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
+    assert "one of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr
 
 
 @pytest.mark.parametrize("version", METADATA)
