@@ -1,6 +1,7 @@
 """After how many seconds does a user learn of each fault?
 
-This runs the tests of tests/faults and writes the seconds that they measured into the tables of docs/faults.md:
+This runs the tests that the tables of docs/faults.md link and that measure, and writes their seconds into the
+tables:
 
     | fault | what the user sees | seconds | test |
     | --- | --- | --- | --- |
@@ -8,9 +9,9 @@ This runs the tests of tests/faults and writes the seconds that they measured in
 
 A row belongs to the fault of the same name that a test gives to `measured`. Case, spaces and the marks of Markdown
 do not count. If a fault is measured several times, the longest time is written. A row that no test measures stays
-as it is: its seconds are `–`, or its test stands outside of tests/faults. The last cell links one test or several.
+as it is. The last cell links one test or several.
 
-Refuted by a row without a test; by seconds beside a test of tests/faults that nobody measured; by a measured fault
+Refuted by a row without a test; by seconds beside a test that measures, but not these; by a measured fault
 without a row; by a test that fails.
 
     python benchmarks/faults.py --out benchmarks/results/faults.json
@@ -34,7 +35,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "faults.md"
-TESTS = ROOT / "tests" / "faults"
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which the fixture `measured` writes."""
 COLUMNS = 4
@@ -59,9 +59,14 @@ class Row(NamedTuple):
         """Text and path of each link to a test."""
         return re.findall(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", self.cells[3])
 
-    def is_measured_here(self) -> bool:
-        """Whether its test is one of tests/faults, and its seconds are a number."""
-        return "/faults/" in self.cells[3] and re.fullmatch(r"(< )?[\d.]+", self.cells[2]) is not None
+    def measuring(self) -> list[str]:
+        """Its tests that measure, as pytest names them."""
+        files = [(test, (PAGE.parent / path).resolve()) for test, path in self.links()]
+        return [f"{file}::{test}" for test, file in files if test in tests_in(file, that_measure=True)]
+
+    def is_measured(self) -> bool:
+        """Whether one of its tests measures, and its seconds are a number."""
+        return re.fullmatch(r"(< )?[\d.]+", self.cells[2]) is not None and bool(self.measuring())
 
 
 def name_of(fault: str) -> str:
@@ -132,19 +137,28 @@ def problems(page: str, measured: Iterable[str] | None = None) -> list[str]:
             file = (PAGE.parent / path).resolve()
             test = text.strip("`").partition("[")[0]
             is_name = test.startswith("test_") and test.isidentifier()
-            if not file.is_file() or (is_name and test not in tests_in(file)):
+            if not file.is_file() or (is_name and test not in tests_in(file, that_measure=False)):
                 found.append(f"the row {row.cells[0]!r} links a test that does not exist: {text} in {path}")
     if measured is None:
         return found
     run = set(measured)
     found += [f"no test measures the fault of the row {row.cells[0]!r}" for row in rows
-              if row.is_measured_here() and row.name not in run]  # fmt: skip
+              if row.is_measured() and row.name not in run]  # fmt: skip
     return found + [f"no row has the measured fault {name!r}" for name in sorted(run - set(names))]
 
 
-def tests_in(file: Path) -> set[str]:
-    """The names of a file's functions, and of what it assigns, such as test classes."""
+def tests_in(file: Path, *, that_measure: bool) -> set[str]:
+    """The names of a file's functions, and of what it assigns, such as test classes.
+
+    Args:
+      that_measure: only those of functions with the argument `measured`.
+    """
+    if file.suffix != ".py" or not file.is_file():
+        return set()
     body = ast.parse(file.read_text()).body
+    if that_measure:
+        functions = (node for node in body if isinstance(node, ast.FunctionDef))
+        return {each.name for each in functions if "measured" in (arg.arg for arg in each.args.args)}
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     assigned = {target.id for target in targets if isinstance(target, ast.Name)}
     return assigned | {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -163,7 +177,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         times = options.times or Path(folder, "times.jsonl")
         if not options.times:
-            command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", str(TESTS)]
+            tests = dict.fromkeys(test for row in rows_of(page) for test in row.measuring())
+            command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not cluster", *tests]
             for _ in range(options.runs):
                 failed |= subprocess.run(command, cwd=ROOT, env=os.environ | {TIMES: str(times)}).returncode
         found = longest(times.read_text().splitlines() if times.exists() else [])

@@ -1,12 +1,11 @@
-"""Which loader starts sooner, and reads faster, from one store: feedline or MosaicML Streaming?
+"""Which loader starts sooner, and reads faster, from one store: feedline, MosaicML Streaming or LitData?
 
 Each gets the same rows of 3,072 bytes, shuffled, in batches of 1,024 that lie on a JAX device, from the same
-server, which answers after a planted latency: feedline as one .npy object, the other in shards of its own
-format and size (64 MB). Each starts with an empty cache on local disk that holds all data. Measured: the time
-from opening to the first batch, the first epoch, and the next two, which read the cache. A row begins with its
-number: every epoch must deliver each row once, but those of a last partial batch. MosaicML Streaming shuffles
-inside a range of rows; feedline's shuffle is global. LitData is missing: it reads a store over https only,
-which the server does not speak.
+server, which answers after a planted latency: feedline as one .npy object, each of the others in shards of its
+own format and size (64 MB). Each starts with an empty cache on local disk that holds all data. Measured: the
+time from opening to the first batch, the first epoch, and the next two, which read the cache. A row begins with
+its number: every epoch must deliver each row once, but those of a last partial batch. MosaicML Streaming
+shuffles inside a range of rows, LitData inside a shard; feedline's shuffle is global.
 
     python benchmarks/stores_peers.py --environments envs --latency-ms 50 --out results/stores_peers.json
 """
@@ -90,9 +89,41 @@ class MosaicML:
         return lambda: (jax.device_put(batch.reshape(-1, ROW_BYTES), sharding) for batch in loader)
 
 
+class LitData:
+    """As benchmarks/peers/litdata, with the chunks in the store."""
+
+    def prepare(self, rows: np.ndarray, folder: str) -> None:
+        import torch
+        from litdata import TokensLoader
+        from litdata.streaming.cache import Cache
+
+        cache = Cache(folder, chunk_bytes="64MB", item_loader=TokensLoader(block_size=ROW_BYTES))
+        for number, row in enumerate(rows):
+            cache[number] = torch.from_numpy(row)
+        cache.done()
+        cache.merge()
+
+    def open(self, cache: str, sharding: Any) -> Epochs:
+        import jax
+        from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+        from litdata.streaming import downloader
+
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no option for a server without TLS
+        dataset = StreamingDataset(
+            f"s3://{BUCKET}",
+            cache_dir=cache,
+            item_loader=TokensLoader(block_size=ROW_BYTES),
+            shuffle=True,
+            drop_last=False,
+        )
+        loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=0, drop_last=True)
+        return lambda: (jax.device_put(batch.numpy(), sharding) for batch in loader)
+
+
 ENTRANTS = {
     "feedline": (Feedline, BENCHMARKS / "none"),
     "MosaicML Streaming": (MosaicML, BENCHMARKS / "peers/mosaic_streaming/requirements.txt"),
+    "LitData": (LitData, BENCHMARKS / "peers/litdata/requirements.txt"),
 }
 
 

@@ -143,13 +143,14 @@ def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(t
     assert "feedline: process 1 failed: it found nothing to do\n" in ended.err[0]
 
 
-def test_a_process_that_ends_without_building_a_feed_of_all_is_named(tmp_path):
+def test_a_process_that_ends_without_building_a_feed_of_all_is_named(tmp_path, measured):
     ended = run_roles(tmp_path, "builds", "ends")
     assert ended.codes == [1, 1]
     assert ended.took_s < PROMISED_S
     told = "every process of the mesh must build the feed, but process 1 reached the end of the program without it"
     assert f"feedline.errors.ProcessError: {told}" in ended.err[0]
     assert f"feedline: process 1 failed: ProcessError: {told}" in ended.err[1]
+    measured("it ends while others wait for it to build a feed", ended.took_s)
 
 
 @pytest.mark.parametrize(("environ", "abort_after_s"), [(ENVIRON, None), (BY_JAX, 0)])

@@ -6,7 +6,7 @@ import faults
 import pytest
 
 TEST = "[test_the_page_as_it_is](../tests/bench/test_faults_benchmark.py)"
-HERE = "[conftest](../tests/faults/conftest.py)"
+HERE = "[test_ctrl_c_while_workers_start](../tests/faults/test_signals.py)"
 PAGE = f"""# Faults
 
 | fault | what the user sees | seconds | test |

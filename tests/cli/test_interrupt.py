@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_ctrl_c_ends_training_with_a_line(mode):
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_jax_is_imported_is_as_clean():
+def test_ctrl_c_while_jax_is_imported_is_as_clean(measured):
     with subprocess.Popen(
         [sys.executable, "-v", "-m", "feedline", "train", "--steps", "1000000000"],
         stdout=subprocess.PIPE,
@@ -81,7 +82,9 @@ def test_ctrl_c_while_jax_is_imported_is_as_clean():
     ) as training:
         assert any(line.startswith("import 'jaxlib'") for line in training.stderr)
         training.send_signal(signal.SIGINT)
+        began = time.monotonic()
         err = training.communicate(timeout=120)[1]
+    measured("Ctrl-C in `feedline train`", time.monotonic() - began)
     assert training.returncode == 130
     assert "feedline: interrupted\n" in err
     assert "Traceback" not in err

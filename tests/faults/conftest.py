@@ -1,7 +1,6 @@
-"""Fixtures of the tests of faults: run a program that meets a fault, see what it leaves, note how long it took."""
+"""A fixture of the tests of faults: run a program that meets a fault, and see what it leaves."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,8 +15,6 @@ PATIENCE_S = 120
 """How long a program may take that nobody ends."""
 LEAVES_S = 10
 """How long after the end of a program its other processes may take to end."""
-TIMES = "FEEDLINE_FAULT_TIMES"
-"""The variable that names the file to which `measured` writes. benchmarks/faults.py sets it."""
 
 
 class Ended(NamedTuple):
@@ -111,16 +108,3 @@ def start(tmp_path):
     yield started
     for program in programs:
         program.kill()
-
-
-@pytest.fixture
-def measured(request):
-    """`measured(fault, seconds)` notes how long it took until the fault was told, for docs/faults.md."""
-
-    def note(fault, seconds):
-        if TIMES in os.environ:
-            line = {"fault": fault, "seconds": round(seconds, 2), "test": request.node.nodeid}
-            with open(os.environ[TIMES], "a") as file:
-                file.write(json.dumps(line) + "\n")
-
-    return note

@@ -1,8 +1,8 @@
 """A program for the tests of faults: one of several processes that train in step with each other.
 
-``member.py train [batches]``: takes batches of a feed of all processes, without end or so many, and says after
-each one which it was; each step is a collective. ``member.py wait``: only sleeps. The variables ABORT_AFTER_S and
-TIMEOUT_S are its limits.
+``member.py train [batches [raise]]``: takes batches of a feed of all processes, without end or so many, then ends
+or raises. It says after each one which it was; each step is a collective. ``member.py wait``: only sleeps. The
+variables ABORT_AFTER_S and TIMEOUT_S are its limits.
 """
 
 import os
@@ -31,5 +31,7 @@ limit = int(sys.argv[2]) if len(sys.argv) > 2 else None
 for step, batch in enumerate(feed, 1):
     print(f"step {step} {total(batch)}", flush=True)  # waits for all processes
     if step == limit:
+        if "raise" in sys.argv:
+            raise ArithmeticError("as it was told to")
         break
     time.sleep(0.05)

@@ -193,7 +193,7 @@ began.wait()
 
 
 @pytest.mark.slow
-def test_the_main_thread_ends_while_another_one_takes_batches(start, measured):
+def test_the_main_thread_ends_while_another_one_takes_batches(start):
     ended = start(IN_A_THREAD).end()
     assert (ended.returncode, ended.left) == (0, [])
     assert ended.stderr.count("Traceback") == 1

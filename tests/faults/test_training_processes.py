@@ -40,13 +40,12 @@ def run(tmp_path):
         yield start
 
 
-def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured):
-    """Four runs at the same time, each with a fault of its own."""
+def test_a_process_that_stops_or_never_comes_is_named(run, measured):
+    """Three runs at the same time, each with a fault of its own."""
     never = run("never", ["wait"], ["wait"], None, TIMEOUT_S="60")
     began_waiting = time.monotonic()
     stopped = run("stopped", ["train"], ["train"], ["train"])
     stopped_0 = run("stopped_0", ["train"], ["train"])
-    leaves = run("leaves", ["train"], ["train", "3"])
     begun([*stopped, *stopped_0])
     waits, still, waits_too = stopped
 
@@ -76,15 +75,58 @@ def test_a_process_that_stops_leaves_early_or_never_comes_is_named(run, measured
     measured("it stops for ever (SIGSTOP), or is swapped out", max(waits.ended_s, waits_too.ended_s))
     measured("process 0 stops for ever", stopped_0[1].ended_s)
 
-    ended([*leaves, *never], began_waiting)
-    told = (
-        "feedline: process 1 failed: it reached its end after 3 batches of a feed of which process 0 has taken 4, "
-        "and each step needs all processes: look there for a loop that ends early"
-    )
-    assert [member.code for member in leaves] == [1, 1]
-    assert all(told in member.err for member in leaves)
-    assert leaves[0].step == 3
+    ended(never, began_waiting)
     for member in never:
         assert member.code == 1
         assert "process 2 did not come in time; look what it wrote last and whether it was started" in member.err
         assert "SIGABRT" not in member.err
+
+
+def test_a_process_that_ends_early_raises_or_is_killed_is_named(run, measured):
+    """Six runs."""
+    killed = {  # by name: the process that is killed, and the run
+        "it is killed while others wait in a collective over Gloo": (
+            1,
+            run("in a collective", ["train"], ["train"]),
+        ),
+        "it is killed": (1, run("asleep", ["wait"], ["wait"])),
+        "process 0 is killed": (0, run("process 0", ["wait"], ["wait"])),
+    }
+    leaves = run("leaves", ["train"], ["train", "3"])
+    await_(lambda: leaves[1].step == 3, leaves)
+    seconds = others_end(leaves, [0, 1])
+    measured("it leaves the loop early, by `break` or `sys.exit(1)`, while others take more batches", seconds)
+    told = (
+        "feedline: process 1 failed: it reached its end after 3 batches of a feed of which process 0 has taken 4, "
+        "and each step needs all processes: look there for a loop that ends early"
+    )
+    assert all(told in member.err for member in leaves)
+    assert [member.code for member in leaves] == [1, 1]
+    assert leaves[0].step == 3
+
+    for odd, name in enumerate(("process 0 raises", "it raises")):
+        members = run(name, *(["train", "3", "raise"] if i == odd else ["train"] for i in range(2)))
+        other = members[1 - odd]
+        await_(lambda: members[odd].step == 3, members)  # noqa: B023
+        measured(name, others_end(members, [1 - odd]))
+        assert f"feedline: process {odd} failed: ArithmeticError: as it was told to\n" in other.err
+        assert other.code == 1
+
+    for odd, members in killed.values():
+        begun(members)
+        members[odd].signal(signal.SIGKILL)
+    ended([member for _, members in killed.values() for member in members], time.monotonic())
+    for name, (odd, members) in killed.items():
+        other = members[1 - odd]
+        measured(name, other.ended_s)
+        assert other.ended_s < HEARTBEATS_S + SLACK_S
+        assert f"no answer from process {odd}" in other.err or "slice 0 task 0" in other.err
+        assert other.code in (-signal.SIGABRT, 1)
+
+
+def others_end(members, others):
+    """Wait until all have ended. Returns after how many seconds the last of these processes did."""
+    ended(members, time.monotonic())
+    seconds = max(members[other].ended_s for other in others)
+    assert seconds < HEARTBEATS_S + SLACK_S
+    return seconds

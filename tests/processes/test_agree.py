@@ -93,13 +93,14 @@ def differs(here, field):
 
 @pytest.mark.parametrize("topology", [TOPOLOGIES[1], TOPOLOGIES[0]], ids=str)
 @pytest.mark.parametrize("field", FIELDS)
-def test_every_process_names_the_one_that_differs_and_the_field(outcome, topology, field):
+def test_every_process_names_the_one_that_differs_and_the_field(outcome, topology, field, measured):
     others = "processes 0, 2 and 3 have" if topology.processes == 4 else "process 0 has"
     told, process, waited_s = outcome(topology, differs, field)
     assert "must build the same one: " + FIELDS[field] in told
     assert others in told
     assert process == ODD
     assert max(waited_s) < 10
+    measured("it has other data, another seed, other versions", max(waited_s))
 
 
 @case()

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,22 +42,24 @@ def run(*command):
 
 
 def ended_by(number, command, ready):
-    """Signals the launcher once a line of output matches `ready`. Returns the exit code and the output."""
+    """Signals the launcher once a line of output matches `ready`. Returns its exit code, output and seconds."""
     with subprocess.Popen(
         [*LAUNCH, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as launcher:
         assert any(re.search(ready, line) for line in launcher.stdout)
         launcher.send_signal(number)
+        began = time.monotonic()
         out, _ = launcher.communicate(timeout=PATIENCE_S)
-    return launcher.returncode, out
+    return launcher.returncode, out, time.monotonic() - began
 
 
-def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path):
+def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path, measured):
     """Training that is stopped and resumed twice has the result of training that is never stopped."""
     before = 0
     for number, code, name, ended in ENDS:
-        found, out = ended_by(number, trained(tmp_path / "a", ENDLESS), f"step {before + 1:,} of")
+        found, out, seconds = ended_by(number, trained(tmp_path / "a", ENDLESS), f"step {before + 1:,} of")
         assert found == code, out
+        measured("SIGTERM or Ctrl-C to `feedline launch`", seconds)
         assert f"[0] feedline: ends after this step; {name} again ends it at once\n" in out
         (said,) = re.findall(rf"feedline: {ended} after step ([\d,]+), which is saved", out)
         step = int(said.replace(",", ""))
@@ -75,7 +78,7 @@ def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path)
     assert results[0]["final_loss"] == results[1]["final_loss"]
 
 
-def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
+def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
     """In a loop that calls `should_stop` itself; the signal goes to a process other than process 0."""
     tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
     with subprocess.Popen([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
@@ -85,7 +88,9 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
             if "training" in line:
                 break
         os.kill(pids[1], signal.SIGTERM)
+        began = time.monotonic()
         out, err = launcher.communicate(timeout=PATIENCE_S)
+    measured("SIGTERM to one process of several", time.monotonic() - began)
     assert launcher.returncode == 143, err
     (step,) = re.findall(r"\[0\] stopped after step (\d+)", out)
     results = [run(*EXAMPLE, str(tmp_path / name), str(int(step) + 5)).stdout for name in ("a", "b")]
@@ -94,10 +99,11 @@ def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path):
     assert ends[0][0].startswith(f"ended after step {int(step) + 5}, ")
 
 
-def test_without_checkpoints_sigterm_ends_all_immediately():
-    code, out = ended_by(signal.SIGTERM, [*TRAIN, "--steps", str(ENDLESS)], "step 1 of")
+def test_without_checkpoints_sigterm_ends_all_immediately(measured):
+    code, out, seconds = ended_by(signal.SIGTERM, [*TRAIN, "--steps", str(ENDLESS)], "step 1 of")
     assert code == 143
     assert "was killed by signal 15 (Terminated), after SIGTERM had been passed on" in out
+    measured("SIGTERM without checkpoints", seconds)
 
 
 LOOP_THAT_NEVER_ASKS = (
@@ -108,7 +114,7 @@ LOOP_THAT_NEVER_ASKS = (
 )
 
 
-def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop():
+def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop(measured):
     """jax catches SIGTERM, and the program goes on."""
     command = [*LAUNCH, sys.executable, "-c", LOOP_THAT_NEVER_ASKS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
@@ -116,7 +122,9 @@ def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop():
         launcher.send_signal(signal.SIGTERM)
         assert any("SIGTERM caught" in line for line in launcher.stderr)
         launcher.send_signal(signal.SIGTERM)
+        began = time.monotonic()
         _, err = launcher.communicate(timeout=PATIENCE_S)
+    measured("SIGTERM twice, to a program that never asks `should_stop`", time.monotonic() - began)
     assert launcher.returncode == 128 + signal.SIGKILL
     assert "after SIGTERM, SIGTERM had been passed on" in err
 

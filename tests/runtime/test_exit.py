@@ -37,12 +37,14 @@ def run(tmp_path, body, *, timeout_s=180, flags=("-W", "error"), before=()):
     return done, ended - float(ends[-1].split()[1]) if ends else None
 
 
-def exits_within_2_s(tmp_path, body):
+def exits_within_2_s(tmp_path, body, measured=None):
     """Run a script up to three times: a busy machine may delay one end, a thread that is joined delays all."""
     for _ in range(3):
         done, delay_s = run(tmp_path, body)
         assert (done.returncode, done.stderr) == (0, "")
         if delay_s < 2:
+            if measured:
+                measured("a feed that nobody closes", delay_s)
             return done
     pytest.fail(f"the process ended {delay_s:.1f} s after its last line, three times in a row more than 2 s")
 
@@ -55,7 +57,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_feed_that_was_not_closed_does_not_delay_the_exit(tmp_path, read):
+def test_a_feed_that_was_not_closed_does_not_delay_the_exit(tmp_path, read, measured):
     exits_within_2_s(
         tmp_path,
         f"""
@@ -65,6 +67,7 @@ feed = feedline.Feed(rows, 8, sharding)
 next(feed), next(feed)
 print("end", time.time(), flush=True)
 """,
+        measured,
     )
 
 
@@ -200,7 +203,7 @@ if __name__ == "__main__":
         ("os._exit(7)", 7),
     ],
 )
-def test_workers_end_with_a_trainer_that_is_killed(tmp_path, how, code):
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path, how, code, measured):
     body = f"""
 if __name__ == "__main__":
     feed, workers = main()
@@ -219,6 +222,7 @@ if __name__ == "__main__":
     assert any(name.startswith("sem.") for name in shared)
     assert not any(Path("/dev/shm", name).exists() for name in shared)
     assert not list(Path("/dev/shm").glob(f"feedline-{_said(done, 'mine')[0]}-*"))
+    measured("the training process is killed, gets SIGTERM or calls `os._exit`", delay_s)
 
 
 def _runs(pid):
