@@ -32,6 +32,8 @@ _WAITS_TOO_LONG = 0.2
 """The share of waiting of which a warning tells: XProf calls more "highly input-bound"."""
 _WARN_AFTER_S = 60.0
 _PUBLISH_EVERY_S = 5.0
+_PUBLISHED_PER_S = 500
+"""By all processes together: with thousands of them, each publishes more rarely."""
 
 
 class Observing:
@@ -169,7 +171,7 @@ class Observing:
     def _publish(self) -> None:
         """Tell the other processes, every few seconds, how long the stages of this one take."""
         latest, now = self._stages.latest_values, time.monotonic()
-        if latest is None or now - self._published_at < _PUBLISH_EVERY_S:
+        if latest is None or now - self._published_at < _publish_every_s(jax.process_count()):
             return
         self._published_at = now
         window = self._window()
@@ -199,3 +201,7 @@ class Observing:
             window.loop_s,
             how.readers,
         )
+
+
+def _publish_every_s(processes: int) -> float:
+    return max(_PUBLISH_EVERY_S, processes / _PUBLISHED_PER_S)

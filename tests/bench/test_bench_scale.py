@@ -18,6 +18,7 @@ from feedline.bench.scale.real import real
 from feedline.bench.scale.service import Costs, simulate
 from feedline.cli.main import main
 from feedline.order.schedule import Cursor
+from feedline.pipeline import observing
 from feedline.placement.place import Placement
 from feedline.placement.plan import local_rows
 from feedline.sources.arrays import ArraySource
@@ -159,3 +160,9 @@ def test_real_processes_make_as_many_calls_as_the_simulated_ones(counted):
     assert sum(found["build_calls"]) == build["all_calls"]
     assert max(found["build_calls"]) == build["most_calls"]
     assert found["memory_bytes"]["Private"] <= found["memory_bytes"]["Pss"] <= found["memory_bytes"]["Rss"]
+
+
+@pytest.mark.parametrize("processes", [1, 16, 2_500, 16_384, 1_000_000])
+def test_times_for_the_report_do_not_overload_process_0(processes):
+    assert processes / observing._publish_every_s(processes) <= 500
+    assert observing._publish_every_s(16) == 5
