@@ -1,7 +1,11 @@
 """Follows Grain's worker processes, and ends them in bounded time.
 
-Grain's names used here are private. Without them, ending takes Grain's own time, and a worker that exits with 0 or
-is stopped counts as a stall: then tests/runtime/test_exit.py and test_restarts.py fail.
+Names of Grain and multiprocessing that are used here are private. Without Grain's, ending takes Grain's own time, and
+a worker that exits with 0 or is stopped counts as a stall: then tests/runtime/test_exit.py and test_restarts.py fail.
+
+A worker that is stopped or killed may hold a lock that it shares with this process: it takes two of them for each
+element. So this process waits for such a lock for a limited time only, and gives Grain other locks once the worker
+is dead.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from typing import Any
 
 END_S = 5.0
 """How long workers may take to end by themselves."""
+_LOCK_S = 0.5
+"""How long a worker that runs may hold a lock: much less."""
 
 
 class GrainWorkers:
@@ -29,11 +35,11 @@ class GrainWorkers:
         self.unwanted: Callable[[], bool] = lambda: False
         self.pids: list[int] = []
         self.awaited: set[Any] = set()
-        self._stops: dict[Any, Any] = {}  # for each process, the event that asks it to end
+        self._iterators: dict[Any, weakref.ReferenceType[Any]] = {}  # of Grain, for each process
 
-    def started(self, process: Any, stop: Any) -> None:
-        """Note a worker, and the event that asks it to end."""
-        self._stops[process] = stop
+    def started(self, process: Any, iterator: Any) -> None:
+        """Note a worker, and the iterator of Grain that takes from it."""
+        self._iterators[process] = weakref.ref(iterator)
         self.pids.append(process.pid)
 
     def end(self) -> None:
@@ -41,14 +47,20 @@ class GrainWorkers:
 
         Grain alone asks one after the other, and waits for 25 s for each.
         """
-        stops, self._stops = self._stops, {}  # events are semaphores, which shall go with Grain's iterator
-        for stop in stops.values():
-            stop.set()
+        references, self._iterators = self._iterators, {}
+        iterators = {process: reference() for process, reference in references.items()}
         deadline = time.monotonic() + END_S
-        for process in stops:
+        for iterator in iterators.values():
+            if iterator is not None:
+                _ask_to_end(iterator._prefetch_should_stop)
+        for process in iterators:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
+        for process, iterator in iterators.items():
+            process.join(END_S)
+            if iterator is not None:
+                _give_locks(iterator, process)
 
 
 _workers: weakref.WeakKeyDictionary[Any, GrainWorkers] = weakref.WeakKeyDictionary()
@@ -80,21 +92,36 @@ def follow() -> None:
         start_prefetch(iterator)
         process = iterator._prefetch_process
         if process is not before and (workers := _workers_behind(iterator)) is not None:
-            workers.started(process, iterator._prefetch_should_stop)
+            workers.started(process, iterator)
 
     def process_failed(iterator: Any) -> bool:
-        workers = _workers_behind(iterator)
-        if workers is None:
+        workers, process = _workers_behind(iterator), iterator._prefetch_process
+        if workers is None or process is None:
             return bool(failed(iterator))
-        process = iterator._prefetch_process
         workers.awaited.add(process)
         if workers.unwanted():
             workers.end()
-        code = None if process is None else process.exitcode
+        _give_locks(iterator, process)
+        code = process.exitcode
         return code is not None and (code != 0 or iterator._buffer.empty())
 
     iterator_class.start_prefetch = start
     iterator_class._process_failed = process_failed
+
+
+def _ask_to_end(stop: Any) -> None:
+    """As `stop.set()` of an event that no process waits for, without the wait for a lock that is held for ever."""
+    if stop._cond.acquire(timeout=_LOCK_S):
+        stop._flag.acquire(False)  # else it would count further with each call
+        stop._flag.release()
+        stop._cond.release()
+
+
+def _give_locks(iterator: Any, process: Any) -> None:
+    """Give an iterator of Grain other locks if its worker was killed: it may have held those that they share."""
+    if (process.exitcode or 0) < 0:
+        iterator._prefetch_should_stop = iterator._process_ctx.Event()
+        iterator._set_state_request_count = iterator._process_ctx.Value("i", 0)
 
 
 def _workers_behind(iterator: Any) -> GrainWorkers | None:

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 START = """
-import json, multiprocessing, os, re, signal, sys, time
+import gc, json, multiprocessing, os, re, signal, sys, threading, time
 import jax, numpy as np
 import feedline
 from jax.sharding import SingleDeviceSharding
@@ -29,11 +29,21 @@ def shared():
 STOPPED = (
     START
     + """
+def hold_locks():
+    for each in gc.get_objects():
+        if type(each).__name__ == "ProcessPrefetchDatasetIterator":
+            locks = each._prefetch_should_stop._cond, each._set_state_request_count.get_lock()
+            for lock in locks:  # by threads that end, so that no other thread can take them
+                taking = threading.Thread(target=lock.acquire)
+                taking.start()
+                taking.join()
+
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     with feed_of(4000, workers=2) as feed:
         for _ in range(5):
             next(feed)
+        hold_locks()
         for pid in workers():
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -48,6 +58,7 @@ if __name__ == "__main__":
 
 
 def test_stopped_workers_do_not_hold_up_close_or_exit(start, measured):
+    """A worker that is stopped at the wrong moment holds locks that this process wants."""
     began_and_ended = start(STOPPED).end()
     assert (began_and_ended.returncode, began_and_ended.stderr, began_and_ended.left) == (0, "", [])
     closed = re.search(r"CLOSED (\S+) LEFT \[\] \[\]", began_and_ended.stdout)
