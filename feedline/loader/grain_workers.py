@@ -1,7 +1,8 @@
 """Follows Grain's worker processes, and ends them in bounded time.
 
-Names of Grain and multiprocessing that are used here are private. Without Grain's, ending takes Grain's own time, and
-a worker that exits with 0 or is stopped counts as a stall: then tests/runtime/test_exit.py and test_restarts.py fail.
+Names of Grain and multiprocessing that are used here are private. Without Grain's, ending takes Grain's own time,
+and a worker that exits with 0 or is stopped counts as a stall: tests/runtime/test_exit.py and test_restarts.py
+fail.
 
 A worker that is stopped or killed may hold a lock that it shares with this process: it takes two of them for each
 element. So this process waits for such a lock for a limited time only, and gives Grain other locks once the worker
