@@ -28,7 +28,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     _DRAW[result["benchmark"]](axes, result.get("results", result))
     machine = result["machine"]
     subtitle = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
-    axes.set_title(subtitle, loc="right", size=7)
+    figure.axes[-1].set_title(subtitle, loc="right", size=7)
     axes.set_title(axes.get_title(), loc="left")
     axes.set_title("")
     figure.savefig(path, dpi=160)
