@@ -9,7 +9,7 @@ set -euo pipefail
 FEEDLINE=${FEEDLINE:-.venv/bin/feedline}
 PROCESSES=${PROCESSES:-8}
 
-# --bind-to none: by default mpirun binds each process to one core, which would leave it one reading thread.
+# --bind-to none: by default mpirun binds each process to some cores, which leaves it few reading threads.
 # Process 0 must run on the host of mpirun, as it does if that host comes first; else name its host by
 # -x FEEDLINE_COORDINATOR=host:port.
 # odls_base_sigkill_timeout: after SIGTERM or Ctrl-C mpirun waits so many seconds, sends SIGTERM to the processes, waits

@@ -16,7 +16,7 @@ kept; "cheap", so that its matrix product is kept, too."""
 
 @dataclasses.dataclass(frozen=True)
 class Practices:
-    """How a step is compiled and run. The defaults are what measured better; docs/training.md shows the figures.
+    """How a step is compiled and run. The defaults are what measured better; docs/benchmarks.md shows the figures.
 
     Attributes:
       donate_state: the new state takes the memory of the old one. False: both exist at the same time.

@@ -91,6 +91,7 @@ def without(environ, *names):
         (BY_HAND, "environment variables", (1, 4, "node1")),
         (BY_HAND_FOR_JAX, "environment variables", (1, 4, "node1")),
         (TASK, "Slurm", (3, 4, "node1")),
+        (TASK | {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0"}, "Slurm", (3, 4, "127.0.0.1")),
         (MPI_4, "Open MPI", (3, 4, "10.0.0.1")),
         (MPI_5, "Open MPI", (3, 4, "dgx-01")),
         (POD, "Kubernetes", (2, 4, "train-workers-0-0.train")),

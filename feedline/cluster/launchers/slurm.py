@@ -45,7 +45,7 @@ def find_slurm(environ: Mapping[str, str]) -> ProcessInfo | None:
     return ProcessInfo(
         "Slurm",
         f"SLURM_PROCID={process}",
-        explicit_coordinator(environ) or _coordinator(environ),
+        explicit_coordinator(environ) or _coordinator(environ, one_host=processes_on_host == processes),
         processes,
         process,
         None if bound else own_devices(environ, local_process, processes_on_host),
@@ -97,7 +97,7 @@ def tasks_on(tasks_per_node: str, node: int) -> int:
     )
 
 
-def _coordinator(environ: Mapping[str, str]) -> str:
+def _coordinator(environ: Mapping[str, str], one_host: bool) -> str:
     """The coordinator's address. Task 0 runs on the step's first node; job and step number give the port."""
     job = integer(environ, "SLURM_JOB_ID", "Slurm")
     step = integer(environ, "SLURM_STEP_ID", "Slurm")
@@ -107,4 +107,5 @@ def _coordinator(environ: Mapping[str, str]) -> str:
             "Slurm names the coordinator's host in SLURM_STEP_NODELIST, but it is not set here; pass it "
             "on to this process (a container needs it named), or set FEEDLINE_COORDINATOR to host:port"
         )
-    return f"{first_host(nodes)}:{agreed_port(environ, f'{job}.{step}')}"
+    host = "127.0.0.1" if one_host else first_host(nodes)
+    return f"{host}:{agreed_port(environ, f'{job}.{step}')}"
