@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from feedline.agreement.monitor import close_on_abort, failure
 from feedline.loader.staging import Staging
 from feedline.options import MAX_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
@@ -113,11 +114,12 @@ class MeshIterator(ProcessBound):
         if not self._started:
             self._started = True
             close_at_exit(self._prefetcher)
+            close_on_abort(self._prefetcher)
             self._prefetcher.start()
         try:
             batch, self._state = self._prefetcher.take()
         except Closed:
-            raise ValueError(_CLOSED) from None
+            raise failure() or ValueError(_CLOSED) from None
         except BaseException as error:
             # an interrupt loses placed batches, so a StopIteration after it would wrongly mean the end
             self._exhausted = isinstance(error, Exception)

@@ -229,7 +229,10 @@ OF_FEEDLINE = {
                  "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
-    "drop_in": ["rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime", "options"],
+    "drop_in": [
+        "agreement.monitor", "rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime",
+        "options",
+    ],
     "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
                "sources.formats.extras", "rows.row_source", "options"],
     # beside them

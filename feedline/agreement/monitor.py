@@ -279,7 +279,10 @@ class Monitor:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():
-                abort(f"process {self._service.process} ended {_SUCCESS_S:g} s before the others")
+                message = (
+                    f"it reached the end of the program {_SUCCESS_S:g} s before the others, and waits no longer"
+                )
+                _report(self._service, {"message": message})
                 self._thread.join()
         except KeyboardInterrupt:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count

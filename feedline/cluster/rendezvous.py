@@ -243,6 +243,12 @@ def _wait(info: ProcessInfo, connection: socket.socket, deadline: float) -> None
         connection.send(f"{info.processes} {info.process}".encode())
         connection.settimeout(max(0.0, deadline - time.monotonic()) + _ANSWER_S)
         answer = connection.recv(_MAX_BYTES)
+    except TimeoutError as error:
+        raise ProcessError(
+            "all processes of a run join at its start, but not all came in time; process 0 names those that did "
+            "not come, at its own deadline; look what they wrote last, or raise initialize(timeout_s)",
+            stage="launch",
+        ) from error
     except OSError:
         answer = b""
     if answer == _COME:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from feedline.cluster.lines import Label, Lines, recent_lines
-from feedline.cluster.process_group import ProcessGroup
+from feedline.cluster.process_group import FORWARDED, ProcessGroup
 
 _CHUNK = 1 << 16  # The capacity of a pipe.
 # How long the output is read after all processes have ended: a process outside the group may hold a pipe open.
@@ -65,6 +65,7 @@ class Supervisor:
         self._last: list[deque[tuple[bytes, bytes]]] = []  # The newest lines of each process.
         self._forwarded: list[int] = []  # Signals, in the order in which they came.
         self._failed: tuple[int, int] | None = None  # Index and return code of the first process that failed.
+        self._codes: dict[int, int] = {}  # The return codes of the processes that have ended.
         self._timed_out: list[int] = []  # The processes that had not ended after timeout_s.
         self._overdue = False  # Whether the deadline passed before the last process ended.
         self._deadline: float | None = None  # When to send SIGKILL; None if no process was asked to end.
@@ -135,13 +136,17 @@ class Supervisor:
             _write(key.data.target, key.data.lines.end())
 
     def _forward(self, number: int) -> None:
-        if number == signal.SIGCHLD:
+        if number not in FORWARDED:  # SIGCHLD, or another one for which the program of `launch` has a handler
             return
         self._forwarded.append(number)
-        ending = sum(forwarded in _ENDING_SIGNALS for forwarded in self._forwarded)
+        ending = self._asked_to_end()
         if ending == 1 and self._deadline is None:
             self._deadline = time.monotonic() + self._stop_s
         self._group.signal(signal.SIGKILL if ending > 1 else number)
+
+    def _asked_to_end(self) -> int:
+        """How many signals that end the processes were passed on."""
+        return sum(forwarded in _ENDING_SIGNALS for forwarded in self._forwarded)
 
     def _reap(self) -> None:
         for index, child in list(self._running.items()):
@@ -149,16 +154,17 @@ class Supervisor:
             if code is None:
                 continue
             del self._running[index]
+            self._codes[index] = code
             if code != 0 and self._failed is None:
                 self._failed = (index, code)
                 if self._deadline is None:
                     self._deadline = time.monotonic() + self._grace_s
-                if not self._forwarded and not self._timed_out:  # Otherwise they have got a signal already.
+                if not self._asked_to_end() and not self._timed_out:  # Otherwise they have got a signal already.
                     self._group.signal(signal.SIGTERM)
 
     def _time_out(self) -> None:
         self._end = None
-        asked = self._failed is not None or self._forwarded or self._deadline is not None
+        asked = self._failed is not None or self._asked_to_end() or self._deadline is not None
         if self._running and not asked:  # Otherwise the processes have been asked to end already.
             self._timed_out = list(self._running)
             self._deadline = time.monotonic() + self._stop_s
@@ -188,6 +194,9 @@ class Supervisor:
         if self._failed is None:
             return 0
         index, code = self._failed
+        named = failed_process([line for _, line in self._last[index]])
+        if named is not None and self._codes.get(named):  # process 0 ends last, since it holds what all say
+            index, code = named, self._codes[named]
         message = f"feedline launch: process {index} of {processes} {_ended(code)}"
         if self._forwarded:
             names = ", ".join(signal.Signals(number).name for number in self._forwarded)
@@ -205,6 +214,17 @@ class Supervisor:
             message += f"; the others were stopped. Its last lines:{self._lines(index)}"
         _write(_STDERR, f"{message}\n".encode())
         return code if code > 0 else 128 - code
+
+
+def failed_process(lines: Sequence[bytes]) -> int | None:
+    """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
+
+    Example:
+      >>> failed_process([b"step 7", b"feedline: process 0 failed: OSError: no space", b"process 1 ends, too"])
+      0
+    """
+    found = (re.match(rb"feedline: process (\d+) failed: ", line) for line in lines)
+    return next((int(match[1]) for match in found if match), None)
 
 
 def silent_processes(lines: Sequence[bytes]) -> list[int]:

@@ -34,10 +34,17 @@ class LocalBatches:
       origin: where the first batch starts.
       parts: the number of parts of a batch; fewer if a leaf has fewer rows.
       steps: batches of one delivery. They divide those that are left.
+      every: of so many deliveries only one is read here, as by each of several worker processes.
     """
 
     def __init__(
-        self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, parts: int = 1, steps: int = 1
+        self,
+        reader: BatchReader,
+        buffers: BatchBuffers,
+        origin: Cursor,
+        parts: int = 1,
+        steps: int = 1,
+        every: int = 1,
     ) -> None:
         self._parts_of_batch = min(parts, *(len(plan.rows) for plan in reader.form.plans))
         self.steps = steps
@@ -46,6 +53,7 @@ class LocalBatches:
         self._reader = reader
         self._buffers = buffers
         self._origin = origin
+        self._every = every
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         self._told = 0  # the first delivery of which the source was not told; held by _telling
@@ -99,7 +107,7 @@ class LocalBatches:
                 starts = [self._start(self._told, step) for step in range(self.steps)]
                 if not all(self._reader.tell_source(start, self._told - number) for start in starts):
                     return
-                self._told += 1
+                self._told += self._every
         finally:
             self._telling.release()
 

@@ -42,12 +42,12 @@ from feedline.order.schedule import ENDLESS, Cursor
 
 
 class _BatchDataset(grain.MapDataset[HostBatch]):
-    """Element k is process-local batch k after `origin`. Grain's worker processes read the elements."""
+    """Element k is process-local batch k after `origin`. Each worker of Grain reads every `workers`-th element."""
 
-    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor) -> None:
+    def __init__(self, reader: BatchReader, buffers: BatchBuffers, origin: Cursor, workers: int) -> None:
         super().__init__()
-        self._given = reader, buffers, origin
-        self._batches = LocalBatches(reader, buffers, origin)
+        self._given = reader, buffers, origin, workers
+        self._batches = LocalBatches(reader, buffers, origin, every=workers)
 
     def __len__(self) -> int:
         return min(self._batches.count, ENDLESS)
@@ -199,7 +199,7 @@ class WorkerBatches:
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to its workers, and feedline is no absl app
         per_worker = max(1, self._settings.buffer // self._settings.workers)
-        dataset = _BatchDataset(self._reader, self._buffers, self._after)
+        dataset = _BatchDataset(self._reader, self._buffers, self._after, self._settings.workers)
         self._workers = workers_of(dataset)
         self._workers.unwanted = self.unwanted
         return iter(

@@ -80,8 +80,10 @@ class BlockCache:
         """A descriptor of the block, whose checksum is right; None if it must be fetched."""
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return None  # there is none, or it is that of another user
         try:
             if self._is_whole(descriptor, length):
                 os.utime(descriptor)
@@ -89,7 +91,7 @@ class BlockCache:
         except (OSError, ValueError):
             pass  # unreadable: it is fetched again
         os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(self.path(name))
         return None
 
@@ -115,7 +117,11 @@ class BlockCache:
             if count:
                 self._uncounted = 0
         if count:
-            self._evict(self.limit_bytes)
+            try:
+                self._evict(self.limit_bytes)
+            except OSError as error:
+                os.close(descriptor)
+                raise self._unusable(error) from error
         return descriptor
 
     def open_whole(self, name: str, length: int) -> tuple[str, int] | None:
@@ -188,7 +194,7 @@ class BlockCache:
         """Note that a block is in use. Returns whether the cache has it."""
         try:
             os.utime(self.path(name))
-        except FileNotFoundError:
+        except OSError:
             return False
         return True
 
@@ -228,8 +234,9 @@ class BlockCache:
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
         for folder in os.scandir(self._folder):
-            if folder.is_dir():
-                yield from os.scandir(folder)
+            with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
+                if folder.is_dir():
+                    yield from os.scandir(folder)
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._found())
@@ -251,6 +258,7 @@ class BlockCache:
         Returns:
           The size of those that are left.
         """
+        os.makedirs(self._folder, exist_ok=True)  # somebody may have deleted the cache
         with open(os.path.join(self._folder, "lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = self._found()
@@ -278,16 +286,17 @@ class BlockCache:
 
 def _deleted(path: str) -> bool:
     """Delete a file, unless it is a whole one that a process uses. Returns whether it is gone."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         if not path.endswith(_WHOLE):
             os.unlink(path)
             return True
         with open(path, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is locked, or belongs to another user
+        return False
     return True
 
 

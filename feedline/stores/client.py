@@ -79,6 +79,7 @@ class Client:
                 f"obstore reads {base} and is not installed; pip install 'feedline[stores]'"
             ) from error
         self._base = base
+        self._answered = False  # then a later trouble of what gives credentials passes
         try:
             # retries are ours: they are counted, and stop when the interpreter ends
             self._store = from_url(base, client_options=_CLIENT, retry_config={"max_retries": 0})
@@ -143,15 +144,23 @@ class Client:
 
     async def _asked(self, key: str, request: Awaitable[T]) -> T:
         try:
-            return await request
+            found = await request
+            self._answered = True
+            return found
         except StopAsyncIteration:
             raise
         except Exception as error:  # noqa: BLE001  of many types, from the library
             kind, text = type(error).__name__, str(error)
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"there is no object {self._base}/{key}; check the address") from None
-            if kind in ("PermissionDeniedError", "UnauthenticatedError") or "credential" in text.lower():
+            said = text.replace(key, "").replace(self._base.rpartition("/")[2], "").lower()
+            no_credentials = "credential" in said and not self._answered
+            if no_credentials or kind in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise self._for_good("must let this process read it", error, key) from None
+            if "redirect" in said:
+                raise self._for_good("must be asked in its own region (AWS_REGION)", error, key) from None
+            if "certificate" in said:
+                raise self._for_good("must have a certificate that this machine trusts", error, key) from None
             status = _STATUS.search(text)
             if kind == "NotSupportedError":
                 raise self._no_range(key) from None

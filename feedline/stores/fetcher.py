@@ -70,6 +70,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # set under _lock
         self._closed = False
+        self._forked = False
         self._thread: threading.Thread | None = None
         self._slots: asyncio.Semaphore
         self._durations: dict[int, collections.deque[float]] = {}
@@ -82,6 +83,13 @@ class Fetcher:
             if self._closed:
                 request.close()
                 raise FeedError("no object can be read while the interpreter exits", stage="read")
+            if self._forked:
+                request.close()
+                raise FeedError(
+                    "the threads that read stores do not survive a fork, and this process was forked from one "
+                    'that had read one; start it by multiprocessing.get_context("spawn")',
+                    stage="read",
+                )
             if self._loop is None:
                 self._start()
             assert self._loop is not None
@@ -223,4 +231,11 @@ def counted() -> dict[str, float] | None:
     return dict(counts) if any(counts.values()) else None
 
 
-os.register_at_fork(after_in_child=fetcher.cache_clear)  # a thread does not survive a fork
+def _forked() -> None:
+    """In a forked child: requests would wait for ever for threads that are not there, those of obstore, too."""
+    used = fetcher()._loop is not None
+    fetcher.cache_clear()
+    fetcher()._forked = used
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import functools
 import threading
@@ -37,6 +38,8 @@ class KeyedObjects:
         self._patience_s = options.patience_s
         self._once: dict[Hashable, asyncio.Task[Any]] = {}
         """What was asked already, or is being asked. Used by the fetching thread only."""
+        self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        """What was fetched ahead last, and so is in the cache still. Guarded by _lock."""
         self._lock = threading.Lock()
         self._pending: dict[Hashable, concurrent.futures.Future[Any]] = {}
         """What is being fetched ahead. Guarded by _lock."""
@@ -71,12 +74,13 @@ class KeyedObjects:
             return False
         if len(self._pending) >= 2 * AT_ONCE:
             return False
+        most = int(self._cache.limit_bytes * AHEAD) // max(1, size)
         for item in items:
             with self._lock:
-                if item in self._pending:
+                if item in self._pending or item in self._fetched:
                     continue
                 future = self._pending[item] = fetcher().run(_dropped(get(item)))
-            future.add_done_callback(functools.partial(self._done, item))
+            future.add_done_callback(functools.partial(self._done, item, most))
         return True
 
     def close(self) -> None:
@@ -132,9 +136,13 @@ class KeyedObjects:
             self._mark_version.check(now, str(self.url(self._mark)))
             return None
 
-    def _done(self, item: Hashable, future: concurrent.futures.Future[Any]) -> None:
+    def _done(self, item: Hashable, most: int, future: concurrent.futures.Future[Any]) -> None:
         with self._lock:
             del self._pending[item]
+            if not future.cancelled() and future.exception() is None:
+                self._fetched[item] = None
+                while len(self._fetched) > most:
+                    self._fetched.popitem(last=False)
 
 
 def below(prefix: Url, key: str) -> Url:

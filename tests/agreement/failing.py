@@ -89,12 +89,27 @@ def feed(broken=False):
         raise
 
 
+def iterates():
+    """Waits for an iterator of its own."""
+
+    def batches():
+        yield np.zeros((8, 2), np.float32)
+        print("waits", flush=True)
+        time.sleep(1000)
+
+    try:
+        list(feedline.prefetch_to_mesh(batches(), SingleDeviceSharding(jax.local_devices()[0])))
+    except feedline.ProcessError as error:
+        print(f"caught {error}", flush=True)
+        raise
+
+
 def builds():
     """Waits for the others to build the same feed."""
     print("waits", flush=True)
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    feedline.Feed(np.zeros((24, 2)), 12, sharding)
+    feedline.Feed(np.zeros((24, 2)), 2 * jax.device_count(), sharding)
 
 
 def sleeps():

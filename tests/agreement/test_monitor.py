@@ -76,16 +76,17 @@ def _line_unless(process, said):
 
 
 def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
-    ended = run_roles(tmp_path, "feed", "unreadable", "builds", "collective", abort_after_s=8.0)
+    ended = run_roles(tmp_path, "feed", "unreadable", "builds", "collective", "iterates", abort_after_s=8.0)
     told = "process 1 failed: RowError: the dataset failed on this row with ArithmeticError: as it was told to"
     row = "row 2, epoch 0, position 2"
     where = {"stage": "read", "process": 1, "row": 2, "epoch": 0, "position": 2}
-    assert ended.codes == [1, 1, 1, 1]
+    assert ended.codes == [1, 1, 1, 1, 1]
+    assert f"caught {told} [stage read, process 1, {row}]" in ended.out[4]
     assert ended.took_s < 8 + PROMISED_S
     assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
     assert f"feedline.errors.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
     assert "Traceback" in ended.err[1]
-    for process in (0, 2, 3):
+    for process in (0, 2, 3, 4):
         assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
     assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
     assert "no answer" not in "".join(ended.err)
@@ -190,6 +191,8 @@ def test_the_failure_is_shown_under_feedline_launch_too():
     assert launched.returncode == 1
     assert "[1] KeyboardInterrupt" in launched.stderr
     assert "[0] feedline: process 1 failed: KeyboardInterrupt" in launched.stderr
+    end = "feedline launch: process 1 of 2 exited with code 1; the others were stopped. Its last lines:"
+    assert "[1] KeyboardInterrupt" in launched.stderr.partition(end)[2]
 
 
 HEARD_OF_ANOTHER = """

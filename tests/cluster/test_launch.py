@@ -219,6 +219,21 @@ def test_a_process_without_heartbeats_is_named_not_the_one_that_jax_ends():
     assert done.stderr.rstrip().endswith("[1] about to stop")
 
 
+def test_the_process_that_another_one_names_is_shown_though_it_ends_later():
+    """Process 0 ends last if it failed first: it holds what the others read."""
+    script = (
+        "trap '' TERM; [ $FEEDLINE_PROCESS = 0 ] && { sleep 0.5; echo cause >&2; exit 3; }\n"
+        "echo 'feedline: process 0 failed: OSError: no space' >&2; exit 1"
+    )
+    with started(sh(script)) as launcher:
+        _, err = launcher.communicate()
+    assert launcher.returncode == 3
+    told = (
+        "feedline launch: process 0 of 2 exited with code 3; the others were stopped. Its last lines:\n[0] cause\n"
+    )
+    assert err.endswith(told)
+
+
 def test_a_process_that_succeeds_early_does_not_end_the_others():
     script = "[ $FEEDLINE_PROCESS = 0 ] || { read -r line <%s; echo $line; }"
     reading, writing = os.pipe()

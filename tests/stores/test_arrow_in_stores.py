@@ -12,6 +12,7 @@ import pyarrow.ipc
 import pytest
 
 import feedline
+from feedline.sources.remote.arrow import _blocks
 
 COUNT = 20_000
 X = np.random.default_rng(5).normal(size=(COUNT, 32)).astype(np.float32)  # 2.6 MB
@@ -76,6 +77,12 @@ def test_only_metadata_are_fetched_to_open_a_file_and_at_once(store, options):
 def test_what_is_no_arrow_file(store, options):
     good, stream = arrow(NUMBERS), arrow(NUMBERS, write=pa.ipc.new_stream)
     rows = (3000).to_bytes(8, "little")
+    footer = good[-10 - int.from_bytes(good[-10:-6], "little") : -10]
+    overlapping = good
+    for block in _blocks(footer, len(good)):
+        wide = block.copy()
+        wide["offset"], wide["metadata"], wide["body"] = 8, len(good) // 2, 0
+        overlapping = overlapping.replace(block.tobytes(), wide.tobytes())
     store.objects |= {
         "/page.arrow": b"<html>" * 100,
         "/cut.arrow": good[:-100],
@@ -84,6 +91,7 @@ def test_what_is_no_arrow_file(store, options):
         "/garbled.arrow": stream[:9000] + bytes(2_000_000) + stream[2_009_000:],
         "/negative.arrow": good.replace(rows, (-5).to_bytes(8, "little", signed=True)),
         "/endless.arrow": good.replace(rows, (1 << 60).to_bytes(8, "little")),
+        "/overlapping.arrow": overlapping,
         "/compressed.arrow": arrow(NUMBERS, "zstd", pa.ipc.new_stream),
     }
     for name, found in [
@@ -92,6 +100,7 @@ def test_what_is_no_arrow_file(store, options):
         ("empty", "it does not begin"),
         ("stream", "a stream must end with the mark of its end"),
         ("garbled", "no message begins at byte"),
+        ("overlapping", "its footer names bytes outside of it, or some twice"),
         ("negative", "its record batches promise -5 to 2000 rows"),
         ("endless", "its record batches promise 2000 to 1152921504606846976 rows"),
         ("compressed", "it is a compressed stream"),

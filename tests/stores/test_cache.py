@@ -1,6 +1,7 @@
 """The cache on local disk: damage, limits, several processes, kills."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,26 @@ def test_a_damaged_block_is_fetched_again(tmp_path, damage):
     assert not cache.has(NAME)
     stored(cache, NAME, data)
     assert read(cache, NAME, 1000) == data
+
+
+def test_a_cache_that_is_deleted_while_it_is_used_is_made_again(tmp_path):
+    cache = BlockCache(str(tmp_path), 10_000)
+    stored(cache, NAME, bytes(1000))
+    shutil.rmtree(tmp_path / "blocks")
+    assert read(cache, NAME, 1000) is None
+    assert not cache.touch(NAME)
+    descriptor, temporary = cache.begin_whole(NAME, 1000)
+    os.close(descriptor)
+    assert os.path.exists(temporary)
+    stored(cache, NAME, bytes(1000))
+    assert read(cache, NAME, 1000) == bytes(1000)
+
+
+def test_a_folder_where_a_block_would_lie_is_no_block(tmp_path):
+    """As of a file of another user, which root could read."""
+    cache = BlockCache(str(tmp_path), 10_000)
+    os.makedirs(cache.path(NAME))
+    assert read(cache, NAME, 1000) is None
 
 
 def test_the_least_recently_used_blocks_are_evicted(tmp_path):

@@ -1,6 +1,8 @@
 """Stores in trouble: errors, cuts, delays, wrong answers; and addresses that are refused."""
 
 import re
+import subprocess
+import sys
 import time
 
 import jax
@@ -132,6 +134,55 @@ def test_lasting_faults_are_errors_at_once_and_no_bad_rows(store, source, fault,
     assert not isinstance(caught.value, feedline.RowError)
     assert caught.value.file == f"{store.url}/x.npy"
     assert time.monotonic() - began < 5
+
+
+def test_a_name_with_credentials_and_their_trouble_later_are_no_lasting_faults(store, options):
+    store.objects["/credentials/x.npy"] = npy(ROWS)
+    source = feedline.open_source(f"{store.url}/credentials/x.npy", store=options)
+    failed = []
+    store.fault = lambda method, path, part: None if part in failed else failed.append(part) or 503
+    read_all(source)
+    assert failed
+
+
+def test_a_redirect_without_an_address_names_the_region(store, source):
+    """As of a bucket in another region."""
+    store.fault = lambda *request: 301
+    with pytest.raises(feedline.FeedError, match=r"must be asked in its own region \(AWS_REGION\)"):
+        source[0]
+
+
+IN_A_FORK = """
+import os, sys
+import feedline
+source = feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[2]))
+if os.fork() == 0:
+    try:
+        feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[3]))
+    except feedline.FeedError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+print(source[4999].sum())
+"""
+
+
+def test_a_fork_is_refused_and_its_parent_reads_on(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        IN_A_FORK,
+        f"{store.url}/x.npy",
+        tmp_path / "a",
+        tmp_path / "b",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    told, read = done.stdout.splitlines()
+    assert told.startswith("the threads that read stores do not survive a fork, and this process was forked from")
+    assert int(read) == ROWS[4999].sum()
 
 
 def test_a_replaced_object_is_an_error(store, source):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 
 import jax
 import numpy as np
@@ -126,6 +127,10 @@ def test_chunks_are_fetched_ahead_once_and_together(store, options, tmp_path):
     np.testing.assert_array_equal(columns(source, np.arange(200)), X)
     assert len(store.gets()) - fetcher().counts.hedged <= ROW_CHUNKS
     assert store.most_at_once >= 16
+    cached = fetcher().counts.cached
+    assert source.will_read(np.arange(200), 0)
+    time.sleep(0.2)
+    assert fetcher().counts.cached == cached  # nor are they read from the cache a second time
     source.close()
 
 

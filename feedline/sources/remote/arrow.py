@@ -99,8 +99,9 @@ def _blocks(footer: bytes, size: int) -> npt.NDArray[Any]:
         raise ValueError(f"its footer promises {count} record batches, and is too short for them")
     blocks = np.frombuffer(footer, _BLOCK, count, at + 4)
     parts = [blocks[name].astype(object) for name in ("offset", "metadata", "body")]  # no overflow
-    if not all((part >= 0).all() for part in parts) or (np.sum(parts, axis=0) > size).any():
-        raise ValueError("its footer names bytes outside of it")
+    outside = not all((part >= 0).all() for part in parts) or (np.sum(parts, axis=0) > size).any()
+    if outside or sum(parts[1].tolist()) > size:  # all metadata are fetched at once
+        raise ValueError("its footer names bytes outside of it, or some twice")
     return blocks
 
 
