@@ -159,8 +159,12 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued
 
 
 def requeued(launcher, job):
-    """Slurm delays a requeued job for two minutes; this releases it earlier, trying again if it was too early."""
-    began = released = time.monotonic()
+    """Slurm delays a requeued job for two minutes; this releases it earlier, trying again if it was too early.
+
+    Not within seconds: if the old batch script ends after the new one began, Slurm takes that for the new one's end.
+    """
+    began = time.monotonic()
+    released = began + 10
     again = {"JobState=RUNNING", "Restarts=1"}
     while not again <= set(told := launcher.run("scontrol", "show", "job", job).stdout.split()):
         now = time.monotonic()
