@@ -161,7 +161,7 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued
 def requeued(launcher, job):
     """Slurm delays a requeued job for two minutes; this releases it earlier, trying again if it was too early.
 
-    Not within seconds: if the old batch script ends after the new one began, Slurm takes that for the new one's end.
+    Not within seconds: if the old batch script ends after the new one began, Slurm takes that for the end of both.
     """
     began = time.monotonic()
     released = began + 10
