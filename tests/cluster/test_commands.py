@@ -120,10 +120,11 @@ def test_the_printed_srun_command_runs(launcher, joined_members):
 @pytest.mark.cluster
 def test_the_printed_mpirun_command_runs_in_a_job_of_slurm(launcher, joined_members, tmp_path):
     command = printed_for_cpus(launcher, "mpirun", "2")
-    (tmp_path / "script").write_text(f"#!/bin/sh\n{command}")
+    # of its own: mpirun writes standard error into the same file in the middle of a line
+    (tmp_path / "script").write_text(f"#!/bin/sh\nexec >{tmp_path}/printed\n{command}")
     options = ["--wait", "--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path}/out"]
     launcher.run("sbatch", *options, tmp_path / "script", JAX_PLATFORMS="", XLA_FLAGS="", **AS_ROOT)
-    assert members(launcher, (tmp_path / "out").read_text()) == joined_members(4)
+    assert members(launcher, (tmp_path / "printed").read_text()) == joined_members(4)
 
 
 @pytest.mark.cluster
