@@ -195,8 +195,8 @@ class Monitor:
         self.failure = _error_of(process, arguments)
         for reference in _closed_on_abort.copy():
             waiting = reference()
-            if waiting is not None:
-                waiting.close()
+            if waiting is not None:  # it may close an iterator of the user's, which may hang or raise
+                _call_briefly(waiting.close)
             del waiting
         own = process == self._service.process
         if not own:
@@ -291,6 +291,7 @@ class Monitor:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
             if self._service.process:
+                _call_briefly(_flush)  # now: once process 0 has ended, collectives of this process fail and say so
                 self._service.set(f"{_KEY}/left/{self._service.process}", "")
             else:
                 deadline = time.monotonic() + timeout_s

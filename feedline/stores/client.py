@@ -153,7 +153,7 @@ class Client:
             kind, text = type(error).__name__, str(error)
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(f"there is no object {self._base}/{key}; check the address") from None
-            said = text.replace(key, "").replace(self._base.rpartition("/")[2], "").lower()
+            said = text.replace(f"/{key}", "").replace(f"/{self._base.rpartition('/')[2]}", "").lower()
             no_credentials = "credential" in said and not self._answered
             if no_credentials or kind in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise self._for_good("must let this process read it", error, key) from None

@@ -233,7 +233,7 @@ def counted() -> dict[str, float] | None:
 
 def _forked() -> None:
     """In a forked child: requests would wait for ever for threads that are not there, those of obstore, too."""
-    used = fetcher()._loop is not None
+    used = fetcher()._loop is not None or fetcher()._forked
     fetcher.cache_clear()
     fetcher()._forked = used
 

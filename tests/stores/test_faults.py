@@ -157,17 +157,20 @@ import os, sys
 import feedline
 source = feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[2]))
 if os.fork() == 0:
-    try:
-        feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[3]))
-    except feedline.FeedError as error:
-        print(error, flush=True)
+    if os.fork() == 0:
+        try:
+            feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[3]))
+        except feedline.FeedError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
     os._exit(0)
 os.wait()
 print(source[4999].sum())
 """
 
 
-def test_a_fork_is_refused_and_its_parent_reads_on(store, tmp_path):
+def test_a_fork_of_a_fork_is_refused_and_its_parent_reads_on(store, tmp_path):
     store.objects["/x.npy"] = npy(ROWS)
     command = [
         sys.executable,
