@@ -186,6 +186,7 @@ class Feed(Shown, ProcessBound):
           ValueError: the feed is closed, or another thread is inside it.
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
+        asked = time.perf_counter()
         with self._single_thread:
             if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
                 self._check_open()
@@ -197,7 +198,6 @@ class Feed(Shown, ProcessBound):
                 before, steps = self._delivered, self._request.steps_per_call
                 if self._stages.change is not None and self._diagnosed is None:
                     self._use(self._stages.at(before.step))
-                asked = time.perf_counter()
                 tuner = self._observing.tuner
                 if tuner is not None and (proposal := tuner.proposal) is not None:
                     self._tune(proposal)

@@ -83,8 +83,9 @@ def trained(
             waited_s = 0.0
             for step in range(steps):
                 asked = time.perf_counter()
-                next(feed)
+                batch = next(feed)
                 ended = time.perf_counter()
+                del batch  # by the loop, as in any other one
                 waited_s += ended - asked
                 if step == min(ahead, steps // 2) - 1:  # what was read ahead has been taken
                     began, waited_s = ended, 0.0
