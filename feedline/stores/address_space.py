@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -59,7 +60,16 @@ class AddressSpace:
 
     def map(self, start: int, length: int, descriptor: int) -> None:
         """Make the first `length` bytes of a file those from `start` on, a multiple of the page size."""
-        _mapped(self.address + start, length, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        try:
+            _mapped(self.address + start, length, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise OSError(
+                error.errno,
+                "each block that is read is mapped into memory, and this process has as many mappings as Linux "
+                "allows; read smaller batches, or raise vm.max_map_count (sysctl)",
+            ) from error
 
     def unmap(self, start: int, length: int) -> None:
         """Let go of the file. These bytes must not be read any more."""

@@ -22,11 +22,13 @@ import struct
 import tempfile
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from feedline.errors import FeedError
+from feedline.stores.options import Store
 
 _WHOLE = ".whole"
 _READ_BYTES = 1 << 20
@@ -275,6 +277,13 @@ class BlockCache:
         return size
 
     def _unusable(self, error: OSError) -> FeedError:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return FeedError(
+                "what is read from a store is kept in files on local disk, and no more can be opened "
+                f"({error.strerror}); raise the limit (ulimit -n), or close other files",
+                stage="read",
+                file=self._folder,
+            )
         return FeedError(
             f"what is read from a store is kept in a cache on local disk, and {self._folder} cannot be written "
             f"({error.strerror}); set FEEDLINE_CACHE, or feedline.Store(cache=...), to a folder on a disk with "
@@ -282,6 +291,24 @@ class BlockCache:
             stage="read",
             file=self._folder,
         )
+
+
+_caches: weakref.WeakValueDictionary[tuple[str, int | None], BlockCache] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def cache_of(options: Store) -> BlockCache:
+    """The cache of a source: one for all of a process with the same folder and limit, as it counts its files.
+
+    Raises:
+      FeedError: the folder cannot be written.
+    """
+    key = options.folder, options.cache_bytes
+    with _sharing:
+        found = _caches.get(key)
+        if found is None:
+            found = _caches[key] = BlockCache(*key)
+        return found
 
 
 def _deleted(path: str) -> bool:

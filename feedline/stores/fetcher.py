@@ -95,8 +95,13 @@ class Fetcher:
             assert self._loop is not None
             return asyncio.run_coroutine_threadsafe(request, self._loop)
 
-    async def patiently(self, name: str, patience_s: float, size: int, request: Callable[[], Awaitable[T]]) -> T:
+    async def patiently(
+        self, name: str, patience_s: float, size: int | None, request: Callable[[], Awaitable[T]]
+    ) -> T:
         """What `request` returns, which is repeated while its errors are transient.
+
+        Args:
+          size: of the answer in bytes. None: not known, so that nobody can say whether it is late.
 
         Raises:
           FeedError: errors for longer than `patience_s`.
@@ -151,13 +156,13 @@ class Fetcher:
         self._thread.join(timeout_s)
         return self._thread.name if self._thread.is_alive() else None
 
-    async def _hedged(self, size: int, request: Callable[[], Awaitable[T]]) -> T:
+    async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
         """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
         first = self._asked(size, request)
         tasks = {first}
         try:
             await asyncio.wait(tasks, timeout=self._late_after_s(size))
-            if not first.done() and self.counts.hedged < _HEDGED * self.counts.requests:
+            if size is not None and not first.done() and self.counts.hedged < _HEDGED * self.counts.requests:
                 self.counts.hedged += 1
                 tasks.add(self._asked(size, request))
             waiting = tasks
@@ -172,21 +177,24 @@ class Fetcher:
             for task in tasks:
                 task.cancel()
 
-    def _asked(self, size: int, request: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+    def _asked(self, size: int | None, request: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
         async def timed() -> T:
             self.counts.requests += 1
             began = time.monotonic()
             result = await request()
-            durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_SAMPLES))
-            durations.append(time.monotonic() - began)
-            self.counts.fetched_bytes += size
+            if size is not None:
+                durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_SAMPLES))
+                durations.append(time.monotonic() - began)
+                self.counts.fetched_bytes += size
             return result
 
         task = asyncio.ensure_future(timed())
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # so that none is logged
         return task
 
-    def _late_after_s(self, size: int) -> float | None:
+    def _late_after_s(self, size: int | None) -> float | None:
+        if size is None:
+            return None
         durations = self._durations.get(size.bit_length(), ())
         if len(durations) < _FEWEST_SAMPLES:
             return None

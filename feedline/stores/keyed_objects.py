@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
 import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from feedline.stores.cache import BlockCache
+from feedline.stores.ahead import AHEAD, Ahead
+from feedline.stores.cache import cache_of
 from feedline.stores.client import Version
-from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 from feedline.stores.requests import REQUEST_BYTES, cached, version_of
-from feedline.stores.residency import AHEAD, result_of
+from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
@@ -34,19 +34,16 @@ class KeyedObjects:
 
     def __init__(self, prefix: Url, mark: str, mark_version: Version, options: Store) -> None:
         self._prefix, self._mark, self._mark_version = prefix, mark, mark_version
-        self._cache = BlockCache(options.folder, options.cache_bytes)
+        self._cache = cache_of(options)
         self._patience_s = options.patience_s
-        self._once: dict[Hashable, asyncio.Task[Any]] = {}
-        """What was asked already, or is being asked. Used by the fetching thread only."""
+        self._versions: dict[str, Version | None] = {}
+        """Of all objects that were asked for: none may change unseen. Used by the fetching thread only, as are:"""
+        self._asking = Shared[Version | None]()
+        self._getting = Shared[bytes]()
         self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
         """What was fetched ahead last, and so is in the cache still. Guarded by _lock."""
         self._lock = threading.Lock()
-        self._pending: dict[Hashable, concurrent.futures.Future[Any]] = {}
-        """What is being fetched ahead. Guarded by _lock."""
-
-    def url(self, key: str) -> Url:
-        """The address of an object."""
-        return below(self._prefix, key)
+        self._ahead = Ahead()
 
     def read(self, items: Sequence[T], get: Callable[[T], Awaitable[bytes | None]]) -> list[bytes | None]:
         """What `get` gives for each item, all at once. It runs on the fetching thread.
@@ -55,10 +52,13 @@ class KeyedObjects:
           FeedError: something cannot be fetched.
         """
         began = time.monotonic()
+        started = []
         try:
             started = [fetcher().run(_awaited(get(item))) for item in items]
             return [result_of(future, self._prefix) for future in started]
         finally:
+            for future in started:
+                future.cancel()  # after an error, nobody waits for the others
             fetcher().counts.wait_s += time.monotonic() - began
 
     def fetch_ahead(
@@ -70,25 +70,19 @@ class KeyedObjects:
           size: about that many bytes are fetched for an item.
           ahead: so many batches later the items are read.
         """
-        if (ahead + 1) * len(items) * size > self._cache.limit_bytes * AHEAD:
+        limit_bytes = self._cache.limit_bytes
+        if self._ahead.is_too_early(len(items) * size, ahead, limit_bytes):
             return False
-        if len(self._pending) >= 2 * AT_ONCE:
-            return False
-        most = int(self._cache.limit_bytes * AHEAD) // max(1, size)
+        most = int(limit_bytes * AHEAD) // max(1, size)
         for item in items:
-            with self._lock:
-                if item in self._pending or item in self._fetched:
-                    continue
-                future = self._pending[item] = fetcher().run(_dropped(get(item)))
-            future.add_done_callback(functools.partial(self._done, item, most))
+            if item not in self._fetched:
+                request = functools.partial(_dropped, get, item)
+                self._ahead.fetch(item, request, functools.partial(self._note, item, most))
         return True
 
     def close(self) -> None:
         """Give up what is being fetched ahead."""
-        with self._lock:
-            futures = list(self._pending.values())
-        for future in futures:
-            future.cancel()
+        self._ahead.close()
 
     async def size(self, key: str) -> int | None:
         """Of an object; None: there is none."""
@@ -100,59 +94,62 @@ class KeyedObjects:
         version = await self._version(key)
         if version is None:
             raise FileNotFoundError
-        url = self.url(key)
+        url = self._prefix.below(key)
 
         async def piece(at: int) -> bytes:
             stops = min(at + REQUEST_BYTES, stop)
             get = functools.partial(cached, self._cache, url, version, at, stops, self._patience_s)
-            return await self.once((key, at, stops), get, keep=False)
+            return await self._getting.once((key, at, stops), get)
 
         return b"".join(await asyncio.gather(*map(piece, range(start, max(stop, start + 1), REQUEST_BYTES))))
 
-    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]], keep: bool = True) -> T:
-        """What `get` returns, which is called once for all that wait for this key.
-
-        Args:
-          keep: later callers get the same, too.
-        """
-        task: asyncio.Task[T] | None = self._once.get(key)
-        if task is None:
-            task = self._once[key] = asyncio.ensure_future(_awaited(get()))
-            task.add_done_callback(functools.partial(self._forget, key, keep))
-        return await asyncio.shield(task)  # others wait for it, too
-
-    def _forget(self, key: Hashable, keep: bool, task: asyncio.Task[Any]) -> None:
-        if task.cancelled() or task.exception() is not None or not keep:
-            self._once.pop(key, None)
-
     async def _version(self, key: str) -> Version | None:
-        return await self.once(("version", key), lambda: self._asked_version(key))
+        if key not in self._versions:
+            self._versions[key] = await self._asking.once(key, functools.partial(self._asked_version, key))
+        return self._versions[key]
 
     async def _asked_version(self, key: str) -> Version | None:
         try:
-            return await version_of(self.url(key), self._patience_s)
+            return await version_of(self._prefix.below(key), self._patience_s)
         except FileNotFoundError:
-            now = await version_of(self.url(self._mark), self._patience_s)
-            self._mark_version.check(now, str(self.url(self._mark)))
+            now = await version_of(self._prefix.below(self._mark), self._patience_s)
+            self._mark_version.check(now, str(self._prefix.below(self._mark)))
             return None
 
-    def _done(self, item: Hashable, most: int, future: concurrent.futures.Future[Any]) -> None:
+    def _note(self, item: Hashable, most: int) -> None:
+        """An item was fetched ahead."""
         with self._lock:
-            del self._pending[item]
-            if not future.cancelled() and future.exception() is None:
-                self._fetched[item] = None
-                while len(self._fetched) > most:
-                    self._fetched.popitem(last=False)
+            self._fetched[item] = None
+            while len(self._fetched) > most:
+                self._fetched.popitem(last=False)
 
 
-def below(prefix: Url, key: str) -> Url:
-    """The address of an object below a prefix."""
-    return Url(prefix.base, f"{prefix.key}/{key}" if prefix.key else key)
+class Shared(Generic[T]):
+    """Requests that several wait for. One that all of them gave up is cancelled. For the fetching thread."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, tuple[asyncio.Task[T], list[None]]] = {}
+        """With an element for each that waits."""
+
+    async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
+        """What `get` returns, which is called once for all that wait for this key meanwhile."""
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.ensure_future(_awaited(get())), []
+        task, waiting = self._tasks[key]
+        waiting.append(None)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            waiting.pop()
+            if not waiting:
+                task.cancel()
+            if (task.done() or not waiting) and self._tasks.get(key, (None,))[0] is task:
+                del self._tasks[key]
 
 
 async def _awaited(result: Awaitable[T]) -> T:
     return await result
 
 
-async def _dropped(result: Awaitable[Any]) -> None:
-    await result
+async def _dropped(get: Callable[[T], Awaitable[Any]], item: T) -> None:
+    await get(item)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from feedline.stores.cache import BlockCache, name_of
+from feedline.stores.ahead import Ahead
+from feedline.stores.cache import cache_of, name_of
 from feedline.stores.client import Version
-from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, version_of
-from feedline.stores.residency import AHEAD, result_of
+from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
 
@@ -40,11 +39,9 @@ class ManyObjects:
     """
 
     def __init__(self, options: Store) -> None:
-        self._cache = BlockCache(options.folder, options.cache_bytes)
+        self._cache = cache_of(options)
         self._patience_s = options.patience_s
-        self._lock = threading.Lock()
-        self._pending: dict[str, concurrent.futures.Future[None]] = {}
-        """What is being fetched ahead, by the names of files. Guarded by _lock."""
+        self._ahead = Ahead()
 
     def versions(self, urls: Sequence[Url]) -> list[Version | None]:
         """The present versions of objects, all asked at once; None: the store says that there is no such object.
@@ -82,31 +79,22 @@ class ManyObjects:
 
     def fetch_ahead(self, parts: Sequence[Part], ahead: int) -> bool:
         """Start to fetch parts that are read `ahead` batches later. Returns False if that is too early."""
-        if (ahead + 1) * sum(part.stop - part.start for part in parts) > self._cache.limit_bytes * AHEAD:
-            return False
-        if len(self._pending) >= 2 * AT_ONCE:
+        needed_bytes = sum(part.stop - part.start for part in parts)
+        if self._ahead.is_too_early(needed_bytes, ahead, self._cache.limit_bytes):
             return False
         for piece in (piece for part in parts for piece in _pieces(part)):
-            name = _name(piece)
-            with self._lock:
-                if name in self._pending or self._cache.touch(name):
-                    continue
-                future = fetcher().run(self._kept(piece))
-                self._pending[name] = future
-            future.add_done_callback(functools.partial(self._done, name))
+            if not self._cache.touch(name := _name(piece)):
+                self._ahead.fetch(name, functools.partial(self._kept, piece))
         return True
 
     def close(self) -> None:
         """Give up what is being fetched."""
-        with self._lock:
-            futures = list(self._pending.values())
-        for future in futures:
-            future.cancel()
+        self._ahead.close()
 
     def _start(self, piece: Part) -> Any:
         """The bytes of a piece if the cache has them; else a request."""
         name = _name(piece)
-        pending = self._pending.get(name)
+        pending = self._ahead.get(name)
         if pending is None and (data := bytes_in(self._cache, name, piece.stop - piece.start)) is not None:
             return data
         return pending or fetcher().run(self._cached(piece))
@@ -122,10 +110,6 @@ class ManyObjects:
 
     async def _kept(self, piece: Part) -> None:
         await self._cached(piece)
-
-    def _done(self, name: str, future: concurrent.futures.Future[None]) -> None:
-        with self._lock:
-            del self._pending[name]
 
 
 def _name(piece: Part) -> str:

@@ -53,7 +53,7 @@ def matches(url: str, options: Store) -> list[Listed] | None:
 def folders(prefix: Url, options: Store) -> tuple[str, ...]:
     """The names of the folders in a folder of a bucket. Errors as of `listing`."""
     client = client_of(prefix.base)
-    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.folders(prefix.key))
+    request = fetcher().patiently(str(prefix), options.patience_s, None, lambda: client.folders(prefix.key))
     return fetcher().run(request).result()
 
 
@@ -64,7 +64,7 @@ def listing(prefix: Url, options: Store) -> list[Listed]:
       FeedError: the store cannot be read.
     """
     client = client_of(prefix.base)
-    request = fetcher().patiently(str(prefix), options.patience_s, 0, lambda: client.list(prefix.key))
+    request = fetcher().patiently(str(prefix), options.patience_s, None, lambda: client.list(prefix.key))
     return fetcher().run(request).result()
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.stores.address_space import AddressSpace
+from feedline.stores.ahead import AHEAD
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
@@ -48,8 +49,7 @@ class RemoteObject:
         self._residency = residency
         self._space = AddressSpace(version.size_bytes)
         self.blocks = -(-version.size_bytes // BLOCK_BYTES)
-        self.first_block, self._present, self._used = residency.add(self, self.blocks)
-        # _present is written under _lock
+        self.first_block, self._present = residency.add(self, self.blocks)
         self._lock = threading.RLock()  # a request may be done before its callback is added
         self._pending: dict[int, concurrent.futures.Future[None]] = {}
         """The requests that fetch a block. One that has mapped it already is removed when the block is retired, as
@@ -132,8 +132,9 @@ class RemoteObject:
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES
+        most = min(2 * AT_ONCE, int(self._residency.cache.limit_bytes * AHEAD) // BLOCK_BYTES)
         if self.fetching < AT_ONCE:
-            self.fetch(range(first, min(self.blocks, first + 2 * AT_ONCE)))
+            self.fetch(range(first, min(self.blocks, first + most)))
 
     def samples(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of some (offset, length), each fetched alone, all at once: for headers and digests."""
@@ -172,7 +173,7 @@ class RemoteObject:
     def retire(self, block: int) -> None:
         """Later reads do not find the block, and fetch it again."""
         with self._lock:
-            self._present[block] = False
+            self._residency.note(self.first_block + block, present=False)
             self._pending.pop(block, None)  # the request may still fetch others, but has mapped this one
 
     def unmap(self, block: int) -> None:
@@ -213,7 +214,12 @@ class RemoteObject:
 
     async def _sample(self, start: int, stop: int) -> bytes:
         there = self._residency
-        return await cached(there.cache, self.url, self.version, start, stop, there.patience_s)
+
+        async def piece(at: int) -> bytes:
+            stops = min(at + REQUEST_BYTES, stop)
+            return await cached(there.cache, self.url, self.version, at, stops, there.patience_s)
+
+        return b"".join(await asyncio.gather(*map(piece, range(start, stop, REQUEST_BYTES))))
 
     def _from_cache(self, run: list[int]) -> list[int]:
         """Map the blocks that the cache has. Returns the others."""
@@ -240,7 +246,7 @@ class RemoteObject:
         try:
             with self._lock:
                 self._space.map(start, stop - start, descriptor)
-                self._present[block] = True
+                self._residency.note(self.first_block + block, present=True)
         finally:
             os.close(descriptor)
 

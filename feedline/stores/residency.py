@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
+import functools
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -15,8 +18,9 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError
 from feedline.runtime.ending import check_may_read
-from feedline.stores.cache import BlockCache
-from feedline.stores.fetcher import AT_ONCE, fetcher
+from feedline.stores.ahead import AHEAD, MOST
+from feedline.stores.cache import cache_of
+from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
@@ -25,9 +29,10 @@ BLOCK_BYTES = 1 << 21
 """A row of a shuffled batch costs a block the first time, so a larger one delays the first batch on a slow link.
 Each is a file of the cache, so a smaller one makes more of them."""
 _EVERY_S = 20.0
-AHEAD = 0.25
-"""The share of the cache that batches fill which were fetched and not read yet."""
-_MOST_MAPPED = 1 << 15  # blocks: Linux allows a process some 65,000 mappings
+_OTHER_MAPPINGS = 1 << 14
+"""Of a process: libraries, stacks of threads, slabs; and blocks that are let go of, but still read."""
+_KEPT = 7 / 8
+"""The share of the mapped blocks that remains, so that not every block that is mapped lets go of one."""
 
 
 class _Object(Protocol):
@@ -47,21 +52,23 @@ class Residency:
 
     An evicted block is deleted from the cache folder by any process, and keeps its space on disk while it is
     mapped. So this class notices it, and unmaps it once all reads have ended that began before; a later read
-    fetches it again.
+    fetches it again. So it goes, too, with the blocks of any source that were not read for the longest time, where
+    the process has as many mapped as Linux allows.
 
     Attributes:
       cache: on local disk.
       patience_s: how long a store may fail.
+      mapped: how many blocks are there.
     """
 
     def __init__(self, options: Store) -> None:
-        self.cache = BlockCache(options.folder, options.cache_bytes)
+        self.cache = cache_of(options)
         self.patience_s = options.patience_s
         self._objects: list[_Object] = []
         self._firsts = np.zeros(0, np.int64)
         self._present = np.zeros(0, bool)
-        self._used = np.zeros(0, bool)
-        """Blocks that were read since `_maintain` looked."""
+        self._used_at = np.zeros(0, np.int32)
+        """When each block was read last, or mapped: seconds on the monotonic clock."""
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._reads: dict[int, None] = {}
@@ -72,17 +79,21 @@ class Residency:
         """All blocks are there. Set to True, and to False together with retiring blocks, under _lock."""
         self._maintained = time.monotonic()
         self._evictions = 0
+        self._counting = threading.Lock()
+        self.mapped = 0
+        with _listing:
+            _sources.add(self)
 
     def reserve(self, blocks: int) -> None:
         """Make room for all blocks of all objects, before the first is added."""
-        self._present, self._used = np.zeros(blocks, bool), np.zeros(blocks, bool)
+        self._present, self._used_at = np.zeros(blocks, bool), np.zeros(blocks, np.int32)
 
-    def add(self, item: _Object, blocks: int) -> tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """The number of the first block of an object, and views of which are present and which in use."""
+    def add(self, item: _Object, blocks: int) -> tuple[int, npt.NDArray[np.bool_]]:
+        """The number of the first block of an object, and a view of which of them are present."""
         first = int(self._firsts[-1]) if len(self._firsts) else 0
         self._firsts = np.append(self._firsts if len(self._firsts) else [0], first + blocks)
         self._objects.append(item)
-        return first, self._present[first : first + blocks], self._used[first : first + blocks]
+        return first, self._present[first : first + blocks]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -95,14 +106,7 @@ class Residency:
         finally:
             with self._lock:
                 del self._reads[number]
-                oldest = next(iter(self._reads), None)
-                ready = [block for block, at in self._retired.items() if oldest is None or at < oldest]
-                for block in ready:
-                    del self._retired[block]
-                # under the lock: a block that is fetched and retired again meanwhile has later readers
-                for item, some in self._by_object(sorted(ready)):
-                    for block in some:
-                        item.unmap(block)
+                self._unmap()
 
     @property
     def is_complete(self) -> bool:
@@ -119,7 +123,7 @@ class Residency:
         Raises:
           FeedError: they cannot be fetched.
         """
-        self._used[blocks] = True
+        self._used_at[blocks] = _now()
         self._maintain()
         if self._present[blocks].all():
             return
@@ -134,12 +138,13 @@ class Residency:
         """Start to fetch blocks that are needed `ahead` batches later. Returns False if that is too early.
 
         It is too early while enough is being fetched to keep the link busy, and where the batches until then would
-        not fit into a quarter of the cache, which could evict blocks before they are read.
+        not fit into a quarter of the cache, or of what may be mapped, which could evict blocks before they are
+        read.
         """
         needed = len(np.unique(blocks)) * BLOCK_BYTES
-        if (ahead + 1) * needed > self.cache.limit_bytes * AHEAD:
+        if (ahead + 1) * needed > min(self.cache.limit_bytes, most_mapped() * BLOCK_BYTES) * AHEAD:
             return False
-        if sum(item.fetching for item in self._objects) >= 2 * AT_ONCE:
+        if sum(item.fetching for item in self._objects) >= MOST:
             return False
         self._start(blocks)
         return True
@@ -157,6 +162,8 @@ class Residency:
 
     def _maintain(self) -> None:
         """Every 20 s, and after an eviction: say which blocks are in use, and retire those that are gone."""
+        if sum(source.mapped for source in _all_sources()) > most_mapped():
+            _make_room()
         now = time.monotonic()
         evictions = self.cache.evictions
         if now < self._maintained + _EVERY_S and evictions == self._evictions:
@@ -164,28 +171,100 @@ class Residency:
         with self._lock:  # one thread
             if now < self._maintained + _EVERY_S and evictions == self._evictions:
                 return
-            self._maintained, self._evictions = now, evictions
+            before, self._maintained, self._evictions = int(self._maintained), now, evictions
         mapped = np.flatnonzero(self._present)
-        used = self._used[mapped] | self._complete
-        self._used[:] = False
+        used = (self._used_at[mapped] >= before) | self._complete
         names = [item.name(block) for item, some in self._by_object(mapped.tolist()) for block in some]
         gone = [
             not (self.cache.touch(name) if in_use else self.cache.has(name))
             for name, in_use in zip(names, used.tolist(), strict=True)
         ]
-        retired = mapped[np.array(gone, bool) | (~used & (len(mapped) > _MOST_MAPPED))].tolist()
-        if not retired:
+        self.retire(mapped[np.array(gone, bool)].tolist())
+
+    def note(self, block: int, present: bool) -> None:
+        """A block was mapped, or is to be unmapped. Called with the lock of its object held: no other is taken."""
+        with self._counting:
+            self.mapped += present - int(self._present[block])
+            self._present[block] = present
+            self._used_at[block] = _now()
+
+    def unused_since(self) -> tuple[Indices, npt.NDArray[np.int32]]:
+        """The blocks that are there, and when each was used last."""
+        blocks = np.flatnonzero(self._present)
+        return blocks, np.full(len(blocks), _now(), np.int32) if self._complete else self._used_at[blocks]
+
+    def retire(self, blocks: Sequence[int]) -> None:
+        """Later reads do not find these blocks. They are unmapped once all reads have ended that may have."""
+        if not blocks:
             return
         with self._lock:
             self._complete = False
-            for item, some in self._by_object(retired):
+            for item, some in self._by_object(blocks):
                 for block in some:
                     item.retire(block)
-            self._retired.update(dict.fromkeys(retired, next(self._numbers)))
+            self._retired.update(dict.fromkeys(blocks, next(self._numbers)))
+            self._unmap()
+
+    def _unmap(self) -> None:
+        """Let go of the blocks that no read in progress uses. Called under _lock."""
+        oldest = next(iter(self._reads), None)
+        ready = [block for block, at in self._retired.items() if oldest is None or at < oldest]
+        for block in ready:
+            del self._retired[block]
+        # under the lock: a block that is fetched and retired again meanwhile has later readers
+        for item, some in self._by_object(sorted(ready)):
+            for block in some:
+                item.unmap(block)
+
+
+_sources: weakref.WeakSet[Residency] = weakref.WeakSet()
+"""Those of this process. Guarded by _listing."""
+_listing = threading.Lock()
+_making_room = threading.Lock()
+
+
+@functools.cache
+def most_mapped() -> int:
+    """How many blocks a process may have mapped. Each may split the addresses around it: two mappings a block."""
+    try:
+        with open("/proc/sys/vm/max_map_count") as file:
+            allowed = int(file.read())
+    except (OSError, ValueError):  # not Linux
+        allowed = 65_530
+    return max(1 << 10, (allowed - _OTHER_MAPPINGS) // 2)
+
+
+def _all_sources() -> tuple[Residency, ...]:
+    with _listing:
+        return tuple(_sources)
+
+
+def _make_room() -> None:
+    """Retire the blocks of this process that were not read for the longest time, until an eighth is free."""
+    if not _making_room.acquire(blocking=False):
+        return
+    try:
+        found = [(source, *source.unused_since()) for source in _all_sources()]
+        since = np.concatenate([times for _, _, times in found])
+        more = len(since) - int(most_mapped() * _KEPT)
+        if more <= 0:
+            return
+        chosen = np.zeros(len(since), bool)
+        chosen[np.argpartition(since, more - 1)[:more]] = True
+        first = 0
+        for source, blocks, _ in found:
+            source.retire(blocks[chosen[first : first + len(blocks)]].tolist())
+            first += len(blocks)
+    finally:
+        _making_room.release()
+
+
+def _now() -> int:
+    return int(time.monotonic())
 
 
 def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
-    """The result of a request. Any error is a FeedError: what a store does is never a bad row.
+    """The result of a request. What a store or the local disk does is a FeedError, never a bad row.
 
     Raises:
       FeedError: the request failed, or was cancelled.
@@ -202,6 +281,8 @@ def result_of(future: concurrent.futures.Future[T], url: Any) -> T:
         found = "its source was closed during a read"
     except OSError as error:
         found = f"reading it failed: {error}"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            found += "; raise the limit of open files (ulimit -n)"
     raise FeedError(
         f"an object must stay readable while a feed reads it, and {found}", stage="read", file=str(url)
     )

@@ -53,6 +53,10 @@ class Url(NamedTuple):
             )
         return cls(f"{scheme}://{host}", key)
 
+    def below(self, key: str) -> Url:
+        """The address of an object below this prefix."""
+        return Url(self.base, f"{self.key}/{key}" if self.key else key)
+
     @property
     def is_glob(self) -> bool:
         """Whether the key is a pattern."""

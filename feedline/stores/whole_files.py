@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import fcntl
+import functools
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from feedline.errors import FeedError
-from feedline.stores.cache import BlockCache, name_of
+from feedline.stores.cache import BlockCache, cache_of, name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
 from feedline.stores.options import Store
@@ -22,6 +23,8 @@ from feedline.stores.urls import Url
 
 _log = logging.getLogger("feedline")
 _LOOK_AGAIN_S = 0.1
+_FILES_AT_ONCE = 32
+"""Each has two files open while it is fetched."""
 T = TypeVar("T")
 
 
@@ -44,7 +47,7 @@ class WholeFiles:
     """
 
     def __init__(self, urls: Sequence[str], options: Store) -> None:
-        cache = BlockCache(options.folder, options.cache_bytes)
+        cache = cache_of(options)
         parsed = [Url.parse(url) for url in urls]
         self.versions: list[Version] = [
             future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
@@ -59,54 +62,81 @@ class WholeFiles:
                 file=urls[0],
             )
         _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(urls), size)
-        slots = asyncio.Semaphore(AT_ONCE)
-        self._descriptors: list[int] = []
+        slots = asyncio.Semaphore(_FILES_AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._kept = _Descriptors()
         started = [
-            fetcher().run(_opened(cache, url, version, options.patience_s, slots))
+            fetcher().run(_opened(cache, url, version, options.patience_s, slots, self._kept))
             for url, version in zip(parsed, self.versions, strict=True)
         ]
         try:
-            found = [result_of(future, url) for future, url in zip(started, parsed, strict=True)]
+            self.paths = [result_of(future, url) for future, url in zip(started, parsed, strict=True)]
         except BaseException:
             for future in started:
                 future.cancel()
-                future.add_done_callback(_let_go)
+            self.close()
             raise
-        self.paths = [path for path, _ in found]
-        self._descriptors = [descriptor for _, descriptor in found]
 
     def close(self) -> None:
         """Let the files be evicted. One that is open stays readable."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        self._kept.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptors"):
+        if hasattr(self, "_kept"):
             self.close()
 
 
-def _let_go(future: concurrent.futures.Future[tuple[str, int]]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        os.close(future.result()[1])
+class _Descriptors:
+    """Of the files that must stay. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[int] | None = []
+
+    def keep(self, descriptor: int) -> None:
+        """Keep it open until `close`; close it now if that was called."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept.append(descriptor)
+                return
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """Close them all, and those that come later."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        for descriptor in kept or ():
+            os.close(descriptor)
 
 
 async def _opened(
-    cache: BlockCache, url: Url, version: Version, patience_s: float, slots: asyncio.Semaphore
-) -> tuple[str, int]:
-    """The path of an object as a file, and the descriptor that keeps it there."""
+    cache: BlockCache,
+    url: Url,
+    version: Version,
+    patience_s: float,
+    slots: tuple[asyncio.Semaphore, asyncio.Semaphore],
+    kept: _Descriptors,
+) -> str:
+    """The path of an object as a file, whose descriptor is kept.
+
+    Args:
+      slots: for the objects that have files open meanwhile, and for the requests.
+    """
     name = name_of(str(url), version.tag, 0, version.size_bytes)
-    async with _alone(cache.path(name) + ".lock"):
+    async with slots[0], _alone(cache.path(name) + ".lock"):
         found = await _in_thread(cache.open_whole, name, version.size_bytes, undo=_close_found)
         if found is not None:
             fetcher().counts.cached += 1
-            return found
-        descriptor, temporary = await _in_thread(cache.begin_whole, name, version.size_bytes, undo=_drop)
-        try:
-            await _fetch(url, version, patience_s, slots, descriptor)
-            return await _in_thread(cache.finish_whole, name, descriptor, temporary), descriptor
-        except BaseException:
-            _drop((descriptor, temporary))
-            raise
+            path, descriptor = found
+        else:
+            descriptor, temporary = await _in_thread(cache.begin_whole, name, version.size_bytes, undo=_drop)
+            try:
+                await _fetch(url, version, patience_s, slots[1], descriptor)
+                path = await _in_thread(cache.finish_whole, name, descriptor, temporary)
+            except BaseException:
+                _drop((descriptor, temporary))
+                raise
+        kept.keep(descriptor)
+    return path
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None) -> T:
@@ -115,13 +145,16 @@ async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable
     Args:
       undo: is called with the result if that is not returned because of a cancellation.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    # no task: when the interpreter exits, all tasks are cancelled, and the thread goes on
+    future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if undo is not None and task.exception() is None:
-            undo(task.result())
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):  # a second one
+                await asyncio.wait([future])
+        if undo is not None and future.exception() is None:
+            undo(future.result())
         raise
 
 

@@ -1,5 +1,6 @@
 """Blocks that are evicted while they are fetched, read and waited for: no read finds one that is not mapped."""
 
+import itertools
 import os
 import threading
 from typing import ClassVar
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.stores import residency
 
 BLOCK = 1 << 21
 
@@ -190,3 +192,31 @@ def test_the_last_block_may_arrive_while_a_source_is_told_what_comes_next():
         assert len(list(feed)) == 4
     mixture = feedline.Mixture({"a": Told(), "b": Told()}, {"a": 1, "b": 1})
     assert all(mixture._will_read(np.arange(128), 0) for _ in range(3))
+
+
+def test_blocks_that_were_read_long_ago_are_unmapped_where_the_process_has_many_whichever_source_has_them(
+    store, options, monkeypatch
+):
+    """Linux allows a process some 65,000 mappings; here it is as if that were 10 blocks."""
+    monkeypatch.setattr(residency, "most_mapped", lambda: 10)
+    monkeypatch.setattr(residency, "_now", itertools.count(1).__next__)
+    for name in "abc":
+        store.objects[f"/{name}.bin"] = b"".join(bytes([i]) * BLOCK for i in range(8))
+    sources = [
+        feedline.open_source(f"{store.url}/{name}.bin", dtype=np.dtype((np.uint8, BLOCK)), store=options)
+        for name in "abc"
+    ]
+    for _ in range(2):
+        for source in sources:
+            for row in range(8):
+                assert values(source, [row]) == [row]
+                assert blocks_mapped(options) <= 11
+    assert values(sources[0], range(8)) == [*range(8)]  # one read that needs almost all
+    counts = [source._opened.objects.residency.mapped for source in sources]
+    assert sum(counts) == blocks_mapped(options)
+    assert counts[0] == 8  # those of the others were older
+
+
+def blocks_mapped(options):
+    with open("/proc/self/maps") as maps:
+        return sum(str(options.cache) in line for line in maps)

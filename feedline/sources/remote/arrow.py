@@ -86,6 +86,8 @@ class ArrowObject:
     def _draw(self, item: RemoteObject, parts: Sequence[tuple[int, bytes]]) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         memory = mmap.mmap(-1, item.size, flags=flags)  # only pages that are written take memory
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux: and small ones
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         self.outline = np.frombuffer(memory, np.uint8)
         for start, data in parts:
             self.outline[start : start + len(data)] = np.frombuffer(data, np.uint8)
@@ -189,13 +191,14 @@ def grouped(item: RemoteObject, options: OpenOptions) -> GroupedFile:
     schema, _ = arrow.batches_of(found.outline)
     spec = spec_of(schema, options, item)
     names = sorted(spec)
+    blocks, is_stream = found.blocks, found.is_stream  # the outline is not kept
 
     def extent(leaf: int, group: int) -> tuple[int, int]:
-        block = found.blocks[group]
+        block = blocks[group]
         return int(block["offset"]), int(block["metadata"]) + int(block["body"])
 
     def read(leaf: int, group: int) -> Group:
-        batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group), found.is_stream)
+        batch = _columns(item, schema, [names[leaf]], group, extent(leaf, group), is_stream)
         return rows_of(batch.column(names[leaf]), f"column {names[leaf]!r}")
 
     return GroupedFile(
@@ -211,13 +214,14 @@ def table(item: RemoteObject, options: OpenOptions) -> TableFile | None:
     names = names_with_bytes(schema, options, item)
     if not names:
         return None
+    blocks, is_stream = found.blocks, found.is_stream  # the outline is not kept
 
     def extents(group: int) -> list[tuple[int, int]]:
-        block = found.blocks[group]
+        block = blocks[group]
         return [(int(block["offset"]), int(block["metadata"]) + int(block["body"]))]
 
     def read(group: int) -> Columns:
-        batch = _columns(item, schema, names, group, extents(group)[0], found.is_stream)
+        batch = _columns(item, schema, names, group, extents(group)[0], is_stream)
         return Columns({name: column_of(batch.column(name), f"column {name!r}") for name in names})
 
     return TableFile(kinds_of(schema, names, item), found.lengths, read, extents=extents)

@@ -16,7 +16,6 @@ from feedline.sources.formats.zarr import MARKS, grouped, opened_in, sampled_row
 from feedline.sources.formats.zarr_array import parsed_metadata
 from feedline.sources.remote.zarr_array import RemoteZarrArray
 from feedline.stores.client import Version
-from feedline.stores.keyed_objects import below
 from feedline.stores.many_objects import ManyObjects, whole
 from feedline.stores.opening import folders
 from feedline.stores.options import Store
@@ -28,7 +27,7 @@ _CONSOLIDATED = ".zmetadata"
 def is_remote_zarr(address: str, options: Store) -> bool:
     """Whether an array or a group lies at an address. FeedError: the store cannot be read."""
     url = Url.parse(address)
-    return any(ManyObjects(options).versions([below(_folder(url), mark) for mark in MARKS]))
+    return any(ManyObjects(options).versions([_folder(url).below(mark) for mark in MARKS]))
 
 
 def _folder(url: Url) -> Url:
@@ -54,22 +53,22 @@ class _RemoteZarr:
     def array(self, url: Url) -> RemoteZarrArray:
         """An open array."""
         mark = next(mark for mark in self._marks(url) if mark in (".zarray", "zarr.json"))
-        data = self._read(below(url, mark))
-        return RemoteZarrArray(url, mark, data, self.versions[str(below(url, mark))], self._fill, self._options)
+        data = self._read(url.below(mark))
+        return RemoteZarrArray(url, mark, data, self.versions[str(url.below(mark))], self._fill, self._options)
 
     def is_array(self, url: Url) -> bool:
         """Whether it is an array, and no group."""
         marks = self._marks(url)
         if "zarr.json" not in marks:
             return ".zarray" in marks
-        path = below(url, "zarr.json")
+        path = url.below("zarr.json")
         return says_array(parsed_metadata(self._read(path), path), path)
 
     def members(self, url: Url) -> dict[str, Url]:
         """The arrays and groups that lie in a group, by name."""
         names = folders(url, self._options) if url.can_list else self._consolidated(url)
-        children = {name: below(url, name) for name in sorted(names)}
-        self._ask([below(child, mark) for child in children.values() for mark in MARKS])
+        children = {name: url.below(name) for name in sorted(names)}
+        self._ask([child.below(mark) for child in children.values() for mark in MARKS])
         return {name: child for name, child in children.items() if self._marks(child)}
 
     def is_zarr(self, url: Url) -> bool:
@@ -78,7 +77,7 @@ class _RemoteZarr:
 
     def _marks(self, url: Url) -> list[str]:
         """The metadata objects of an array or a group."""
-        asked = [below(url, mark) for mark in MARKS]
+        asked = [url.below(mark) for mark in MARKS]
         if not any(str(each) in self.versions for each in asked):
             self._ask(asked)
         return [mark for mark, each in zip(MARKS, asked, strict=True) if str(each) in self.versions]
@@ -99,10 +98,10 @@ class _RemoteZarr:
         """
         found: Any = {}
         if "zarr.json" in self._marks(url):
-            mark = below(url, "zarr.json")
+            mark = url.below("zarr.json")
             found = parsed_metadata(self._read(mark), mark).get("consolidated_metadata")
         else:
-            mark = below(url, _CONSOLIDATED)
+            mark = url.below(_CONSOLIDATED)
             self._ask([mark])
             if str(mark) in self.versions:
                 found = json.loads(self._read(mark))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -16,12 +17,13 @@ from feedline.sources.formats import extras
 from feedline.sources.formats.grouped_file import memory_bytes
 from feedline.sources.formats.zarr_array import ZarrArray, missing_error, parsed_metadata, result_in_python
 from feedline.stores.client import Version
-from feedline.stores.keyed_objects import KeyedObjects
+from feedline.stores.keyed_objects import KeyedObjects, Shared
 from feedline.stores.options import Store
 from feedline.stores.urls import Url
 
 Array = npt.NDArray[Any]
 Corner = tuple[int, ...]
+_INDICES_BYTES = 1 << 26
 _NONE = (1 << 64) - 1  # in the index of a shard: there is no such chunk
 
 
@@ -106,6 +108,9 @@ class RemoteZarrArray(ZarrArray):
         self._name = name
         self._driver = "zarr3" if name == "zarr.json" else "zarr"
         self._objects = KeyedObjects(url, name, version, options)
+        self._indices: dict[str, Array] = {}
+        """Of shards, by their keys; the one that was used last at the end. Used by the fetching thread only."""
+        self._reading = Shared[Array]()
         metadata = parsed_metadata(data, f"{url}/{name}")
         self._fills = fill and metadata.get("fill_value") is not None
         try:
@@ -169,12 +174,21 @@ class RemoteZarrArray(ZarrArray):
         size = await self._objects.size(key)
         if size is None:
             return None
-        index = await self._objects.once(("index", key), lambda: self._index(key, size))
+        index = await self._index(key, size)
         place = self._shards.place(index, corner, size)
         return None if place is None else await self._objects.part(key, *place)
 
     async def _index(self, key: str, size: int) -> Array:
-        """Of a shard of this size."""
+        """Of a shard of this size. The latest ones are kept; the others lie in the cache on disk."""
+        found = self._indices.pop(key, None)
+        if found is None:
+            found = await self._reading.once(key, functools.partial(self._read_index, key, size))
+        self._indices[key] = found
+        if len(self._indices) > 1 and len(self._indices) * found.nbytes > _INDICES_BYTES:
+            self._indices.pop(next(iter(self._indices)))
+        return found
+
+    async def _read_index(self, key: str, size: int) -> Array:
         assert self._shards is not None
         return self._shards.index(await self._objects.part(key, *self._shards.index_at(size)))
 
