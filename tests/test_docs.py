@@ -19,8 +19,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+
+
 def _given():
-    """The names that the pages use without defining them: a step, an evaluation, an iterator, a sharding."""
+    """The names that the pages use without defining them: a step, its state, an evaluation, an iterator."""
 
     def logits(state, batch):
         return (batch["image"].reshape(len(batch["image"]), -1) / 255.0) @ state
@@ -46,8 +49,7 @@ def _given():
 
     return {
         "train_step": train_step, "evaluate": evaluate, "my_batches": my_batches,
-        "state": np.zeros((16, 10), np.float32), "feedline": feedline,
-        "sharding": NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")),
+        "state": np.zeros((16, 10), np.float32),
     }  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def test_feed(files, capsys):
 
 
 def test_waiting(files, capsys):
-    run("docs/waiting.md")
+    run("docs/waiting.md", sharding=SHARDING)
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "['fetch', 'preparation', 'transfer'] True 0"
 
@@ -102,9 +104,9 @@ def test_training(files, capsys):
 
 
 def test_checkpoints(files):
-    with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, _given()["sharding"]) as feed:
+    with feedline.Feed({"image": "image.npy", "label": "label.npy"}, 64, SHARDING) as feed:
         next(feed), next(feed)
-        names = run("docs/checkpoints.md", feed=feed)
+        names = run("docs/checkpoints.md", feed=feed, sharding=SHARDING)
     # the rows of step s, the first being 1, are batch s - 1 of 64 rows, of which an epoch has 3
     for name, step in (("after_checkpoint", 3), ("at_step_41200", 41_200)):
         epoch, batch = divmod(step - 1, 3)
@@ -113,7 +115,7 @@ def test_checkpoints(files):
 
 
 def test_metrics(files, capsys):
-    run("docs/metrics.md")
+    run("docs/metrics.md", sharding=SHARDING)
     printed = capsys.readouterr().out
     assert re.search(
         r"^step 90, .*\nhttp://127.0.0.1:\d+/metrics\n# HELP feedline_batches_total Global batches del",
