@@ -129,7 +129,8 @@ def test_a_worker_that_ends_is_told_within_seconds(start, measured):
     seen = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [fault for fault, *_ in seen] == [*MEANT]
     for fault, taken, seconds, told in seen:
-        assert taken in ((19, 20) if fault in ("killed", "exits with 0") else (20,))  # one may not be sent yet
+        # on a busy machine a process that ends has made some that it has not sent
+        assert taken in (range(12, 21) if fault in ("killed", "exits with 0") else (20,))
         assert re.match(MEANT[fault], told), told
         assert seconds < 30  # about 1 s on a quiet machine
         measured(NAMES.get(fault, f"a worker {fault}"), seconds)
