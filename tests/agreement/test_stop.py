@@ -1,5 +1,6 @@
 """`should_stop` in one process, and the agreement of several processes on a step."""
 
+import contextlib
 import itertools
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 from background import arrived, spawn
-from processes_as_threads import Service
+from real_service import joined
 
 from feedline.agreement import stop as module
 from feedline.agreement.stop import should_stop, stopping
@@ -80,19 +81,18 @@ def test_the_first_call_needs_the_main_thread():
 @pytest.fixture
 def stops(monkeypatch):
     """`stops(n)`: the `Stop` objects of n processes, all in this process."""
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def make(processes):
-        service = Service(processes)
-        for process in range(processes):
-            monkeypatch.setattr(module, "coordination", lambda process=process: service.of(process))
-            monkeypatch.setattr(module, "_made", iter([0]))
-            made.append(module.Stop())
-        return made
+        def make(processes):
+            made = []
+            for service in stack.enter_context(joined(processes)):
+                monkeypatch.setattr(module, "coordination", lambda service=service: service)
+                monkeypatch.setattr(module, "_made", iter([0]))
+                made.append(module.Stop())
+                stack.callback(made[-1].close)
+            return made
 
-    yield make
-    for stop in reversed(made):
-        stop.close()
+        yield make
 
 
 def step_of(stop, first, every=1):
