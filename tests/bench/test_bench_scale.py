@@ -119,7 +119,8 @@ def test_of_many_replicas_those_that_differ_from_the_first_are_named():
     def work(service):
         sharding = sharding_of(64, service.process, replicas=8)
         spec = jax.ShapeDtypeStruct((256, 3), np.float32, sharding=sharding)
-        check = ReplicaCheck(service, "key", 1, 256, None, spec, Placement.of(spec).plans)
+        plans = Placement.of(spec).plans
+        check = ReplicaCheck(service, "key", every=1, batch_size=256, epoch_rows=None, spec=spec, plans=plans)
         values = np.zeros((32, 3), np.float32)
         for batch in range(1, 12):
             values[7] = batch == 10 and service.process == 4

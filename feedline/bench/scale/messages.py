@@ -105,7 +105,9 @@ def _replicas(processes: int, costs: Costs) -> Outcome:
 
     def work(service: Coordination) -> None:
         spec, plans = checks[service.process]
-        check = ReplicaCheck(service, "feedline/agree/0/1", 1, rows, None, spec, plans)
+        check = ReplicaCheck(
+            service, "feedline/agree/0/1", every=1, batch_size=rows, epoch_rows=None, spec=spec, plans=plans
+        )
         for batch in range(1, _CHECKS + 1):
             check(values, Cursor(0, batch * rows))
 
