@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from feedline.agreement.failure_lines import failed_process
 from feedline.cluster.launch import _reserved_port
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,7 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3, 4):
         assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
+        assert failed_process(ended.err[process].encode().splitlines()) == 1  # as the launcher reads it
     assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
     assert "no answer" not in "".join(ended.err)
 
