@@ -192,7 +192,7 @@ class Stop:
         try:
             return service.get(f"{self._key}/at", _WARN_S)
         except TimeoutError:
-            arrived = {int(key.rpartition("/")[2]) for key in service.dir(f"{self._key}/said")}
+            arrived = service.by_process(f"{self._key}/said")
             absent = process_names([process for process in range(service.processes) if process not in arrived])
             _log.warning("a signal is to end all processes, but %s did not call should_stop yet", absent)
             return service.get(f"{self._key}/at", _FOREVER_S)
