@@ -1,12 +1,14 @@
 """The agreement on a feed. Processes are threads here, and real in tests/processes."""
 
+import threading
+
 import pytest
-from background import PATIENCE_S, spawn
+from background import PATIENCE_S, arrived, spawn
 from real_service import joined
 
 from feedline import ProcessError
 from feedline.agreement import agree
-from feedline.agreement.agree import collective_build
+from feedline.agreement.agree import SharedBuild, collective_build
 
 PROCESSES = 3
 
@@ -18,7 +20,7 @@ def build(monkeypatch):
 
         def run(process, description, wait_s=PATIENCE_S, error=None):
             monkeypatch.setattr(agree, "coordination", lambda: services[process])
-            agree._built.clear()
+            agree._groups.clear()
             with collective_build(range(PROCESSES), 0.01, wait_s) as collective:
                 if error is not None:
                     raise error
@@ -50,3 +52,62 @@ def test_one_that_cannot_build_its_feed_ends_the_wait_of_the_others(build):
         build(1, {"rows": 8}, error=OSError("no disk"))
     with pytest.raises(ProcessError, match="process 1 could not build it: OSError: no disk"):
         waiting.result(PATIENCE_S)
+
+
+def test_a_process_that_comes_late_does_not_wait_for_itself(monkeypatch):
+    """Process 0 warns before process 1 comes, and process 1 before process 2 does."""
+    warned, told = threading.Semaphore(0), []
+    monkeypatch.setattr(agree, "_SLICE_S", 0.1)
+    monkeypatch.setattr(agree._log, "warning", lambda text, names: (told.append(names), warned.release()))
+    with joined(PROCESSES) as services:
+        running = []
+        for service in services:
+            build = SharedBuild(service, "late", range(PROCESSES), 0.01, PATIENCE_S)
+            running.append(spawn(lambda build=build: build.agree({"rows": 8})))
+            if service.process < PROCESSES - 1:
+                assert warned.acquire(timeout=PATIENCE_S)
+        for one in running:
+            one.result(PATIENCE_S)
+    assert told == ["processes 1 and 2", "process 2"]
+
+
+def test_the_keys_of_a_build_are_deleted_when_all_have_built_the_next_one():
+    """Also those of builds that failed in between. What an open feed tells others stays."""
+    with joined(2) as services:
+        services[0].set("feedline/agree/group/1/latest/0", "of an open feed")
+        older = []
+        for number in range(1, 6):
+            name = f"group/{number}"
+            builds = [SharedBuild(service, name, range(2), 30, PATIENCE_S, tuple(older)) for service in services]
+            if number in (3, 4):
+                builds[0].publish({"message": "no disk"})
+                older.append(name)
+                continue
+            for one in [spawn(lambda build=build: build.agree({"rows": 8})) for build in builds]:
+                one.result(PATIENCE_S)
+            assert {key.split("/")[3] for key in services[0].dir("feedline/build")} == {str(number)}
+            older = [name]
+        assert services[1].dir("feedline/agree") == {"feedline/agree/group/1/latest/0": "of an open feed"}
+
+
+def test_a_process_builds_the_feeds_of_a_group_one_after_the_other(monkeypatch):
+    """A process that has come to a build has left the one before: only so can the keys of that one be deleted."""
+    entered, leave, order = threading.Event(), threading.Event(), []
+    with joined(2) as services:
+        monkeypatch.setattr(agree, "coordination", lambda: services[0])
+
+        def builds(name):
+            with collective_build(range(2), 1, 1):
+                entered.set()
+                arrived(leave)
+                order.append(name)
+
+        running = [spawn(lambda: builds("first"))]
+        arrived(entered)
+        entered.clear()
+        running.append(spawn(lambda: builds("second")))
+        assert not entered.wait(0.1)
+        leave.set()
+        for one in running:
+            one.result(PATIENCE_S)
+    assert order == ["first", "second"]

@@ -60,10 +60,10 @@ def _build(
 ) -> Outcome:
     """All processes compare what they build. The last one may be late, or build something else."""
     everyone = range(processes)
-    key = f"feedline/agree/{group_name(everyone)}/1"
+    name = f"{group_name(everyone)}/1"
 
     def work(service: Coordination) -> None:
-        build = SharedBuild(service, key, everyone, 30.0, 300.0)
+        build = SharedBuild(service, name, everyone, 30.0, 300.0)
         last = service.process == processes - 1
         if not differs:
             build.agree(description)
