@@ -44,6 +44,15 @@ def test_the_handlers_are_restored():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_step_is_not_lost(number):
+    """For example while the last checkpoint is saved."""
+    with stopping() as stop:
+        assert not should_stop(1)
+        signal.raise_signal(number)
+    assert stop.signal == number
+
+
 def test_a_signal_that_is_ignored_stays_ignored():
     """As in a job that a script starts with `&`."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,6 +132,17 @@ def test_a_process_whose_loop_has_ended_does_not_block_the_others(stops):
     last.reached(98)
     last._handle(signal.SIGTERM, None)
     assert spawn(lambda: step_of(last, 99)).result(30) >= 100
+
+
+def test_a_signal_after_the_last_step_is_told_to_those_that_still_save(stops):
+    early, signalled, late = stops(3)
+    for stop in (early, signalled, late):
+        assert not stop.reached(9)
+    early.close()
+    signalled._handle(signal.SIGTERM, None)
+    signalled.close()
+    late.close()
+    assert (early.signal, signalled.signal, late.signal) == (None, signal.SIGTERM, signal.SIGTERM)
 
 
 def test_a_process_that_does_not_call_should_stop_is_named(stops, monkeypatch):
