@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol
 from feedline.agreement import failure_lines
 from feedline.agreement.answers import Answers
 from feedline.agreement.coordination import Coordination, coordination, is_unreachable
+from feedline.agreement.differences import process_names
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
@@ -279,13 +280,22 @@ class Monitor:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():
-                message = (
-                    f"it reached the end of the program {_SUCCESS_S:g} s before the others, and waits no longer"
-                )
-                _report(self._service, {"message": message})
+                self._report_long_wait()
                 self._thread.join()
         except KeyboardInterrupt:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
+
+    def _report_long_wait(self) -> None:
+        """Report that this process waits no longer for those that have not reached their end."""
+        with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
+            ended = self._service.by_process(_ENDED)
+            others = process_names([each for each in range(self._service.processes) if each not in ended])
+            message = (
+                f"it reached the end of the program {_SUCCESS_S:g} s ago, and waits no longer for {others}: look "
+                "there for a step that hangs, or for work that one process does alone, such as a last evaluation; "
+                "do such work before the last step of all"
+            )
+            _report(self._service, {"message": message})
 
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
