@@ -10,21 +10,21 @@ _FAILED = "process {} failed: "
 _PATTERN = re.compile((_BEGINS + _FAILED.format(r"(\d+)")).encode())
 
 
-def line(text: str) -> str:
+def as_line(text: str) -> str:
     """A line for the user, as every process writes it.
 
     Example:
-      >>> line("process 3 answered again")
+      >>> as_line("process 3 answered again")
       'feedline: process 3 answered again\\n'
     """
     return f"{_BEGINS}{text}\n"
 
 
-def failure(process: int, reason: str) -> str:
+def failure_message(process: int, reason: str) -> str:
     """The failure of a process in words, all in one line.
 
     Example:
-      >>> failure(3, "OSError: no space")
+      >>> failure_message(3, "OSError: no space")
       'process 3 failed: OSError: no space'
     """
     return _FAILED.format(process) + " ".join(reason.split())
@@ -34,7 +34,8 @@ def failed_process(lines: Sequence[bytes]) -> int | None:
     """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
 
     Example:
-      >>> failed_process([b"step 7", line(failure(0, "OSError: no space")).encode(), b"process 1 ends, too"])
+      >>> told = as_line(failure_message(0, "OSError: no space")).encode()
+      >>> failed_process([b"step 7", told, b"process 1 ends, too"])
       0
     """
     found = map(_PATTERN.match, lines)

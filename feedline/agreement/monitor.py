@@ -76,7 +76,7 @@ def _report(service: Coordination, arguments: dict[str, Any]) -> None:
       arguments: of the error. It may name another process than this one as the one that failed.
     """
     process = arguments.pop("process", service.process)
-    arguments["message"] = failure_lines.failure(process, arguments["message"])
+    arguments["message"] = failure_lines.failure_message(process, arguments["message"])
     with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
         service.set(_KEY, json.dumps([process, arguments]))
 
@@ -219,7 +219,7 @@ class Monitor:
             f"look there first. It held the coordination service, so process {self._service.process} ends, too"
         )
         with contextlib.suppress(OSError):
-            os.write(_STDERR, failure_lines.line(text).encode())
+            os.write(_STDERR, failure_lines.as_line(text).encode())
         _end(0 if self._succeeded.is_set() else self._code)
 
     def _find_early_end(self) -> None:
@@ -328,7 +328,7 @@ def _flush() -> None:
 def _print(*lines: str) -> None:
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("".join(map(failure_lines.line, lines)))
+            sys.stderr.write("".join(map(failure_lines.as_line, lines)))
             sys.stderr.flush()
 
     _call_briefly(write)
