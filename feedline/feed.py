@@ -215,7 +215,7 @@ class Feed(Shown, ProcessBound):
                     delivered.step, before.cursor, metadata.rows,
                 )  # fmt: skip
                 if self._stages.taken is not None:
-                    self._stages.taken.batches = counted.batches
+                    self._stages.taken.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before both or counts as one after `next`
                 self._counted, self._delivered = counted, delivered
                 return placed.batch
@@ -406,6 +406,8 @@ class Feed(Shown, ProcessBound):
         finally:
             # first of all, in case an interrupt comes while threads are stopped
             self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
+            if self._stages.taken is not None:
+                self._stages.taken.batches = self._counted.batches // self._request.steps_per_call
             self._diagnosed = None
             self._observing.accounting.interrupted()
             self._stop(_MOMENT_S, reads=False)

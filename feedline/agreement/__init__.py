@@ -2,11 +2,14 @@
 
 A map::
 
-    coordination keys, counters and barriers           knows jax's private names
-    agree        checks that all processes build the same feed
+    coordination   keys and counters                           knows jax's private names
+    agree          checks that all processes build the same feed
       differences  the process and the field that differ     pure
-    all_gather   collects a value from each process, and gives all values to all of them
-    replicas     processes that read the same rows compare checksums
-    monitor      the failure of one process ends the others
-    stop         a signal to one process ends the loop of all, at the same step
+    all_gather     collects a value from each process, and gives all values to all of them
+    latest_values  a value that each process replaces, and that the others read without waiting
+    replicas       processes that read the same rows compare checksums
+    monitor        the failure of one process ends the others
+      answers      names a process that does not answer any more
+      taken        how many batches each process has taken, to find one that ends early
+    stop           a signal to one process ends the loop of all, at the same step
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,13 +17,30 @@ from feedline.agreement.monitor import ended_processes, poll_failure
 from feedline.errors import FeedError, ProcessError, as_arguments
 
 _log = logging.getLogger("feedline")
+_BUILDS = "feedline/build"
 _SLICE_S = 1.0
 """Length of one wait, or more if there are thousands of processes.
 
 jax's wait can be interrupted neither by Ctrl-C nor by the failure of another process.
 """
-_built: collections.Counter[str] = collections.Counter()
-"""The number of feeds that this process has built, by the group that builds them: the same in the whole group."""
+
+
+class _Group:
+    """The feeds that this process builds together with the same others.
+
+    Attributes:
+      built: their number: the same in the whole group.
+      names: of the builds whose keys are still stored: the last one that all compared, and those after it.
+      lock: held while one of them is built. So a process that comes to a build has left the one before.
+    """
+
+    def __init__(self) -> None:
+        self.built = 0
+        self.names: list[str] = []
+        self.lock = threading.RLock()
+
+
+_groups: dict[str, _Group] = {}
 
 
 @contextlib.contextmanager
@@ -46,17 +63,21 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
         yield CollectiveBuild()
         return
     members = sorted(set(processes))
-    group = group_name(members)
-    _built[group] += 1
-    build = SharedBuild(service, f"feedline/agree/{group}/{_built[group]}", members, warning_s, error_s)
-    try:
-        yield build
-    except BaseException as error:
-        verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
-        verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
-        with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
-            build.publish(verdict)
-        raise
+    group = _groups.setdefault(group_name(members), _Group())
+    with group.lock:
+        group.built += 1
+        name = f"{group_name(members)}/{group.built}"
+        build = SharedBuild(service, name, members, warning_s, error_s, tuple(group.names))
+        group.names.append(name)
+        try:
+            yield build
+        except BaseException as error:
+            verdict = {"stage": "agree", "process": service.process, **as_arguments(error)}
+            verdict["message"] = f"process {service.process} could not build it: {verdict['message']}"
+            with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
+                build.publish(verdict)
+            raise
+        group.names = [name]
 
 
 class CollectiveBuild:
@@ -85,16 +106,26 @@ class SharedBuild(CollectiveBuild):
     The first verdict is final, for example the verdict of a process that failed before the last one arrived.
 
     Args:
-      key: a path for keys of this feed, the same in every process.
+      name: a path, the same in every process, and another one for each build.
       processes: the processes that build it, ascending.
+      older: names of builds which every process has left before it comes to this one. The last one to come deletes
+        their keys.
     """
 
     key: str
 
     def __init__(
-        self, service: Coordination, key: str, processes: Sequence[int], warning_s: float, error_s: float
+        self,
+        service: Coordination,
+        name: str,
+        processes: Sequence[int],
+        warning_s: float,
+        error_s: float,
+        older: Sequence[str] = (),
     ) -> None:
-        self.key = key
+        self.key = f"feedline/agree/{name}"
+        self._keys = f"{_BUILDS}/{name}"  # of the build alone: the feed may stay open for long
+        self._older = older
         self._service = service
         self._processes = processes
         self._warning_s = warning_s
@@ -104,10 +135,12 @@ class SharedBuild(CollectiveBuild):
         """See `CollectiveBuild`."""
         text = json.dumps(description)
         digest = _digest(text)
-        self._service.set(f"{self.key}/text/{digest}", text)
-        self._service.set(f"{self.key}/said/{self._service.process}", digest)
-        if self._service.increment(f"{self.key}/came") == len(self._processes):
+        self._service.set(f"{self._keys}/text/{digest}", text)
+        self._service.set(f"{self._keys}/said/{self._service.process}", digest)
+        if self._service.increment(f"{self._keys}/came") == len(self._processes):
             found = self._find_mismatch()
+            for name in self._older:
+                self._service.delete(f"{_BUILDS}/{name}")
             self.publish(found and {"message": found.message, "stage": "agree", "process": found.process})
         verdict = self._wait_for_verdict(self._warning_s, self._error_s)
         if verdict is not None:
@@ -116,13 +149,13 @@ class SharedBuild(CollectiveBuild):
 
     def publish(self, verdict: Mapping[str, Any] | None) -> None:
         """Publish the verdict, if there is none yet: None, or the arguments of the error that all raise."""
-        self._service.set(f"{self.key}/verdict", json.dumps(verdict))
+        self._service.set(f"{self._keys}/verdict", json.dumps(verdict))
 
     def _find_mismatch(self) -> Mismatch | None:
-        digests = {_process(key): digest for key, digest in self._service.dir(f"{self.key}/said").items()}
+        digests = self._service.by_process(f"{self._keys}/said")
         if len(set(digests.values())) == 1:
             return None
-        texts = {name: self._service.get(f"{self.key}/text/{name}", _SLICE_S) for name in set(digests.values())}
+        texts = {name: self._service.get(f"{self._keys}/text/{name}", _SLICE_S) for name in set(digests.values())}
         return find_mismatch({process: json.loads(texts[digest]) for process, digest in digests.items()})
 
     def _wait_for_verdict(self, warning_s: float, error_s: float) -> dict[str, Any] | None:
@@ -131,7 +164,7 @@ class SharedBuild(CollectiveBuild):
         while (waited_s := time.monotonic() - began) < error_s:
             with contextlib.suppress(TimeoutError):
                 verdict: dict[str, Any] | None = json.loads(
-                    self._service.get(f"{self.key}/verdict", min(slice_s, error_s - waited_s))
+                    self._service.get(f"{self._keys}/verdict", min(slice_s, error_s - waited_s))
                 )
                 return verdict
             if (failed := poll_failure()) is not None:
@@ -139,10 +172,10 @@ class SharedBuild(CollectiveBuild):
             self._check_ended()
             if not warned and time.monotonic() - began >= warning_s:
                 warned = True
-                names, _ = self._absent("warning")
+                names, _ = self._absent()
                 waits_for = names or "the comparison of the feeds of all processes"
                 _log.warning("waiting for %s to build this feed, too", waits_for)
-        names, first = self._absent("error")
+        names, first = self._absent()
         what = f"{names} did not" if names else "all arrived, but no process compared the feeds"
         raise ProcessError(
             f"every process of the mesh must build the feed, and its feeds in the same order: {what} within "
@@ -155,7 +188,7 @@ class SharedBuild(CollectiveBuild):
         """Raise if a process that is to build the feed will never come."""
         if not (ended := ended_processes(self._service)):
             return
-        arrived = {_process(entry) for entry in self._service.dir(f"{self.key}/said")}
+        arrived = self._service.by_process(f"{self._keys}/said")
         if gone := [process for process in self._processes if process in ended and process not in arrived]:
             raise ProcessError(
                 f"every process of the mesh must build the feed, but {process_names(gone)} reached the end of the "
@@ -164,18 +197,19 @@ class SharedBuild(CollectiveBuild):
                 process=gone[0],
             )
 
-    def _absent(self, purpose: str) -> tuple[str, int | None]:
+    def _absent(self) -> tuple[str, int | None]:
         """The processes that have not arrived, in words, and the first of them.
 
-        The first process that asks reads who has arrived, and publishes what it found: all ask at the same time,
-        and thousands of lists with thousands of entries would keep process 0 busy for minutes.
+        The first process that asks after an arrival reads who has arrived, and publishes what it found: all ask at
+        the same time, and thousands of lists with thousands of entries would keep process 0 busy for minutes.
         """
-        key = f"{self.key}/absent/{purpose}"
+        arrivals = self._service.increment(f"{self._keys}/came", by=0)
+        key = f"{self._keys}/absent/{arrivals}"
         if self._service.increment(f"{key}/asked") > 1:
             with contextlib.suppress(TimeoutError):  # that process may have been killed
                 names, first = json.loads(self._service.get(f"{key}/found", _SLICE_S))
                 return names, first
-        arrived = {_process(entry) for entry in self._service.dir(f"{self.key}/said")}
+        arrived = self._service.by_process(f"{self._keys}/said")
         absent = [process for process in self._processes if process not in arrived]
         found = process_names(absent), absent[0] if absent else None
         self._service.set(f"{key}/found", json.dumps(found))
@@ -194,8 +228,3 @@ def group_name(processes: Sequence[int]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _process(key: str) -> int:
-    """The process index with which a key ends."""
-    return int(key.rpartition("/")[2])

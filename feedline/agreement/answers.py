@@ -65,7 +65,7 @@ class Answers:
                 if self._service.process:
                     silent: list[int] = json.loads(self._service.try_get(_SILENT) or "[]")
                 else:
-                    silent = judge.silent(self._service.dir(_ANSWERS))
+                    silent = judge.silent(self._service.by_process(_ANSWERS))
                     if silent != self._silent:
                         self._service.replace(_SILENT, json.dumps(silent))
                 self._rounds += 1
@@ -107,17 +107,18 @@ class _Unchanged:
 
     Example:
       >>> unchanged = _Unchanged()
-      >>> [unchanged.silent({"a/0": str(i), "a/1": "7"}) for i in range(6)][-2:]
+      >>> [unchanged.silent({0: str(i), 1: "7"}) for i in range(6)][-2:]
       [[], [1]]
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._looks: dict[str, int] = {}
+        self._values: dict[int, str] = {}
+        self._looks: dict[int, int] = {}
 
-    def silent(self, values: dict[str, str]) -> list[int]:
-        """Look at the values of all processes, by key; a key ends with the number of its process."""
-        for key, value in values.items():
-            self._looks[key] = self._looks.get(key, 0) + 1 if self._values.get(key) == value else 0
+    def silent(self, values: dict[int, str]) -> list[int]:
+        """Look at the values of all processes."""
+        for process, value in values.items():
+            same = self._values.get(process) == value
+            self._looks[process] = self._looks.get(process, 0) + 1 if same else 0
         self._values = values
-        return sorted(int(key.rpartition("/")[2]) for key in values if self._looks[key] > _LOOKS)
+        return sorted(process for process in values if self._looks[process] > _LOOKS)

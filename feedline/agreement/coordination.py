@@ -1,4 +1,4 @@
-"""A client of jax's coordination service: keys, counters and barriers that all processes share.
+"""A client of jax's coordination service: keys and counters that all processes share.
 
 This is the only module that uses private names of jax. Checked on jaxlib 0.10.2: every call may be made from
 several threads at once, and releases the interpreter's lock while it waits.
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from feedline.errors import ProcessError
@@ -50,7 +50,7 @@ def backends_are_initialized() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Coordination:
-    """Keys, counters and barriers that all processes share. Process 0 stores them; a call takes about 0.3 ms.
+    """Keys and counters that all processes share. Process 0 stores them; a call takes about 0.3 ms.
 
     Keys are paths, as in ``feedline/abort/heard/3``. They stay until they are deleted. Every method may be
     called from any thread, and raises a `ProcessError` if process 0 cannot be reached.
@@ -105,14 +105,9 @@ class Coordination:
         with _translated(f"list {prefix}"):
             return dict(self._client.key_value_dir_get(prefix))
 
-    def barrier(self, name: str, timeout_s: float, processes: Sequence[int] | None = None) -> None:
-        """Wait until `processes` (None: all) have called this. TimeoutError if one of them did not in time.
-
-        A name may be used again once all processes have passed. After a timeout, processes that arrive later
-        fail at once.
-        """
-        with _translated(f"meet at {name}"):
-            self._client.wait_at_barrier(name, _milliseconds(timeout_s), processes)
+    def by_process(self, path: str) -> dict[int, str]:
+        """The value of each process, from keys ``path/process``; there must be no other keys below the path."""
+        return {int(key.rpartition("/")[2]): value for key, value in self.dir(path).items()}
 
 
 def is_unreachable(error: BaseException) -> bool:

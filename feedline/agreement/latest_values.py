@@ -22,4 +22,4 @@ class LatestValues:
 
     def read(self) -> dict[int, str]:
         """The latest value of each process that has published one. ProcessError as above."""
-        return {int(key.rpartition("/")[2]): value for key, value in self._service.dir(self._key).items()}
+        return self._service.by_process(self._key)

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from feedline.agreement import failure_lines
 from feedline.agreement.answers import Answers
 from feedline.agreement.coordination import Coordination, coordination, is_unreachable
+from feedline.agreement.differences import process_names
 from feedline.agreement.taken import counts, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
@@ -74,7 +76,7 @@ def _report(service: Coordination, arguments: dict[str, Any]) -> None:
       arguments: of the error. It may name another process than this one as the one that failed.
     """
     process = arguments.pop("process", service.process)
-    arguments["message"] = f"process {process} failed: {' '.join(arguments['message'].split())}"
+    arguments["message"] = failure_lines.failure_message(process, arguments["message"])
     with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
         service.set(_KEY, json.dumps([process, arguments]))
 
@@ -99,7 +101,7 @@ def ended_processes(service: Coordination) -> set[int]:
     """The processes with a monitor that have reached their end, if this process has a monitor."""
     if _monitor is None or not _monitor.one_has_ended:
         return set()
-    return {int(key.rpartition("/")[2]) for key in service.dir(_ENDED)}
+    return set(service.by_process(_ENDED))
 
 
 def _error_of(process: int, arguments: Mapping[str, Any]) -> ProcessError:
@@ -200,7 +202,7 @@ class Monitor:
             del waiting
         own = process == self._service.process
         if not own:
-            _print(f"{FeedError(**arguments)}\nfeedline: process {self._service.process} ends, too")
+            _print(str(FeedError(**arguments)), f"process {self._service.process} ends, too")
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
             _print(str(FeedError(**arguments)))
@@ -212,13 +214,12 @@ class Monitor:
 
     def _end_without_process_0(self) -> NoReturn:
         """End this process. jax does it too, within milliseconds, so that the line must be written at once."""
-        line = (
-            "feedline: no answer from process 0, whose connections are closed: it was killed, crashed or left by "
-            f"os._exit; look there first. It held the coordination service, so process {self._service.process} "
-            "ends, too\n"
+        text = (
+            "no answer from process 0, whose connections are closed: it was killed, crashed or left by os._exit; "
+            f"look there first. It held the coordination service, so process {self._service.process} ends, too"
         )
         with contextlib.suppress(OSError):
-            os.write(_STDERR, line.encode())
+            os.write(_STDERR, failure_lines.as_line(text).encode())
         _end(0 if self._succeeded.is_set() else self._code)
 
     def _find_early_end(self) -> None:
@@ -252,7 +253,7 @@ class Monitor:
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""
         with contextlib.suppress(FeedError):
-            heard = {int(key.rpartition("/")[2]) for key in self._service.dir(f"{_KEY}/heard")}
+            heard = self._service.by_process(f"{_KEY}/heard")
             return [process for process in range(self._service.processes) if process not in heard]
         return []
 
@@ -279,13 +280,22 @@ class Monitor:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)
             if self._thread.is_alive():
-                message = (
-                    f"it reached the end of the program {_SUCCESS_S:g} s before the others, and waits no longer"
-                )
-                _report(self._service, {"message": message})
+                self._report_long_wait()
                 self._thread.join()
         except KeyboardInterrupt:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
+
+    def _report_long_wait(self) -> None:
+        """Report that this process waits no longer for those that have not reached their end."""
+        with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
+            ended = self._service.by_process(_ENDED)
+            others = process_names([each for each in range(self._service.processes) if each not in ended])
+            message = (
+                f"it reached the end of the program {_SUCCESS_S:g} s ago, and waits no longer for {others}: look "
+                "there for a step that hangs, or for work that one process does alone, such as a last evaluation; "
+                "do such work before the last step of all"
+            )
+            _report(self._service, {"message": message})
 
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
@@ -315,10 +325,10 @@ def _flush() -> None:
             stream.flush()
 
 
-def _print(line: str) -> None:
+def _print(*lines: str) -> None:
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"feedline: {line}\n")
+            sys.stderr.write("".join(map(failure_lines.as_line, lines)))
             sys.stderr.flush()
 
     _call_briefly(write)

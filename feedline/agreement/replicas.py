@@ -54,6 +54,7 @@ class ReplicaCheck:
         self,
         service: Coordination,
         key: str,
+        *,
         every: int,
         batch_size: int,
         epoch_rows: int | None,

@@ -99,7 +99,8 @@ class Stop:
     The main thread makes it, and calls `reached` and `close`. `close` ends the thread and restores the handlers.
 
     Attributes:
-      signal: the signal for which `reached` returned True; None if it has not.
+      signal: the signal for which `reached` returned True; None if it has not. After `close`, also one that came
+        after the last call of `reached`, to this process or to one that was closed before it.
     """
 
     def __init__(self) -> None:
@@ -135,9 +136,7 @@ class Stop:
         if self._service is None:
             self.signal = self._received
         else:
-            if self._received is not None and not self._announced:
-                self._announced = True
-                self._announce(self._service, self._received)
+            self._announce(self._service)
             with self._lock:
                 self._step = step
                 if self._stop_step is not None and step >= self._stop_step:
@@ -145,14 +144,21 @@ class Stop:
         return self.signal is not None
 
     def close(self) -> None:
-        """Restore the handlers and end the thread, which first publishes the last step: the others may need it."""
+        """Restore the handlers and end the thread, which first publishes the last step: the others may need it.
+
+        A signal that came after the last step is not lost: it is in `signal`, and the other processes are told.
+        """
         if os.getpid() != self._pid:
             return
         _restore(self._usual)
+        announced = None
         if self._service is not None and self._thread is not None and self._thread.is_alive():
             with contextlib.suppress(FeedError):  # process 0 is gone, and with it the wait
+                self._announce(self._service)
                 self._service.set(self._notice(self._service.process), _CLOSED)
+                announced = self._service.try_get(f"{self._key}/signal")
             self._thread.join(_JOIN_S)
+        self.signal = self.signal or self._stop_signal or int(announced or 0) or self._received
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         _restore(self._usual)
@@ -169,11 +175,14 @@ class Stop:
     def _notice(self, process: int) -> str:
         return f"{self._key}/notice/{process}"
 
-    def _announce(self, service: Coordination, number: int) -> None:
-        """Set the keys of all processes, unless another process has been first."""
-        if service.set(f"{self._key}/signal", str(number)):
+    def _announce(self, service: Coordination) -> None:
+        """If this process got a signal, set the keys of all processes, unless another process has been first."""
+        if self._received is None or self._announced:
+            return
+        self._announced = True
+        if service.set(f"{self._key}/signal", str(self._received)):
             for process in range(service.processes):
-                service.set(self._notice(process), str(number))
+                service.set(self._notice(process), str(self._received))
 
     def _agree(self, service: Coordination) -> None:
         with contextlib.suppress(FeedError):  # process 0 is gone, or jax has shut down
@@ -192,7 +201,7 @@ class Stop:
         try:
             return service.get(f"{self._key}/at", _WARN_S)
         except TimeoutError:
-            arrived = {int(key.rpartition("/")[2]) for key in service.dir(f"{self._key}/said")}
+            arrived = service.by_process(f"{self._key}/said")
             absent = process_names([process for process in range(service.processes) if process not in arrived])
             _log.warning("a signal is to end all processes, but %s did not call should_stop yet", absent)
             return service.get(f"{self._key}/at", _FOREVER_S)

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import collections
+import weakref
 from collections.abc import Mapping
+
+_KEPT = 64
+"""Counts that stay after their feeds are gone: a program that builds a feed for each evaluation has thousands."""
 
 
 class Taken:
-    """The count of one feed, which the training thread replaces with each batch."""
+    """The count of one feed, which the training thread replaces with each delivery.
 
-    __slots__ = ("batches",)
+    Attributes:
+      key: the same for this feed in every process.
+      batches: so many were delivered. Those of one delivery, for several steps in one call, count as one.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "batches", "key")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.batches = 0
 
+    def __del__(self) -> None:
+        _gone.append((self.key, self.batches))
 
-_feeds: dict[str, Taken] = {}
+
+_of_feeds: set[weakref.ref[Taken]] = set()
+"""Any thread adds; the copy of a set is atomic, and so is that of a deque."""
+_gone: collections.deque[tuple[str, int]] = collections.deque(maxlen=_KEPT)
 
 
 def taken_of(key: str) -> Taken:
-    """The count of a new feed.
+    """The count of a new feed, which holds it.
 
     Args:
       key: the same for this feed in every process.
     """
-    _feeds[key] = Taken()
-    return _feeds[key]
+    taken = Taken(key)
+    _of_feeds.add(weakref.ref(taken, _of_feeds.discard))
+    return taken
 
 
 def counts() -> dict[str, int]:
-    """By key, the batches that this process has taken of each feed so far, open or closed."""
-    return {key: taken.batches for key, taken in _feeds.copy().items()}
+    """By key, the batches that this process has taken of each feed, and of the latest ones that are gone."""
+    found = [taken for reference in _of_feeds.copy() if (taken := reference()) is not None]
+    return dict(_gone.copy()) | {taken.key: taken.batches for taken in found}
 
 
 def more_than(other: Mapping[str, int]) -> tuple[int, int] | None:
@@ -38,7 +56,8 @@ def more_than(other: Mapping[str, int]) -> tuple[int, int] | None:
     None: there is no such feed.
 
     Example:
-      >>> taken_of("a feed").batches = 3
+      >>> taken = taken_of("a feed")
+      >>> taken.batches = 3
       >>> more_than({"a feed": 2, "a feed of others": 7})
       (2, 3)
     """

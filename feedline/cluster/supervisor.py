@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from feedline.agreement.failure_lines import failed_process
 from feedline.cluster.lines import Label, Lines, recent_lines
 from feedline.cluster.process_group import FORWARDED, ProcessGroup
 
@@ -214,17 +215,6 @@ class Supervisor:
             message += f"; the others were stopped. Its last lines:{self._lines(index)}"
         _write(_STDERR, f"{message}\n".encode())
         return code if code > 0 else 128 - code
-
-
-def failed_process(lines: Sequence[bytes]) -> int | None:
-    """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
-
-    Example:
-      >>> failed_process([b"step 7", b"feedline: process 0 failed: OSError: no space", b"process 1 ends, too"])
-      0
-    """
-    found = (re.match(rb"feedline: process (\d+) failed: ", line) for line in lines)
-    return next((int(match[1]) for match in found if match), None)
 
 
 def silent_processes(lines: Sequence[bytes]) -> list[int]:

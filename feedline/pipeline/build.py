@@ -118,7 +118,9 @@ def _check(service: Coordination, key: str, request: Request, stages: Stages) ->
         return None
     rows, placement = stages.fingerprint["rows"], stages.placement
     size = stages.access.batch_size * request.steps_per_call
-    return ReplicaCheck(service, key, every, size, rows, placement.spec, placement.plans)
+    return ReplicaCheck(
+        service, key, every=every, batch_size=size, epoch_rows=rows, spec=placement.spec, plans=placement.plans
+    )
 
 
 def _build_sizes(request: Request, key: str | None) -> Stages:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from feedline.agreement.failure_lines import failed_process
 from feedline.cluster.launch import _reserved_port
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
-            said = "begins" if role in (*FAIL, "works", "works_on", "ends") else "waits"
+            said = "begins" if role in (*FAIL, "works", "works_on", "ends", "waits_no_longer") else "waits"
             before.append("".join(iter(lambda p=process, s=said: _line_unless(p, s), "")))
         for process in processes:
             if process.stdin is not None:
@@ -88,6 +89,7 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3, 4):
         assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
+        assert failed_process(ended.err[process].encode().splitlines()) == 1  # as the launcher reads it
     assert "feedline: process 1 failed" not in ended.err[1]  # whose traceback says it
     assert "no answer" not in "".join(ended.err)
 
@@ -135,6 +137,21 @@ def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
     assert (
         "reached the end of the program 0 s ago, and process 1 goes on. If it hangs, it waits for" in ended.err[1]
     )
+
+
+def test_a_process_that_waits_too_long_at_its_end_names_the_others(tmp_path):
+    """After 300 s; here the limit is half a second."""
+    ended = run_roles(tmp_path, "sleeps", "waits_no_longer")
+    assert ended.codes == [1, 1]
+    assert ended.took_s < ABORT_AFTER_S + PROMISED_S
+    told = (
+        "feedline: process 1 failed: it reached the end of the program 0.5 s ago, and waits no longer for "
+        "process 0: look there for a step that hangs, or for work that one process does alone, such as a last "
+        "evaluation; do such work before the last step of all\n"
+    )
+    for process, err in enumerate(ended.err):
+        assert err.count(told) == 1
+        assert (f"feedline: process {process} ends, too\n" in err) == (process != 1)
 
 
 def test_a_process_that_succeeded_exits_with_code_0_after_a_failure_of_another(tmp_path):

@@ -1,5 +1,6 @@
 """`should_stop` in one process, and the agreement of several processes on a step."""
 
+import contextlib
 import itertools
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 from background import arrived, spawn
-from processes_as_threads import Service
+from real_service import joined
 
 from feedline.agreement import stop as module
 from feedline.agreement.stop import should_stop, stopping
@@ -41,6 +42,15 @@ def test_the_handlers_are_restored():
     with stopping():
         should_stop(1)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_step_is_not_lost(number):
+    """For example while the last checkpoint is saved."""
+    with stopping() as stop:
+        assert not should_stop(1)
+        signal.raise_signal(number)
+    assert stop.signal == number
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
@@ -80,19 +90,18 @@ def test_the_first_call_needs_the_main_thread():
 @pytest.fixture
 def stops(monkeypatch):
     """`stops(n)`: the `Stop` objects of n processes, all in this process."""
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def make(processes):
-        service = Service(processes)
-        for process in range(processes):
-            monkeypatch.setattr(module, "coordination", lambda process=process: service.of(process))
-            monkeypatch.setattr(module, "_made", iter([0]))
-            made.append(module.Stop())
-        return made
+        def make(processes):
+            made = []
+            for service in stack.enter_context(joined(processes)):
+                monkeypatch.setattr(module, "coordination", lambda service=service: service)
+                monkeypatch.setattr(module, "_made", iter([0]))
+                made.append(module.Stop())
+                stack.callback(made[-1].close)
+            return made
 
-    yield make
-    for stop in reversed(made):
-        stop.close()
+        yield make
 
 
 def step_of(stop, first, every=1):
@@ -123,6 +132,17 @@ def test_a_process_whose_loop_has_ended_does_not_block_the_others(stops):
     last.reached(98)
     last._handle(signal.SIGTERM, None)
     assert spawn(lambda: step_of(last, 99)).result(30) >= 100
+
+
+def test_a_signal_after_the_last_step_is_told_to_those_that_still_save(stops):
+    early, signalled, late = stops(3)
+    for stop in (early, signalled, late):
+        assert not stop.reached(9)
+    early.close()
+    signalled._handle(signal.SIGTERM, None)
+    signalled.close()
+    late.close()
+    assert (early.signal, signalled.signal, late.signal) == (None, signal.SIGTERM, signal.SIGTERM)
 
 
 def test_a_process_that_does_not_call_should_stop_is_named(stops, monkeypatch):

@@ -83,6 +83,15 @@ def test_what_grows_is_the_directory_that_one_process_reads(counted):
         assert counted[1024][case]["all_bytes"] < 70 * counted[16][case]["all_bytes"]
 
 
+def test_to_delete_the_keys_of_the_build_before_is_one_call_of_all():
+    def work(service):
+        SharedBuild(service, "1", range(64), 30, 300).agree({})
+        SharedBuild(service, "2", range(64), 30, 300, older=["1"]).agree({})
+
+    both = simulate([work] * 64, Costs()).figures()["all_calls"]
+    assert both == 2 * messages(64, {}, Costs())["build"]["all_calls"] + 1
+
+
 def test_while_one_is_late_process_0_is_not_kept_busy():
     processes, late_s = 4096, 6
 
@@ -119,7 +128,8 @@ def test_of_many_replicas_those_that_differ_from_the_first_are_named():
     def work(service):
         sharding = sharding_of(64, service.process, replicas=8)
         spec = jax.ShapeDtypeStruct((256, 3), np.float32, sharding=sharding)
-        check = ReplicaCheck(service, "key", 1, 256, None, spec, Placement.of(spec).plans)
+        plans = Placement.of(spec).plans
+        check = ReplicaCheck(service, "key", every=1, batch_size=256, epoch_rows=None, spec=spec, plans=plans)
         values = np.zeros((32, 3), np.float32)
         for batch in range(1, 12):
             values[7] = batch == 10 and service.process == 4

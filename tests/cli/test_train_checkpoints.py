@@ -18,6 +18,7 @@ import feedline
 from feedline.cli.main import main
 from feedline.cli.train import Train
 from feedline.cli.train_and_test import steps_left
+from feedline.trainer.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +166,21 @@ def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     resumed, _ = here("--steps", str(step + 5), *folder)
     assert resumed["steps"] == 5
     assert outcome(resumed) == outcome(here("--steps", str(step + 5))[0])
+
+
+def test_a_signal_while_the_last_step_is_saved_is_not_lost(tmp_path, capsys, monkeypatch):
+    save = Checkpoints.save
+
+    def signalled(self, state):
+        save(self, state)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Checkpoints, "save", signalled)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--steps", "3", "--checkpoint-dir", str(tmp_path), *SMALL])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err.splitlines()[-1] == "feedline: terminated after step 3, which is saved"
+    assert saved(tmp_path) == [3]
 
 
 def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):

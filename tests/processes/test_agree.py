@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import feedline
+from feedline.agreement.agree import group_name
 from feedline.agreement.coordination import coordination
 from feedline.pipeline import description
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
+from .meeting import meet
 from .sources import ROWS, N
 from .values import PerProcess
 
@@ -221,3 +223,21 @@ def built_together(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_feeds_on_all_and_on_some_processes_do_not_interfere(outcome, topology):
     assert len(outcome(topology, built_together)) == N // SIZE
+
+
+@case(on=lambda: TWO_OR_FOUR)
+def built_one_after_the_other(here):
+    """How many builds of all processes have keys, after one that failed and three that did not."""
+    sharding = sharding_of("data", here.devices)
+    with pytest.raises(ValueError, match="batch_size"):
+        feedline.Feed(ROWS, 0, sharding)
+    for _ in range(3):
+        feedline.Feed(ROWS, SIZE, sharding).close()
+    keys = coordination().dir(f"feedline/build/{group_name(range(jax.process_count()))}")
+    meet("built one after the other")
+    return len({key.split("/")[3] for key in keys})
+
+
+@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
+def test_only_the_last_build_has_keys(outcome, topology):
+    assert outcome(topology, built_one_after_the_other) == 1

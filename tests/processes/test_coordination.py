@@ -1,4 +1,4 @@
-"""Keys, counters and barriers of the coordination service, from several processes and threads."""
+"""Keys and counters of the coordination service, from several processes and threads."""
 
 import itertools
 import threading
@@ -11,7 +11,8 @@ import pytest
 from feedline.agreement.coordination import coordination
 
 from .cases import case
-from .launch import TOPOLOGIES, TWO_OR_FOUR
+from .launch import TOPOLOGIES
+from .meeting import meet
 from .values import PerProcess
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,21 @@ def test_every_process_reads_what_one_writes(outcome, topology):
     values = [f"é→\n{process}" for process in range(topology.processes)]
     below = {f"told/a/{process}": value for process, value in enumerate(values)}
     assert outcome(topology, told) == (values, below, below, values[0])
+
+
+@case()
+def numbered(here):
+    """What all processes wrote below a path, by the number with which each key ends."""
+    service = joined_service()
+    for name in ("a", "b", "ab"):
+        service.set(f"numbered/{name}/{service.process}", f"{name} of {service.process}")
+    meet("numbered")
+    return service.by_process("numbered/a"), service.by_process("numbered/absent")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
+def test_values_by_process(outcome, topology):
+    assert outcome(topology, numbered) == ({i: f"a of {i}" for i in range(topology.processes)}, {})
 
 
 @case()
@@ -117,7 +133,7 @@ def waited(here):
     service = joined_service()
     with ThreadPoolExecutor(1) as pool:
         value = pool.submit(service.get, "waited/key", PATIENCE_S)
-        service.barrier("waited/begun", PATIENCE_S)
+        meet("waited")
         if service.process == service.processes - 1:
             service.set("waited/key", str(service.increment("waited/by", by=7)))
         return value.result(PATIENCE_S)
@@ -126,28 +142,6 @@ def waited(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_a_wait_does_not_block_other_calls(outcome, topology):
     assert outcome(topology, waited) == "7"
-
-
-@case()
-def met(here):
-    """Barriers of all, of all with the same name again, of some, and one that the last process does not reach."""
-    service = joined_service()
-    for _ in range(2):
-        service.increment("met/count")
-        service.barrier("met/all", PATIENCE_S)
-    count = service.increment("met/count", by=0)
-    if service.process < 2:
-        service.barrier("met/two", PATIENCE_S, [0, 1])
-    if service.process != service.processes - 1:
-        with pytest.raises(TimeoutError, match="met/absent"):
-            service.barrier("met/absent", 1.0)
-    service.barrier("met/end", PATIENCE_S)
-    return count
-
-
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_barriers_of_all_and_of_some_processes(outcome, topology):
-    assert outcome(topology, met) == 2 * topology.processes
 
 
 def test_there_is_no_coordination_service_without_joining():

@@ -18,6 +18,7 @@ from feedline.agreement.coordination import Coordination, coordination
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
+from .meeting import meet
 from .values import PerProcess, assert_same
 
 pytestmark = pytest.mark.slow
@@ -115,13 +116,6 @@ def test_each_process_reads_its_own_lanes_and_each_lane_is_saved_once(outcome, t
         assert [held for held, _, _ in per_process] == [
             list(range(i * each, (i + 1) * each)) for i in range(topology.processes)
         ]
-
-
-def meet(name):
-    """Wait for the other processes, if there are any."""
-    service = coordination()
-    if service is not None:
-        service.barrier(f"test-lanes/{name}", PATIENCE_S)
 
 
 def shared(folder, name):

@@ -60,10 +60,10 @@ def _build(
 ) -> Outcome:
     """All processes compare what they build. The last one may be late, or build something else."""
     everyone = range(processes)
-    key = f"feedline/agree/{group_name(everyone)}/1"
+    name = f"{group_name(everyone)}/1"
 
     def work(service: Coordination) -> None:
-        build = SharedBuild(service, key, everyone, 30.0, 300.0)
+        build = SharedBuild(service, name, everyone, 30.0, 300.0)
         last = service.process == processes - 1
         if not differs:
             build.agree(description)
@@ -105,7 +105,9 @@ def _replicas(processes: int, costs: Costs) -> Outcome:
 
     def work(service: Coordination) -> None:
         spec, plans = checks[service.process]
-        check = ReplicaCheck(service, "feedline/agree/0/1", 1, rows, None, spec, plans)
+        check = ReplicaCheck(
+            service, "feedline/agree/0/1", every=1, batch_size=rows, epoch_rows=None, spec=spec, plans=plans
+        )
         for batch in range(1, _CHECKS + 1):
             check(values, Cursor(0, batch * rows))
 

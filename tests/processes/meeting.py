@@ -1,0 +1,20 @@
+"""A meeting of all processes, for cases in which one is not to go on before another."""
+
+import collections
+
+from feedline.agreement.coordination import coordination
+
+PATIENCE_S = 30
+_met = collections.Counter()
+
+
+def meet(name):
+    """Wait until every process has called this as often with this name. Returns at once in a single process."""
+    service = coordination()
+    if service is None:
+        return
+    _met[name] += 1
+    key = f"meeting/{name}/{_met[name]}"
+    service.set(f"{key}/{service.process}", "")
+    for process in range(service.processes):
+        service.get(f"{key}/{process}", PATIENCE_S)
