@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
 import functools
+import logging
 import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from feedline.runtime.ending import stop_reads
 
+_log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
@@ -44,11 +48,22 @@ def _close_all() -> None:
     stop_reads()
     pipelines = dict(_open)
     for pipeline in pipelines:
-        pipeline.close()
+        with _logged():
+            pipeline.close()
     began = time.monotonic()
     for pipeline, patience_s in pipelines.items():
-        pipeline.join(max(0.0, began + patience_s - time.monotonic()))
+        with _logged():
+            pipeline.join(max(0.0, began + patience_s - time.monotonic()))
     _forget_stuck_threads(began + _PATIENCE_S)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Log an error of closing, as of the user's own iterator, so that the other pipelines are closed, too."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        _log.warning("closing a feed at the end of the program failed: %r", error)
 
 
 def _forget_stuck_threads(deadline: float) -> None:

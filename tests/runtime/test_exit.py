@@ -143,6 +143,31 @@ raise SystemError("mine")
     assert done.stderr.count("Traceback") == 1
 
 
+def test_an_iterator_whose_close_raises_does_not_keep_the_others_from_being_closed(tmp_path):
+    done, _ = run(
+        tmp_path,
+        """
+class Numbers:
+    def __init__(self, name):
+        self.name = name
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return np.zeros(8)
+    def close(self):
+        print("closing", self.name, flush=True)
+        raise OSError(self.name)
+batches = [feedline.prefetch_to_mesh(Numbers(name), sharding, 0) for name in ("first", "second")]
+for each in batches:
+    next(each)
+""",
+    )
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["closing first", "closing second"]
+    told = "closing a feed at the end of the program failed: OSError"
+    assert sorted(done.stderr.splitlines()) == [f"{told}('first')", f"{told}('second')"]
+
+
 WORKERS = """
 import multiprocessing
 def main():
