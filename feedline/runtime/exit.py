@@ -19,6 +19,8 @@ _log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
+_PATIENCE_WITH_DEVICES_S = 60.0
+"""Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
 
 class _Joinable(Protocol):
@@ -30,10 +32,15 @@ _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 """Open pipelines, and how long the exit may wait for each, in seconds."""
 
 
-def close_at_exit(pipeline: _Joinable, *, workers: bool = False) -> None:
-    """Close `pipeline` when the interpreter exits, unless it was garbage collected before."""
+def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool = False) -> None:
+    """Close `pipeline` when the interpreter exits, unless it was garbage collected before.
+
+    Args:
+      workers: its threads wait for worker processes.
+      devices: its threads wait for devices, inside C++.
+    """
     _register()
-    _open[pipeline] = _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
+    _open[pipeline] = _PATIENCE_WITH_DEVICES_S if devices else _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
 
 
 @functools.cache
