@@ -117,7 +117,7 @@ class StepWatch:
     """Finds out, for some of the training loop's waits, for how long the devices still compute meanwhile.
 
     A loop that does not wait for its steps runs ahead of the devices. What they compute are arrays that are not
-    ready yet, other than batches that are being placed. Each look has a thread, which ends with it. The exit of the
+    ready yet, other than batches that are being placed. Each look has a thread, which ends with it. At exit the
     interpreter waits for a look that is under way: its thread is inside jax, and would abort the process.
 
     Args:
