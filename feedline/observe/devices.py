@@ -46,7 +46,8 @@ class TransferWatch:
         self._transfers = _Transfers(report)
         self._free = self._transfers.free
         self._start = threading.Lock()  # taken once, and never released
-        weakref.finalize(self, self._transfers.close).atexit = False
+        # what close() does, without its line, at which an interrupt could come
+        weakref.finalize(self, self._transfers.watched.put, None).atexit = False
 
     def __call__(self, arrays: Sequence[jax.Array], began: float) -> None:
         """Report on this batch, if fewer than two others are being looked at."""
@@ -66,7 +67,7 @@ class _Transfers:
     def __init__(self, report: Callable[[float, float], None]) -> None:
         self.free = threading.Semaphore(_AT_A_TIME)
         self._report = report
-        self._watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
+        self.watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="feedline-transfers", daemon=True)
 
     def start(self) -> None:
@@ -74,11 +75,11 @@ class _Transfers:
         self._thread.start()
 
     def add(self, arrays: Sequence[jax.Array], began: float) -> None:
-        self._watched.put((arrays, began))
+        self.watched.put((arrays, began))
 
     def close(self) -> None:
         """End the thread, without waiting for that. Any thread or a finalizer may call it."""
-        self._watched.put(None)
+        self.watched.put(None)
 
     def join(self, timeout_s: float) -> str | None:
         """Wait for the thread, after `close`. Returns its name if it is still alive."""
@@ -87,7 +88,7 @@ class _Transfers:
         return self._thread.name if self._thread.is_alive() else None
 
     def _run(self) -> None:
-        while (entry := self._watched.get()) is not None:
+        while (entry := self.watched.get()) is not None:
             if exits():
                 return
             arrays, began = entry

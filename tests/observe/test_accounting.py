@@ -263,7 +263,7 @@ def test_transfers_are_watched_two_at_a_time_and_no_batch_is_kept(monkeypatch):
     for began in range(10):
         watch([jnp.zeros(2)], float(began))
     gate.set()
-    while watch._transfers._watched.qsize():
+    while watch._transfers.watched.qsize():
         time.sleep(0.01)
     time.sleep(0.05)
     assert reports[0] == 0.0
