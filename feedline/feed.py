@@ -202,7 +202,7 @@ class Feed(Shown, ProcessBound):
                 if tuner is not None and (proposal := tuner.proposal) is not None:
                     self._tune(proposal)
                 with annotation("wait", before.step + steps):
-                    placed = self._take()
+                    pipeline, placed = self._take()
                 metadata = placed.metadata
                 if metadata.bad:
                     self._stages.quarantine.enter(
@@ -216,13 +216,12 @@ class Feed(Shown, ProcessBound):
                 )  # fmt: skip
                 if self._stages.taken is not None:
                     self._stages.taken.batches = counted.batches // steps
-                # last, and at once: an interrupt comes before both or counts as one after `next`
-                self._counted, self._delivered = counted, delivered
+                # last, and at once: an interrupt comes before all or counts as one after `next`
+                self._counted, self._delivered, self._pipeline = counted, delivered, pipeline
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
                 self._observing.accounting.interrupted()
-                # give up the pipeline: an interrupt may have come when a batch was taken out and not yet delivered
                 stuck = (
                     self._closed
                     or isinstance(error, StallError | ProcessError)
@@ -478,10 +477,16 @@ class Feed(Shown, ProcessBound):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _take(self) -> Placed:
-        """The next item of the pipeline. If there is none, one is started after the last batch delivered."""
+    def _take(self) -> tuple[Pipeline | DiagnosingPipeline, Placed]:
+        """The next item, and its pipeline. If there is none, one is started after the last batch delivered.
+
+        The feed has no pipeline until that item is delivered. So after an interrupt, or several, the next call
+        starts another one, as this one may not have been started, or may have lost an item.
+        """
         try:
-            return (self._pipeline or self._start()).take()
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline = pipeline or self._start()
+            return pipeline, pipeline.take()
         except StopIteration as end:
             dropped = self._counted.dropped_rows + end.value
             self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
@@ -523,7 +528,6 @@ class Feed(Shown, ProcessBound):
         close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
         close_on_abort(pipeline)
         self._pipelines.append(pipeline)
-        self._pipeline = pipeline
         self._check_open()  # another thread may have closed the feed in the meantime
         pipeline.start()  # only now that close() can find it
         return pipeline
@@ -545,7 +549,10 @@ class Feed(Shown, ProcessBound):
     def _forget_ended(self) -> None:
         """Let go of the pipelines given up whose reads have ended since, and of the memory they hold."""
         for pipeline in tuple(self._pipelines):
-            if pipeline is not self._pipeline and pipeline.join(0) is None:
+            if pipeline is self._pipeline:
+                continue
+            pipeline.close()  # for the second time, unless an interrupt came before the first
+            if pipeline.join(0) is None:
                 with contextlib.suppress(ValueError):  # another thread may be doing the same
                     self._pipelines.remove(pipeline)
 

@@ -24,6 +24,7 @@ from feedline.loader.local_batches import LocalBatches
 from feedline.order.epoch import rows_at
 from feedline.placement.place import Placement
 from feedline.prefetch.readers import Readers
+from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.sources.arrays import ArraySource
 
@@ -167,8 +168,10 @@ class Interrupted(BaseException):
     """Stands for a KeyboardInterrupt at a chosen line."""
 
 
-def interrupted_at(line, function):
+def interrupted_at(line, function, counts=lambda: True):
     """Call `function`, raising `Interrupted` at the given line that it runs in feedline, if it runs so many.
+
+    Lines are counted while `counts` returns true.
 
     Returns the name of the function that was interrupted, and what was returned; the other is None.
     """
@@ -178,7 +181,7 @@ def interrupted_at(line, function):
         nonlocal seen, where
         if "/feedline/" not in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and counts():
             seen += 1
             if seen == line:
                 where = frame.f_code.co_name
@@ -230,6 +233,38 @@ def _interrupted_next(line, prefetch):
             delivered.append(rows_in(batch))
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
         return where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["take", "start"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_second_interrupt_at_any_line_after_the_first_loses_nothing(prefetch, method, monkeypatch):
+    """The first one comes when a batch was taken out, or before the threads are started."""
+    kind = Readers if prefetch else Synchronous
+    came, usual = [], getattr(kind, method)
+
+    def interrupted(pipeline):
+        if method == "take":
+            usual(pipeline)
+        monkeypatch.setattr(kind, method, usual)
+        came.append(True)
+        raise Interrupted
+
+    for line in range(1, 1000):
+        with feed_of(Rows(), prefetch=prefetch, reading=Reading(threads=1)) as feed:
+            before = threading.enumerate()
+            delivered = [rows_in(next(feed)), rows_in(next(feed))] if method == "take" else []
+            came.clear()
+            monkeypatch.setattr(kind, method, interrupted)
+            where, _ = interrupted_at(line, lambda: next(feed), counts=lambda: came)
+            assert came
+            given_up = {thread for thread in threading.enumerate() if thread not in before}
+            delivered += [rows_in(next(feed)), rows_in(next(feed))]
+            assert left_behind(set(threading.enumerate()) - given_up) == []
+            assert delivered + [rows_in(batch) for batch in feed] == ORDER
+        if where is None:
+            break
+    assert 10 < line < 999
 
 
 @pytest.mark.slow

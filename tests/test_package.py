@@ -205,6 +205,7 @@ OF_FEEDLINE = {
     "placement.plan": ["options"],
     "prefetch": ["prefetch", "errors", "options"],
     "observe": ["observe", "options"],  # values that stages return, and what follows from them
+    "observe.devices": ["runtime.exit", "runtime.ending"],  # its threads wait inside jax
     "tuning": ["tuning", "observe", "options"],
     "observe.metrics": ["observe.report", "statistics"],
     "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],

@@ -16,6 +16,8 @@ from feedline.cluster.launchers.process_info import ProcessInfo
 from feedline.cluster.rendezvous import is_loopback, meet
 
 _HEARTBEAT_S = 100  # jax's default
+_JAX_AT_LEAST_S = 30
+"""For jax to join processes that have all arrived, even if the last one arrived just in time."""
 
 
 def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
@@ -100,7 +102,7 @@ def _join(info: ProcessInfo, deadline: float, abort_after_s: float | None) -> No
         local_device_ids=info.local_devices,
         # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
         cluster_detection_method="deactivate",
-        initialization_timeout=max(1, round(deadline - time.monotonic())),
+        initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
         # By default, the coordinator listens on every address of the host.
         coordinator_bind_address=info.coordinator if is_loopback(info.host) else None,
         # A killed process cannot report its failure; jax ends the others when its heartbeats stop.

@@ -40,6 +40,10 @@ def launch(
     `feedline.cluster.should_stop`); `stop_s` later, or at the second signal, they are killed. When this returns,
     or the calling process ends in any way, no process is left (see `ProcessGroup`).
 
+    While nobody reads the output, as in a pager, processes that write more wait, and signals and deadlines still
+    count. When all processes have ended, the rest of the output is written for as long as it is read: half a
+    minute after the last read, or at a further signal, this says that the rest is lost, and returns.
+
     After `jax.distributed.initialize`, jax catches SIGTERM and does nothing, so a program that does not call
     `should_stop` ends by SIGKILL.
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
+from typing import cast
 
 from feedline.agreement.differences import process_names
 from feedline.cluster.launchers.process_info import ProcessInfo
@@ -114,19 +115,25 @@ def _another_port(info: ProcessInfo) -> str:
 
 
 def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -> None:
-    """In process 0: wait until all have arrived, then answer them; the answer names processes that are missing."""
+    """In process 0: wait until all have arrived, then answer them; the answer names processes that are missing.
+
+    A process that ends while it waits closes its connection. It then counts as missing, and may arrive again.
+    """
     arrived: dict[int, socket.socket] = {}
+    left: set[int] = set()
     tell_at = time.monotonic() + _TELL_S
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(arrived) < info.processes - 1:
-            ready = selector.select(max(0.0, min(deadline, tell_at) - time.monotonic()))
-            if time.monotonic() >= tell_at:
+        while True:
+            complete = len(arrived) == info.processes - 1
+            ready = selector.select(0 if complete else max(0.0, min(deadline, tell_at) - time.monotonic()))
+            if not ready and (complete or time.monotonic() >= deadline):
+                break
+            if not complete and time.monotonic() >= tell_at:
                 tell_at = math.inf
                 _tell(info, f"{process_names(_missing(info, arrived))} to join", deadline)
-            if not ready and time.monotonic() >= deadline:
-                break
-            for key, _ in ready:
+            # first the ends of processes that had arrived: one that arrives now may take the place of such a one
+            for key, _ in sorted(ready, key=lambda event: event[0].data is None):
                 if key.fileobj is listener:
                     connection = stack.enter_context(listener.accept()[0])
                     connection.setblocking(False)
@@ -134,16 +141,24 @@ def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -
                         connection.send(_GREETING)
                         selector.register(connection, selectors.EVENT_READ)
                     continue
-                process = _index_of(key.fileobj, info)  # type: ignore[arg-type]
-                selector.unregister(key.fileobj)
+                connection = cast(socket.socket, key.fileobj)
+                process = _index_of(connection, info)
                 if process is not None and process not in arrived:
-                    arrived[process] = key.fileobj  # type: ignore[assignment]
-                else:
-                    key.fileobj.close()  # type: ignore[union-attr]
+                    arrived[process] = connection
+                    left.discard(process)
+                    selector.modify(connection, selectors.EVENT_READ, data=process)
+                    continue
+                selector.unregister(connection)
+                connection.close()
+                if key.data is not None:
+                    del arrived[key.data]
+                    left.add(key.data)
+                    _tell(info, f"process {key.data}, which came and then ended, to come again", deadline)
         missing = _missing(info, arrived)
-        _answer(arrived, _missing_message(missing).encode() if missing else _COME)
+        message = _missing_message(missing, left)
+        _answer(arrived, message.encode() if missing else _COME)
     if missing:
-        raise ProcessError(_missing_message(missing), stage="launch", process=missing[0])
+        raise ProcessError(message, stage="launch", process=missing[0])
 
 
 def _missing(info: ProcessInfo, arrived: Collection[int]) -> list[int]:
@@ -183,10 +198,13 @@ def _answer(arrived: Mapping[int, socket.socket], answer: bytes) -> None:
             connection.recv(1)
 
 
-def _missing_message(missing: list[int]) -> str:
+def _missing_message(missing: list[int], left: Collection[int]) -> str:
+    never = [process for process in missing if process not in left]
+    found = [f"{process_names(never)} did not come in time"] if never else []
+    found += [f"{process_names(sorted(left))} came and then ended"] if left else []
     return (
-        f"all processes of a run join at its start, but {process_names(missing)} did not come in time; look "
-        "what it wrote last and whether it was started, or raise initialize(timeout_s)"
+        f"all processes of a run join at its start, but {', and '.join(found)}; look what it wrote "
+        "last and whether it was started, or raise initialize(timeout_s)"
     )
 
 

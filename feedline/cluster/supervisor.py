@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
+import contextlib
 import re
-import select
 import selectors
-import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from feedline.agreement.failure_lines import failed_process
 from feedline.cluster.lines import Label, Lines, recent_lines
+from feedline.cluster.output import Output, Stream, outputs, write
 from feedline.cluster.process_group import FORWARDED, ProcessGroup
+from feedline.cluster.start_errors import cannot_start
 
-_CHUNK = 1 << 16  # The capacity of a pipe.
-# How long the output is read after all processes have ended: a process outside the group may hold a pipe open.
-_DRAIN_S = 1.0
+_UNREAD_S = 30.0
+"""How long the end waits for a reader of the output that reads nothing more."""
+_MOMENT_S = 2.0
+"""How long a message then waits, which the same reader may have to read."""
+_SIGNALS_AT_ONCE = 1 << 10
 _STDOUT, _STDERR = 1, 2
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TIMED_OUT = 124
 """The exit code when the time was over, as that of `timeout`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stream:
-    """One pipe of one process, and the file descriptor to which its lines are written."""
-
-    lines: Lines
-    target: int
 
 
 class Supervisor:
@@ -63,6 +57,7 @@ class Supervisor:
         self._timeout_s = timeout_s
         self._label = label
         self._running: dict[int, subprocess.Popen[bytes]] = {}  # Processes whose end was not seen yet.
+        self._outputs: list[Output] = []
         self._last: list[deque[tuple[bytes, bytes]]] = []  # The newest lines of each process.
         self._forwarded: list[int] = []  # Signals, in the order in which they came.
         self._failed: tuple[int, int] | None = None  # Index and return code of the first process that failed.
@@ -74,67 +69,80 @@ class Supervisor:
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
         """Runs the command once for each environment; returns the exit code (see `launch`)."""
+        sys.stdout.flush()
+        sys.stderr.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             try:
-                self._start(command, environments, selector)
+                self._start(command, environments)
             except OSError as error:
-                return _cannot_run(command, error)
+                code, message = cannot_start(command, error)
+                self._tell(message)
+                return code
             if self._timeout_s is not None:
                 self._end = time.monotonic() + self._timeout_s
-            while self._running:
-                self._wait(selector, _first(self._remaining_s(), _until(self._end)))
-                self._reap()
-                if _until(self._end) == 0:
-                    self._time_out()
-                if self._remaining_s() == 0:
-                    self._overdue = bool(self._running)
-                    self._kill()
-            self._kill()
-            self._drain(selector)
+            try:
+                self._copy_output(selector)
+                while self._running:
+                    self._wait(selector, _first(self._remaining_s(), _until(self._end)))
+                    self._reap()
+                    if _until(self._end) == 0:
+                        self._time_out()
+                    if self._remaining_s() == 0:
+                        self._overdue = bool(self._running)
+                        self._kill()
+                self._kill()
+            finally:
+                for output in self._outputs:
+                    output.finish()
+            self._await_output(selector)
         return self._report(len(environments))
 
-    def _start(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        selector: selectors.BaseSelector,
-    ) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def _start(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         for index, environ in enumerate(environments):
-            child = self._group.start(command, environ)
-            self._running[index] = child
+            self._running[index] = self._group.start(command, environ)
+
+    def _copy_output(self, selector: selectors.BaseSelector) -> None:
+        """Copies the output of the processes from now on. A closed pipe of ours wakes the selector."""
+        streams = []
+        for index, child in self._running.items():
             self._last.append(recent_lines())
             for pipe, target in ((child.stdout, _STDOUT), (child.stderr, _STDERR)):
                 assert pipe is not None
-                stream = _Stream(Lines(index, self._last[index], self._label), target)
-                selector.register(pipe, selectors.EVENT_READ, stream)
+                streams.append(Stream(pipe, Lines(index, self._last[index], self._label), target))
+            child.stdout = child.stderr = None  # The output closes them, perhaps after the group.
+        for output in outputs(streams):
+            self._outputs.append(output)
+            selector.register(output.ended, selectors.EVENT_READ, output)
+            output.start()
 
     def _remaining_s(self) -> float | None:
         return _until(self._deadline)
 
     def _wait(self, selector: selectors.BaseSelector, timeout_s: float | None) -> None:
-        """Waits for output or signals, and handles them."""
+        """Waits for signals, or for the end of an output, and handles them."""
         for key, _ in selector.select(timeout_s):
             if key.data is None:
-                for number in self._signals.recv(_CHUNK):
+                for number in self._signals.recv(_SIGNALS_AT_ONCE):
                     self._forward(number)
-                continue
-            chunk = os.read(key.fd, _CHUNK)
-            _write(key.data.target, key.data.lines.add(chunk) if chunk else key.data.lines.end())
-            if not chunk:
+            else:
                 selector.unregister(key.fileobj)
+                self._outputs.remove(key.data)
+                key.data.close()
 
-    def _drain(self, selector: selectors.BaseSelector) -> None:
-        """Shows the output that is still in the pipes after all processes have ended."""
-        selector.unregister(self._signals)
-        self._deadline = time.monotonic() + _DRAIN_S
-        while selector.get_map() and self._remaining_s():
-            self._wait(selector, self._remaining_s())
-        self._wait(selector, 0)
-        for key in selector.get_map().values():
-            _write(key.data.target, key.data.lines.end())
+    def _await_output(self, selector: selectors.BaseSelector) -> None:
+        """Waits until all output is written, while somebody reads it, and until a further signal."""
+        asked, written, deadline = self._asked_to_end(), -1, 0.0
+        while self._outputs and self._asked_to_end() == asked:
+            if (now_written := sum(output.written_bytes for output in self._outputs)) != written:
+                written, deadline = now_written, time.monotonic() + _UNREAD_S
+            elif _until(deadline) == 0:
+                break
+            self._wait(selector, _until(deadline))
+        if self._outputs:
+            self._tell(
+                "the end of the output is lost, since nobody reads it; read all of it, or write it to a file"
+            )
 
     def _forward(self, number: int) -> None:
         if number not in FORWARDED:  # SIGCHLD, or another one for which the program of `launch` has a handler
@@ -176,17 +184,24 @@ class Supervisor:
         self._group.signal(signal.SIGKILL)
 
     def _lines(self, index: int) -> str:
-        return "".join(f"\n{(prefix + line).decode(errors='replace')}" for prefix, line in self._last[index])
+        newest = list(self._last[index])  # A copy, since the thread of an output may still add lines.
+        return "".join(f"\n{(prefix + line).decode(errors='replace')}" for prefix, line in newest)
+
+    def _tell(self, message: str) -> None:
+        """Writes to standard error, unless nobody reads that."""
+        text = f"feedline launch: {message}\n".encode()
+        thread = threading.Thread(target=_write_if_possible, args=(text,), name="feedline-tell", daemon=True)
+        thread.start()
+        thread.join(_MOMENT_S if self._outputs else _UNREAD_S)
 
     def _report_timeout(self, processes: int) -> int:
         indices = ", ".join(map(str, self._timed_out))
         message = (
-            f"feedline launch: stopped after {self._timeout_s:g} s (--timeout-s); "
-            f"process {indices} of {processes} had not ended"
+            f"stopped after {self._timeout_s:g} s (--timeout-s); process {indices} of {processes} had not ended"
         )
         message += f", nor {self._stop_s:g} s after SIGTERM; --stop-s gives more" if self._overdue else ""
         message += f". The last lines of process {self._timed_out[0]}:{self._lines(self._timed_out[0])}"
-        _write(_STDERR, f"{message}\n".encode())
+        self._tell(message)
         return _TIMED_OUT
 
     def _report(self, processes: int) -> int:
@@ -195,25 +210,25 @@ class Supervisor:
         if self._failed is None:
             return 0
         index, code = self._failed
-        named = failed_process([line for _, line in self._last[index]])
+        named = failed_process([line for _, line in list(self._last[index])])
         if named is not None and self._codes.get(named):  # process 0 ends last, since it holds what all say
             index, code = named, self._codes[named]
-        message = f"feedline launch: process {index} of {processes} {_ended(code)}"
+        message = f"process {index} of {processes} {_ended(code)}"
         if self._forwarded:
             names = ", ".join(signal.Signals(number).name for number in self._forwarded)
             message += f", after {names} had been passed on"
             message += f" and {self._stop_s:g} s had gone by; --stop-s gives more" if self._overdue else ""
-        elif silent := silent_processes([line for _, line in self._last[index]]):
+        elif silent := silent_processes([line for _, line in list(self._last[index])]):
             index = silent[0]
             indices = ", ".join(map(str, silent))
             first = self._failed[0]
             message = (
-                f"feedline launch: process {indices} of {processes} was silent: it did not end, but sent no "
+                f"process {indices} of {processes} was silent: it did not end, but sent no "
                 f"heartbeats, for which jax ended process {first}; the others were stopped. Its last lines:"
             ) + self._lines(index)
         elif processes > 1:
             message += f"; the others were stopped. Its last lines:{self._lines(index)}"
-        _write(_STDERR, f"{message}\n".encode())
+        self._tell(message)
         return code if code > 0 else 128 - code
 
 
@@ -227,6 +242,11 @@ def silent_processes(lines: Sequence[bytes]) -> list[int]:
     text = b"".join(line + b"\n" for line in lines)
     match = re.search(rb"stopped sending heartbeats\):\n((?:\S*?\d+\n)+)", text)
     return [int(task) for task in re.findall(rb"(\d+)\n", match[1])] if match else []
+
+
+def _write_if_possible(text: bytes) -> None:
+    with contextlib.suppress(OSError):
+        write(_STDERR, text)
 
 
 def _until(moment: float | None) -> float | None:
@@ -243,20 +263,3 @@ def _ended(code: int) -> str:
         return f"exited with code {code}"
     hint = "; the kernel sends it when memory runs out" if code == -signal.SIGKILL else ""
     return f"was killed by signal {-code} ({signal.strsignal(-code)}{hint})"
-
-
-def _cannot_run(command: Sequence[str], error: OSError) -> int:
-    exists = not isinstance(error, FileNotFoundError)
-    fix = "make it executable, or name its interpreter first" if exists else "correct it, or give its path"
-    message = f"feedline launch: cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}"
-    _write(_STDERR, f"{message}, as in `-- python train.py`\n".encode())
-    return 126 if exists else 127
-
-
-def _write(descriptor: int, text: bytes) -> None:
-    """Writes all bytes without Python's buffers, which would try again at exit to write what failed."""
-    while text:
-        try:
-            text = text[os.write(descriptor, text) :]
-        except BlockingIOError:  # Another program has made the terminal non-blocking.
-            select.select([], [descriptor], [])

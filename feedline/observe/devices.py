@@ -18,6 +18,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from feedline.runtime.ending import exits
+from feedline.runtime.exit import close_at_exit
+
 _AT_A_TIME = 2
 """Batches whose transfers are watched together: a batch is kept alive meanwhile."""
 _LOOK_EVERY_S = 0.05
@@ -40,34 +43,60 @@ class TransferWatch:
     """
 
     def __init__(self, report: Callable[[float, float], None]) -> None:
-        self._watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
-        self._free = threading.Semaphore(_AT_A_TIME)
-        self._thread = threading.Thread(
-            target=_watch, args=(self._watched, self._free, report), name="feedline-transfers", daemon=True
-        )
+        self._transfers = _Transfers(report)
+        self._free = self._transfers.free
         self._start = threading.Lock()  # taken once, and never released
-        weakref.finalize(self, self._watched.put, None).atexit = False
+        # what close() does, without its line, at which an interrupt could come
+        weakref.finalize(self, self._transfers.watched.put, None).atexit = False
 
     def __call__(self, arrays: Sequence[jax.Array], began: float) -> None:
         """Report on this batch, if fewer than two others are being looked at."""
         if self._free.acquire(blocking=False):
             if self._start.acquire(blocking=False):
-                self._thread.start()
-            self._watched.put((arrays, began))
+                self._transfers.start()
+            self._transfers.add(arrays, began)
 
 
-def _watch(
-    watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None],
-    free: threading.Semaphore,
-    report: Callable[[float, float], None],
-) -> None:
-    while (entry := watched.get()) is not None:
-        arrays, began = entry
-        with contextlib.suppress(RuntimeError):  # the step has donated the batch: then it was ready before
-            jax.block_until_ready(arrays)
-            report(began, time.perf_counter() - began)
-        del entry, arrays
-        free.release()
+class _Transfers:
+    """The thread of a `TransferWatch`. It holds no reference to the watch, so that a dropped one ends it.
+
+    Owned by the watch, which closes it, and closed at exit: a thread that is inside jax when the interpreter has
+    ended aborts the process.
+    """
+
+    def __init__(self, report: Callable[[float, float], None]) -> None:
+        self.free = threading.Semaphore(_AT_A_TIME)
+        self._report = report
+        self.watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="feedline-transfers", daemon=True)
+
+    def start(self) -> None:
+        close_at_exit(self, devices=True)
+        self._thread.start()
+
+    def add(self, arrays: Sequence[jax.Array], began: float) -> None:
+        self.watched.put((arrays, began))
+
+    def close(self) -> None:
+        """End the thread, without waiting for that. Any thread or a finalizer may call it."""
+        self.watched.put(None)
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the thread, after `close`. Returns its name if it is still alive."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return self._thread.name if self._thread.is_alive() else None
+
+    def _run(self) -> None:
+        while (entry := self.watched.get()) is not None:
+            if exits():
+                return
+            arrays, began = entry
+            with contextlib.suppress(RuntimeError):  # the step has donated the batch: then it was ready before
+                jax.block_until_ready(arrays)
+                self._report(began, time.perf_counter() - began)
+            del entry, arrays
+            self.free.release()
 
 
 class Look:
@@ -89,7 +118,8 @@ class StepWatch:
     """Finds out, for some of the training loop's waits, for how long the devices still compute meanwhile.
 
     A loop that does not wait for its steps runs ahead of the devices. What they compute are arrays that are not
-    ready yet, other than batches that are being placed. Each look has a thread, which ends with it.
+    ready yet, other than batches that are being placed. Each look has a thread, which ends with it. At exit the
+    interpreter waits for a look that is under way: its thread is inside jax, and would abort the process.
 
     Args:
       report: called with each look, on its thread, as soon as it is known whether the devices compute.
@@ -100,6 +130,18 @@ class StepWatch:
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_PLACED_LATELY)
         self._due = 0.0  # when the next look is due; infinite during a look
         self._random = random.Random()  # not the module's own generator, which the user may have seeded
+        self._looking = threading.Lock()  # held by the thread of a look
+        close_at_exit(self, devices=True)
+
+    def close(self) -> None:
+        """Nothing to tell: a look that has begun ends by itself, and none begins when the interpreter exits."""
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the thread of a look. Returns its name if it is still busy."""
+        if not self._looking.acquire(timeout=timeout_s):
+            return "feedline-look"
+        self._looking.release()
+        return None
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
         """These arrays are a batch. Any thread may call it."""
@@ -114,6 +156,11 @@ class StepWatch:
                 _thread.start_new_thread(self._look, (asked,))  # threading.Thread.start would wait for it
 
     def _look(self, asked: float) -> None:
+        with self._looking:
+            if not exits():
+                self._look_at_devices(asked)
+
+    def _look_at_devices(self, asked: float) -> None:
         began = time.perf_counter()
         arrays = _computed([array() for batch in list(self._batches) for array in batch])
         look = Look(asked, began, None if arrays else asked)

@@ -82,7 +82,8 @@ class ThreadedPipeline(Generic[T]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Wait for the threads of a pipeline that was closed, but not for the one that calls this.
 
-        Without `reads`, reading threads that are inside a read are not waited for either.
+        Without `reads`, threads that read rows by their index are not waited for either while they are inside a
+        read. A stream is waited for, since the iterator that is started next may share state with this one.
 
         Returns:
           The name of a thread that is still busy with a read or a transfer. None: nothing more is read.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
 import functools
+import logging
 import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from feedline.runtime.ending import stop_reads
 
+_log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
+_PATIENCE_WITH_DEVICES_S = 60.0
+"""Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
 
 class _Joinable(Protocol):
@@ -26,10 +32,15 @@ _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
 """Open pipelines, and how long the exit may wait for each, in seconds."""
 
 
-def close_at_exit(pipeline: _Joinable, *, workers: bool = False) -> None:
-    """Close `pipeline` when the interpreter exits, unless it was garbage collected before."""
+def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool = False) -> None:
+    """Close `pipeline` when the interpreter exits, unless it was garbage collected before.
+
+    Args:
+      workers: its threads wait for worker processes.
+      devices: its threads wait for devices, inside C++.
+    """
     _register()
-    _open[pipeline] = _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
+    _open[pipeline] = _PATIENCE_WITH_DEVICES_S if devices else _PATIENCE_WITH_WORKERS_S if workers else _PATIENCE_S
 
 
 @functools.cache
@@ -44,11 +55,22 @@ def _close_all() -> None:
     stop_reads()
     pipelines = dict(_open)
     for pipeline in pipelines:
-        pipeline.close()
+        with _logged():
+            pipeline.close()
     began = time.monotonic()
     for pipeline, patience_s in pipelines.items():
-        pipeline.join(max(0.0, began + patience_s - time.monotonic()))
+        with _logged():
+            pipeline.join(max(0.0, began + patience_s - time.monotonic()))
     _forget_stuck_threads(began + _PATIENCE_S)
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Log an error of closing, as of the user's own iterator, so that the other pipelines are closed, too."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        _log.warning("closing a feed at the end of the program failed: %r", error)
 
 
 def _forget_stuck_threads(deadline: float) -> None:

@@ -72,6 +72,21 @@ def test_joining_after_a_computation_is_an_error():
         join._join(info(port=1, process=1), deadline=time.monotonic(), abort_after_s=10)
 
 
+def test_jax_gets_half_a_minute_though_the_last_process_came_just_in_time(monkeypatch):
+    import jax
+
+    given = {}
+    monkeypatch.setattr(join, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: given.update(arguments))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 1, 0)
+    for left_s, expected in ((0, 30), (100, 100)):
+        join._join(alone, deadline=time.monotonic() + left_s, abort_after_s=10)
+        assert given["initialization_timeout"] == expected
+
+
 @pytest.mark.slow
 def test_processes_with_the_variables_of_torchrun_compute_together(launcher, joined_members):
     """As torchrun sets them: it listens on MASTER_PORT itself, which is taken here, too."""

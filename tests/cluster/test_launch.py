@@ -5,19 +5,24 @@ of its own (pidfd), which the kernel makes readable at its end. So nothing here 
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 
 import pytest
 
 from feedline.cluster.launch import launch
+from feedline.cluster.start_errors import cannot_start
 
 DEADLINE_S = 30
 LAUNCHER = (
@@ -27,14 +32,15 @@ FEEDLINE = [sys.executable, "-m", "feedline.cli.main"]
 
 
 @contextlib.contextmanager
-def started(command, *, before=(), **options):
+def started(command, *, before=(), stderr=subprocess.PIPE, unread_s=30, **options):
     """A launcher in a process of its own, which is ended with the block and at the deadline."""
     options = {"command": command, "processes": 2, **options}
+    program = f"from feedline.cluster import supervisor\nsupervisor._UNREAD_S = {unread_s}\n{LAUNCHER}"
     with subprocess.Popen(
-        [*before, sys.executable, "-c", LAUNCHER, json.dumps(options)],
+        [*before, sys.executable, "-c", program, json.dumps(options)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     ) as launcher:
         deadline = threading.Timer(DEADLINE_S, launcher.kill)
@@ -131,6 +137,68 @@ def test_lines_written_in_pieces_are_not_mixed():
             of_each[line[:3]].append(line[4:])
         expected = [f"line {i} {'x' * (i % 97)}" for i in range(odd, 500, 2)]
         assert all(lines == expected for lines in of_each.values())
+
+
+def test_long_lines_are_not_mixed_when_both_streams_are_one_file():
+    """A pipe takes no more than 4 KiB from a thread without those of another one between."""
+    program = "import os\nfor i in range(200): os.write(1 + i % 2, b'x' * 30000 + b'\\n')"
+    with started([sys.executable, "-c", program], processes=1, stderr=subprocess.STDOUT) as launcher:
+        out, _ = launcher.communicate()
+    assert set(out.splitlines()) == {f"[0] {'x' * 30000}"}
+    assert len(out.splitlines()) == 200
+
+
+UNREAD = (
+    "feedline launch: the end of the output is lost, since nobody reads it; read all of it, or write it to a file"
+)
+ENDLESS = "trap 'exit 0' TERM; echo $$ >&2; yes $FEEDLINE_PROCESS & %s; wait; wait"
+
+
+def await_full(pipe):
+    """Wait until nothing more fits into a pipe that nobody reads. No event tells this."""
+    end, before = time.monotonic() + DEADLINE_S, -1
+    while True:
+        waiting = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"1234"))[0]
+        if waiting > 1 << 15 and waiting == before:
+            return
+        assert time.monotonic() < end
+        before = waiting
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("end", ["signal", "timeout", "failure", "two signals"])
+def test_a_launcher_whose_output_nobody_reads_obeys_signals_and_deadlines(end):
+    """As `feedline launch ... | less`: a write blocks there until somebody reads on."""
+    fails = "[ $FEEDLINE_PROCESS = 1 ] && { sleep 1; echo the cause >&2; exit 3; }" if end == "failure" else ":"
+    options = {"timeout_s": 3} if end == "timeout" else {}
+    with started(sh(ENDLESS % fails), unread_s=1000 if end == "two signals" else 0.5, **options) as launcher:
+        if "signal" in end:
+            await_full(launcher.stdout)
+            launcher.send_signal(signal.SIGTERM)
+        if end == "two signals":
+            pids = [int(launcher.stderr.readline().split()[1]) for _ in range(2)]
+            with contextlib.suppress(ProcessLookupError), watched(pids) as left:
+                assert left() == []
+            while launcher.poll() is None:
+                launcher.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
+        code = launcher.wait()
+        err = launcher.stderr.read()
+    assert code == {"timeout": 124, "failure": 3}.get(end, 0)
+    assert UNREAD in err
+    if end == "failure":
+        assert "process 1 of 2 exited with code 3; the others were stopped. Its last lines:\n" in err
+        assert "[1] the cause\n" in err
+
+
+def test_output_that_is_read_late_is_complete():
+    done_by_one, line = "yes $FEEDLINE_PROCESS | head -c 60000; echo done >&2", r"\[[01]\] done\n"
+    with started(sh(done_by_one)) as launcher:
+        told = [launcher.stderr.readline() for _ in range(2)]
+        assert all(re.fullmatch(line, each) for each in told)
+        out = launcher.stdout.read()
+        assert launcher.wait() == 0
+    assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
 
 
 def test_the_processes_have_no_input():
@@ -399,6 +467,38 @@ def test_a_daemon_that_keeps_the_output_open_does_not_block_the_launcher():
 def test_a_command_that_cannot_be_run(command, code, message, capfd):
     assert launch([command], processes=2) == code
     assert message in capfd.readouterr().err
+
+
+def test_a_script_without_its_interpreter_is_named(tmp_path, capfd):
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o700)
+    assert launch([str(script)], processes=1) == 127
+    assert "its first line names an interpreter that is not there" in capfd.readouterr().err
+
+
+def test_too_few_files_for_all_processes():
+    done = finished(["true"], processes=100, before=["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"])
+    assert done.returncode == 126
+    assert "cannot run true: Too many open files; the launcher may open no further file" in done.stderr
+    assert "raise `ulimit -n`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.EAGAIN, "raise the limit (`ulimit -u`, or pids.max of the control group)"),
+        (errno.ENFILE, "raise fs.file-max"),
+        (errno.ENOMEM, "there is no memory for another process"),
+        (errno.E2BIG, "the environment variables are too long"),
+        (errno.ENOEXEC, "name its interpreter first, as in"),
+        (errno.EIO, "Input/output error; try whether it runs without the launcher"),
+    ],
+)
+def test_each_reason_has_its_own_fix(number, fix):
+    code, message = cannot_start(["train.py"], OSError(number, os.strerror(number)))
+    assert code == 126
+    assert fix in message
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,34 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
     assert capfd.readouterr().err.count(told) == 1
 
 
+@contextlib.contextmanager
+def dying(port, process, processes):
+    """A process that has arrived, and ends when the block does."""
+    with _connected(port) as connection:
+        connection.recv(100)
+        connection.send(f"{processes} {process}".encode())
+        yield
+
+
+def test_a_process_that_came_and_then_ended_is_missing(port, capfd):
+    first = met(port, 0, 3, within_s=2)
+    with dying(port, 1, 3):
+        pass
+    for one in (first, met(port, 2, 3)):
+        with pytest.raises(ProcessError, match="but process 1 came and then ended; look what it wrote last"):
+            one.result(LONG_S)
+    told = "feedline: process 0 waits for process 1, which came and then ended, to come again, for at most "
+    assert capfd.readouterr().err.count(told) == 1
+
+
+def test_a_process_that_ended_may_come_again(port):
+    first = met(port, 0, 3)
+    with dying(port, 1, 3):
+        pass
+    for one in (met(port, 1, 3), met(port, 2, 3), first):
+        assert one.result(LONG_S) is None
+
+
 @pytest.mark.parametrize(
     ("process", "told"),
     [

@@ -263,12 +263,12 @@ def test_transfers_are_watched_two_at_a_time_and_no_batch_is_kept(monkeypatch):
     for began in range(10):
         watch([jnp.zeros(2)], float(began))
     gate.set()
-    while watch._watched.qsize():
+    while watch._transfers.watched.qsize():
         time.sleep(0.01)
     time.sleep(0.05)
     assert reports[0] == 0.0
     assert 2 <= len(reports) <= 4
-    thread = watch._thread
+    thread = watch._transfers._thread
     del watch
     gc.collect()
     thread.join(10)

@@ -230,6 +230,18 @@ def test_close_while_the_consumer_waits():
     assert source.closed_by == ["feedline-place"]
 
 
+def test_a_read_of_a_stream_is_waited_for_whoever_joins():
+    source = Source("a", gated="a")
+    run = prefetcher(source)
+    arrived(source.inside)
+    run.close()
+    joining = spawn(lambda: run.join(PATIENCE_S, reads=False))
+    with pytest.raises(TimeoutError):
+        joining.result(0.05)
+    source.gate.set()
+    assert joining.result(PATIENCE_S) is None
+
+
 def test_close_while_the_producer_waits_for_a_slot():
     steps, source, items = Steps(), Source(*range(20)), weakref.WeakSet()
 

@@ -143,6 +143,67 @@ raise SystemError("mine")
     assert done.stderr.count("Traceback") == 1
 
 
+WATCHED = {
+    "a feed, for the step": """
+feed = feedline.Feed(np.zeros((64, 2)), 8, sharding, prefetch=0)
+next(feed)
+time.sleep(0.2)  # until the next look at the devices is due
+step = slow(rows)
+next(feed)
+""",
+    "the transfer of a batch": """
+from feedline.observe.devices import TransferWatch
+watch = TransferWatch(print)
+step = slow(rows)
+watch([step], time.perf_counter())
+del watch
+""",
+}
+
+
+@pytest.mark.parametrize("watches", WATCHED)
+def test_a_program_that_ends_while_the_devices_compute_is_not_aborted(tmp_path, watches):
+    """Threads that wait for the devices inside jax must have left it when the interpreter ends."""
+    done, _ = run(
+        tmp_path,
+        f"""
+import atexit
+slow = jax.jit(lambda a: jax.lax.fori_loop(0, 2000, lambda i, a: jax.numpy.sin(a @ a), a))
+rows = jax.numpy.ones((200, 200))
+slow.lower(rows).compile()
+{WATCHED[watches]}
+time.sleep(0.1)
+assert not step.is_ready()
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_iterator_whose_close_raises_does_not_keep_the_others_from_being_closed(tmp_path):
+    done, _ = run(
+        tmp_path,
+        """
+class Numbers:
+    def __init__(self, name):
+        self.name = name
+    def __iter__(self):
+        return self
+    def __next__(self):
+        return np.zeros(8)
+    def close(self):
+        print("closing", self.name, flush=True)
+        raise OSError(self.name)
+batches = [feedline.prefetch_to_mesh(Numbers(name), sharding, 0) for name in ("first", "second")]
+for each in batches:
+    next(each)
+""",
+    )
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["closing first", "closing second"]
+    told = "closing a feed at the end of the program failed: OSError"
+    assert sorted(done.stderr.splitlines()) == [f"{told}('first')", f"{told}('second')"]
+
+
 WORKERS = """
 import multiprocessing
 def main():

@@ -1,0 +1,37 @@
+"""Why a command could not be started, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from collections.abc import Sequence
+
+_EXAMPLE = ", as in `-- python train.py`"
+_INTERPRETER = f"make it executable, or name its interpreter first{_EXAMPLE}"
+_FIXES = {
+    errno.EACCES: _INTERPRETER,
+    errno.ENOEXEC: _INTERPRETER,
+    errno.ENOENT: f"correct it, or give its path{_EXAMPLE}",
+    errno.ENOTDIR: "correct its path: a part of it is no folder",
+    errno.EAGAIN: "no further process may be started: start fewer, or raise the limit (`ulimit -u`, or pids.max "
+    "of the control group)",
+    errno.EMFILE: "the launcher may open no further file, and needs two for each process: raise `ulimit -n`",
+    errno.ENFILE: "this machine may open no further file: close some, or raise fs.file-max",
+    errno.ENOMEM: "there is no memory for another process: start fewer, or end others",
+    errno.E2BIG: "the command and the environment variables are too long: shorten them",
+}
+
+
+def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
+    """The exit code, as that of a shell, and the message.
+
+    Example:
+      >>> cannot_start(["trian"], OSError(errno.ENOENT, "No such file"))
+      (127, 'cannot run trian: No such file; correct it, or give its path, as in `-- python train.py`')
+    """
+    fix = _FIXES.get(error.errno or 0, "try whether it runs without the launcher")
+    if error.errno == errno.ENOENT and os.path.exists(command[0]):
+        fix = f"its first line names an interpreter that is not there; correct that, or name one first{_EXAMPLE}"
+    code = 127 if error.errno == errno.ENOENT else 126
+    return code, f"cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}"
