@@ -158,7 +158,8 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="feedline-abort", daemon=True)
         self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
-        self._answers = Answers(service, (abort_after_s + EXTRA_HEARTBEAT_S) / 3, _print)
+        self._silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
+        self._answers = Answers(service, self._silent_after_s, _print)
 
     @property
     def watches(self) -> bool:
@@ -206,10 +207,11 @@ class Monitor:
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
             _print(str(FeedError(**arguments)))
-        if not self._succeeded.wait(self._abort_after_s) and (silent := self._silent_processes()):
-            _print(
-                f"no answer from process {', '.join(map(str, silent))}: killed, lost or stuck; look there first"
-            )
+        told_s = min(self._silent_after_s, self._abort_after_s)
+        if not self._succeeded.wait(told_s):
+            if silent := self._silent_processes():
+                _print(f"no answer from {process_names(silent)}: killed, lost or stuck; look there first")
+            self._succeeded.wait(self._abort_after_s - told_s)
         self._end(0 if self._succeeded.is_set() and not self.failed else self._code, deadline - time.monotonic())
 
     def _end_without_process_0(self) -> NoReturn:
