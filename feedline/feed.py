@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +36,7 @@ from feedline.pipeline.stages import Pipeline, Placed, Stages
 from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
 from feedline.prefetch.handover import Closed
+from feedline.prefetch.synchronous import INSIDE
 from feedline.runtime.annotations import annotation
 from feedline.runtime.ending import exits
 from feedline.runtime.exit import close_at_exit
@@ -190,6 +193,8 @@ class Feed(Shown, ProcessBound):
         with self._single_thread:
             if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
                 self._check_open()
+            if self._pipeline is None:
+                self._check_not_taking()
             if self._exhausted:
                 raise StopIteration
             try:
@@ -203,6 +208,7 @@ class Feed(Shown, ProcessBound):
                     self._tune(proposal)
                 with annotation("wait", before.step + steps):
                     pipeline, placed = self._take()
+                before = self._delivered  # a signal handler may have taken one meanwhile
                 metadata = placed.metadata
                 if metadata.bad:
                     self._stages.quarantine.enter(
@@ -214,10 +220,12 @@ class Feed(Shown, ProcessBound):
                     asked, time.perf_counter(), metadata.parts, placed.times,
                     delivered.step, before.cursor, metadata.rows,
                 )  # fmt: skip
-                if self._stages.taken is not None:
+                if self._stages.taken is not None and self._diagnosed is None:
                     self._stages.taken.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`
                 self._counted, self._delivered, self._pipeline = counted, delivered, pipeline
+                if self._closed:  # meanwhile, by another thread or a signal handler
+                    self._pipeline = None
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
@@ -405,8 +413,6 @@ class Feed(Shown, ProcessBound):
         finally:
             # first of all, in case an interrupt comes while threads are stopped
             self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
-            if self._stages.taken is not None:
-                self._stages.taken.batches = self._counted.batches // self._request.steps_per_call
             self._diagnosed = None
             self._observing.accounting.interrupted()
             self._stop(_MOMENT_S, reads=False)
@@ -504,6 +510,19 @@ class Feed(Shown, ProcessBound):
             # data that is bad, they raise the same error
             self._tune(tuner.start)
             return self._take()
+
+    def _check_not_taking(self) -> None:
+        """Raise if `next` was called inside of `next`, on the same thread.
+
+        The stack says so, and not an attribute, which an interrupt could leave set.
+        """
+        frame: FrameType | None = sys._getframe()
+        calls = 0
+        while frame is not None:
+            calls += frame.f_code is Feed.__next__.__code__ and frame.f_locals["self"] is self
+            frame = frame.f_back
+        if calls > 1:
+            raise ValueError(INSIDE)
 
     def _tune(self, settings: Settings) -> None:
         """Go on with other settings: the next pipeline starts after the last batch delivered."""

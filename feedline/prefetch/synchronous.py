@@ -16,6 +16,10 @@ from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
 T = TypeVar("T")
+INSIDE = (
+    "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
+    "another one; give it an iterator of its own"
+)
 
 
 class Synchronous(Generic[H, T]):
@@ -54,10 +58,7 @@ class Synchronous(Generic[H, T]):
           Exception: what the source or `place` raised.
         """
         if self._inside is threading.current_thread():
-            raise ValueError(
-                "the next batch is being made on this thread, so a transform, a source or a signal handler cannot "
-                "ask for another one; give it an iterator of its own"
-            )
+            raise ValueError(INSIDE)
         try:
             # set before the look at `_closed`, while `close` sets that before `join` looks at `_inside`: so `join`
             # waits for this read, or it does not begin

@@ -19,6 +19,7 @@ _log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
+_TELL_AFTER_S = 5.0
 _PATIENCE_WITH_DEVICES_S = 60.0
 """Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
@@ -53,15 +54,31 @@ def _register() -> None:
 
 def _close_all() -> None:
     stop_reads()
-    pipelines = dict(_open)
+    pipelines: dict[_Joinable, float] | None = None
+    while pipelines is None:
+        with contextlib.suppress(RuntimeError):  # another thread has added one
+            pipelines = dict(_open)
     for pipeline in pipelines:
         with _logged():
             pipeline.close()
     began = time.monotonic()
     for pipeline, patience_s in pipelines.items():
         with _logged():
-            pipeline.join(max(0.0, began + patience_s - time.monotonic()))
+            _join(pipeline, began + patience_s, began + _TELL_AFTER_S)
     _forget_stuck_threads(began + _PATIENCE_S)
+
+
+def _join(pipeline: _Joinable, deadline: float, tell_at: float) -> None:
+    """Wait for its threads; say so if it takes long."""
+    busy = pipeline.join(max(0.0, min(deadline, tell_at) - time.monotonic()))
+    if busy is not None and deadline > tell_at:
+        _log.warning(
+            "the program ends once the thread %s does, which is inside a read or waits for a step of the devices; in "
+            "%.0f s at the latest",
+            busy,
+            max(0.0, deadline - time.monotonic()),
+        )
+        pipeline.join(max(0.0, deadline - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -47,14 +47,16 @@ class Ahead:
           done: is called once it has succeeded, and before it is forgotten.
         """
         with self._lock:
-            if key in self._pending:
+            if self.get(key) is not None:
                 return
             future = self._pending[key] = fetcher().run(request())
         future.add_done_callback(functools.partial(self._forget, key, done))
 
     def get(self, key: Hashable) -> Request | None:
         """The request for a key; None: none is under way."""
-        return self._pending.get(key)
+        found = self._pending.get(key)
+        # one that is done may still be there, also for ever, after an interrupt
+        return None if found is None or found.done() else found
 
     def close(self) -> None:
         """Give up what is being fetched."""
@@ -67,4 +69,5 @@ class Ahead:
         if done is not None and not future.cancelled() and future.exception() is None:
             done()
         with self._lock:
-            del self._pending[key]
+            if self._pending.get(key) is future:
+                del self._pending[key]

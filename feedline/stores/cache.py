@@ -294,7 +294,6 @@ class BlockCache:
 
 
 _caches: weakref.WeakValueDictionary[tuple[str, int | None], BlockCache] = weakref.WeakValueDictionary()
-_sharing = threading.Lock()
 
 
 def cache_of(options: Store) -> BlockCache:
@@ -304,11 +303,7 @@ def cache_of(options: Store) -> BlockCache:
       FeedError: the folder cannot be written.
     """
     key = options.folder, options.cache_bytes
-    with _sharing:
-        found = _caches.get(key)
-        if found is None:
-            found = _caches[key] = BlockCache(*key)
-        return found
+    return _caches.get(key) or _caches.setdefault(key, BlockCache(*key))
 
 
 def _deleted(path: str) -> bool:

@@ -15,11 +15,12 @@ from feedline.stores.cache import cache_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
-from feedline.stores.requests import REQUEST_BYTES, cached, version_of
+from feedline.stores.requests import REQUEST_BYTES, cached, gathered, version_of
 from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class KeyedObjects:
@@ -54,7 +55,7 @@ class KeyedObjects:
         began = time.monotonic()
         started = []
         try:
-            started = [fetcher().run(_awaited(get(item))) for item in items]
+            started = [fetcher().run(_called(get, item)) for item in items]
             return [result_of(future, self._prefix) for future in started]
         finally:
             for future in started:
@@ -101,7 +102,7 @@ class KeyedObjects:
             get = functools.partial(cached, self._cache, url, version, at, stops, self._patience_s)
             return await self._getting.once((key, at, stops), get)
 
-        return b"".join(await asyncio.gather(*map(piece, range(start, max(stop, start + 1), REQUEST_BYTES))))
+        return b"".join(await gathered(map(piece, range(start, max(stop, start + 1), REQUEST_BYTES))))
 
     async def _version(self, key: str) -> Version | None:
         if key not in self._versions:
@@ -149,6 +150,10 @@ class Shared(Generic[T]):
 
 async def _awaited(result: Awaitable[T]) -> T:
     return await result
+
+
+async def _called(get: Callable[[T], Awaitable[R]], item: T) -> R:
+    return await get(item)
 
 
 async def _dropped(get: Callable[[T], Awaitable[Any]], item: T) -> None:

@@ -65,13 +65,20 @@ class ManyObjects:
           FeedError: an object was changed or deleted, or cannot be fetched.
         """
         pieces = [list(_pieces(part)) for part in parts]
-        found: dict[Part, Any] = {piece: self._start(piece) for of_part in pieces for piece in of_part}
-        if any(not isinstance(data, bytes) for data in found.values()):
-            began = time.monotonic()
-            try:
-                found = {piece: self._result(piece, data) for piece, data in found.items()}
-            finally:
-                fetcher().counts.wait_s += time.monotonic() - began
+        found: dict[Part, Any] = {}
+        started: list[Any] = []
+        try:
+            for piece in (piece for of_part in pieces for piece in of_part):
+                found[piece] = self._start(piece, started)
+            if any(not isinstance(data, bytes) for data in found.values()):
+                began = time.monotonic()
+                try:
+                    found = {piece: self._result(piece, data, started) for piece, data in found.items()}
+                finally:
+                    fetcher().counts.wait_s += time.monotonic() - began
+        finally:
+            for request in started:
+                request.cancel()  # after an error, nobody waits for the others
         return [
             found[of_part[0]] if len(of_part) == 1 else b"".join(found[piece] for piece in of_part)
             for of_part in pieces
@@ -91,18 +98,21 @@ class ManyObjects:
         """Give up what is being fetched."""
         self._ahead.close()
 
-    def _start(self, piece: Part) -> Any:
-        """The bytes of a piece if the cache has them; else a request."""
+    def _start(self, piece: Part, started: list[Any]) -> Any:
+        """The bytes of a piece if the cache has them; else a request, which is in `started` if it is a new one."""
         name = _name(piece)
         pending = self._ahead.get(name)
         if pending is None and (data := bytes_in(self._cache, name, piece.stop - piece.start)) is not None:
             return data
-        return pending or fetcher().run(self._cached(piece))
+        if pending is None:
+            started.append(fetcher().run(self._cached(piece)))
+            return started[-1]
+        return pending
 
-    def _result(self, piece: Part, found: Any) -> bytes:
+    def _result(self, piece: Part, found: Any, started: list[Any]) -> bytes:
         while not isinstance(found, bytes):
             data = result_of(found, piece.url)
-            found = self._start(piece) if data is None else data  # what was fetched ahead is in the cache
+            found = self._start(piece, started) if data is None else data  # what was fetched ahead is in the cache
         return found
 
     async def _cached(self, piece: Part) -> bytes:

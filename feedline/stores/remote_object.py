@@ -20,7 +20,7 @@ from feedline.stores.ahead import AHEAD
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
-from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, fetched
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, fetched, gathered
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
@@ -219,7 +219,7 @@ class RemoteObject:
             stops = min(at + REQUEST_BYTES, stop)
             return await cached(there.cache, self.url, self.version, at, stops, there.patience_s)
 
-        return b"".join(await asyncio.gather(*map(piece, range(start, stop, REQUEST_BYTES))))
+        return b"".join(await gathered(map(piece, range(start, stop, REQUEST_BYTES))))
 
     def _from_cache(self, run: list[int]) -> list[int]:
         """Map the blocks that the cache has. Returns the others."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 from feedline.stores.cache import BlockCache, name_of
 from feedline.stores.client import Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.urls import Url
 
+T = TypeVar("T")
 REQUEST_BYTES = 1 << 22
 """The largest request, and what one in flight takes of memory."""
+
+
+async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. If one fails, the others are cancelled. None goes on afterwards."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def fetched(url: Url, version: Version, start: int, stop: int, patience_s: float) -> Any:

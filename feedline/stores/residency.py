@@ -52,8 +52,8 @@ class Residency:
 
     An evicted block is deleted from the cache folder by any process, and keeps its space on disk while it is
     mapped. So this class notices it, and unmaps it once all reads have ended that began before; a later read
-    fetches it again. So it goes, too, with the blocks of any source that were not read for the longest time, where
-    the process has as many mapped as Linux allows.
+    fetches it again. Where the process has as many blocks mapped as Linux allows, the same happens to those that
+    were not read for the longest time, of any source.
 
     Attributes:
       cache: on local disk.
@@ -77,12 +77,13 @@ class Residency:
         """Blocks to be unmapped once no read with a lower number is in progress. Guarded by _lock."""
         self._complete = False
         """All blocks are there. Set to True, and to False together with retiring blocks, under _lock."""
+        self._complete_at = 0
+        """When all blocks were last read, as far as is known: while all are there, nobody notes which."""
         self._maintained = time.monotonic()
         self._evictions = 0
         self._counting = threading.Lock()
         self.mapped = 0
-        with _listing:
-            _sources.add(self)
+        _sources.add(self)
 
     def reserve(self, blocks: int) -> None:
         """Make room for all blocks of all objects, before the first is added."""
@@ -115,6 +116,8 @@ class Residency:
         if not self._complete:
             with self._lock:
                 self._complete = bool(self._present.all())
+        if self._complete:
+            self._complete_at = _now()
         return self._complete
 
     def wait_for(self, blocks: Indices) -> None:
@@ -173,7 +176,7 @@ class Residency:
                 return
             before, self._maintained, self._evictions = int(self._maintained), now, evictions
         mapped = np.flatnonzero(self._present)
-        used = (self._used_at[mapped] >= before) | self._complete
+        used = self._last_used(mapped) >= before
         names = [item.name(block) for item, some in self._by_object(mapped.tolist()) for block in some]
         gone = [
             not (self.cache.touch(name) if in_use else self.cache.has(name))
@@ -188,10 +191,13 @@ class Residency:
             self._present[block] = present
             self._used_at[block] = _now()
 
-    def unused_since(self) -> tuple[Indices, npt.NDArray[np.int32]]:
+    def present(self) -> tuple[Indices, npt.NDArray[np.int32]]:
         """The blocks that are there, and when each was used last."""
         blocks = np.flatnonzero(self._present)
-        return blocks, np.full(len(blocks), _now(), np.int32) if self._complete else self._used_at[blocks]
+        return blocks, self._last_used(blocks)
+
+    def _last_used(self, blocks: Indices) -> npt.NDArray[np.int32]:
+        return np.maximum(self._used_at[blocks], np.int32(self._complete_at))
 
     def retire(self, blocks: Sequence[int]) -> None:
         """Later reads do not find these blocks. They are unmapped once all reads have ended that may have."""
@@ -209,17 +215,16 @@ class Residency:
         """Let go of the blocks that no read in progress uses. Called under _lock."""
         oldest = next(iter(self._reads), None)
         ready = [block for block, at in self._retired.items() if oldest is None or at < oldest]
-        for block in ready:
-            del self._retired[block]
         # under the lock: a block that is fetched and retired again meanwhile has later readers
-        for item, some in self._by_object(sorted(ready)):
-            for block in some:
-                item.unmap(block)
+        with contextlib.suppress(OSError):  # no mapping is free, not even for this: the next read tries again
+            for item, some in self._by_object(sorted(ready)):
+                for block in some:
+                    item.unmap(block)
+                    del self._retired[item.first_block + block]
 
 
 _sources: weakref.WeakSet[Residency] = weakref.WeakSet()
-"""Those of this process. Guarded by _listing."""
-_listing = threading.Lock()
+"""Those of this process."""
 _making_room = threading.Lock()
 
 
@@ -235,8 +240,9 @@ def most_mapped() -> int:
 
 
 def _all_sources() -> tuple[Residency, ...]:
-    with _listing:
-        return tuple(_sources)
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread opens one: no lock, which a fork might leave held
+            return tuple(_sources)
 
 
 def _make_room() -> None:
@@ -244,7 +250,7 @@ def _make_room() -> None:
     if not _making_room.acquire(blocking=False):
         return
     try:
-        found = [(source, *source.unused_since()) for source in _all_sources()]
+        found = [(source, *source.present()) for source in _all_sources()]
         since = np.concatenate([times for _, _, times in found])
         more = len(since) - int(most_mapped() * _KEPT)
         if more <= 0:

@@ -17,7 +17,7 @@ from feedline.stores.cache import BlockCache, cache_of, name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
 from feedline.stores.options import Store
-from feedline.stores.requests import REQUEST_BYTES, fetched, version_of
+from feedline.stores.requests import REQUEST_BYTES, fetched, gathered, version_of
 from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
@@ -153,7 +153,7 @@ async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable
         while not future.done():
             with contextlib.suppress(asyncio.CancelledError):  # a second one
                 await asyncio.wait([future])
-        if undo is not None and future.exception() is None:
+        if future.exception() is None and undo is not None:
             undo(future.result())
         raise
 
@@ -179,13 +179,7 @@ async def _fetch(url: Url, version: Version, patience_s: float, slots: asyncio.S
             data = await fetched(url, version, start, stop, patience_s)
             await _in_thread(_write, descriptor, memoryview(data).cast("B"), start)
 
-    tasks = [asyncio.ensure_future(part(start)) for start in range(0, version.size_bytes, REQUEST_BYTES)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # none may write to a descriptor that is closed
+    await gathered(map(part, range(0, version.size_bytes, REQUEST_BYTES)))
 
 
 def _write(descriptor: int, data: memoryview, start: int) -> None:

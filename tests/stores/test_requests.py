@@ -1,5 +1,6 @@
 """What is asked of a store, how many at a time, and that nothing is asked for which nobody waits."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import feedline
 from feedline.stores.cache import BlockCache
 from feedline.stores.fetcher import fetcher
+from feedline.stores.keyed_objects import KeyedObjects
+from feedline.stores.many_objects import ManyObjects, whole
 from feedline.stores.opening import listing
 from feedline.stores.requests import REQUEST_BYTES
 from feedline.stores.urls import Url
@@ -41,12 +44,37 @@ def test_a_closed_source_asks_for_nothing_more(store, options, tmp_path):
     while fetcher().counts.retries < 10 and time.monotonic() < deadline:
         time.sleep(0.01)
     source.close()
-    for _ in range(5):  # some are at the server by now
-        asked = len(store.requests)
-        time.sleep(1.0)
-        if len(store.requests) == asked:
-            return
-    raise AssertionError("it goes on asking")
+    assert is_quiet()
+
+
+def is_quiet():
+    """Whether no request is under way, or soon. One that is tried again would be there for 10 s."""
+    deadline = time.monotonic() + 5
+    while (left := asyncio.all_tasks(fetcher()._loop)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not left
+
+
+def test_after_an_error_nothing_more_is_asked_for(store, options):
+    """One part of an object is gone, and others would be asked for again while the patience lasts: 10 s."""
+    for name in "ab":
+        store.objects[f"/{name}.bin"] = bytes(12 << 20)
+    urls = [Url(store.url, "a.bin"), Url(store.url, "b.bin")]
+    many = ManyObjects(options)
+    a, b = many.versions(urls)
+    keyed = KeyedObjects(Url(store.url, ""), "b.bin", b, options)
+
+    def fault(method, path, part):
+        return None if method == "HEAD" else 404 if path == "/a.bin" and not part[0] else 503
+
+    store.fault = fault
+    for read in (
+        lambda: many.read([whole(url, version) for url, version in zip(urls, (a, b), strict=True)]),
+        lambda: keyed.read(["a.bin", "b.bin"], lambda key: keyed.part(key, 0, 12 << 20)),
+    ):
+        with pytest.raises(feedline.FeedError, match="it is not there any more"):
+            read()
+        assert is_quiet()
 
 
 def test_chunks_that_two_threads_want_are_asked_for_once_and_one_may_give_up(store, options, tmp_path):

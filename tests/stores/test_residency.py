@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+import weakref
 from typing import ClassVar
 
 import jax
@@ -200,6 +201,7 @@ def test_blocks_that_were_read_long_ago_are_unmapped_where_the_process_has_many_
     """Linux allows a process some 65,000 mappings; here it is as if that were 10 blocks."""
     monkeypatch.setattr(residency, "most_mapped", lambda: 10)
     monkeypatch.setattr(residency, "_now", itertools.count(1).__next__)
+    monkeypatch.setattr(residency, "_sources", weakref.WeakSet())  # without those of other tests
     for name in "abc":
         store.objects[f"/{name}.bin"] = b"".join(bytes([i]) * BLOCK for i in range(8))
     sources = [
@@ -215,6 +217,25 @@ def test_blocks_that_were_read_long_ago_are_unmapped_where_the_process_has_many_
     counts = [source._opened.objects.residency.mapped for source in sources]
     assert sum(counts) == blocks_mapped(options)
     assert counts[0] == 8  # those of the others were older
+
+
+def test_a_complete_source_that_nobody_reads_is_unmapped_before_one_that_is_read(store, options, monkeypatch):
+    monkeypatch.setattr(residency, "most_mapped", lambda: 10)
+    monkeypatch.setattr(residency, "_now", itertools.count(1).__next__)
+    monkeypatch.setattr(residency, "_sources", weakref.WeakSet())  # without those of other tests
+    for name in "ab":
+        store.objects[f"/{name}.bin"] = b"".join(bytes([i]) * BLOCK for i in range(8))
+    idle, training = (
+        feedline.open_source(f"{store.url}/{name}.bin", dtype=np.dtype((np.uint8, BLOCK)), store=options)
+        for name in "ab"
+    )
+    assert values(idle, range(8)) == [*range(8)]
+    assert idle._opened.objects.residency.is_complete
+    for _ in range(2):
+        for row in range(8):
+            assert values(training, [row]) == [row]
+    assert idle._opened.objects.residency.mapped <= 2
+    assert training._opened.objects.residency.mapped == 8
 
 
 def blocks_mapped(options):
