@@ -35,8 +35,7 @@ from feedline.pipeline.shown import Shown
 from feedline.pipeline.stages import Pipeline, Placed, Stages
 from feedline.pipeline.tracing import traced
 from feedline.placement.plan import as_shardings
-from feedline.prefetch.handover import Closed
-from feedline.prefetch.synchronous import INSIDE
+from feedline.prefetch.handover import INSIDE, Closed
 from feedline.runtime.annotations import annotation
 from feedline.runtime.ending import exits
 from feedline.runtime.exit import close_at_exit

@@ -23,6 +23,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+INSIDE = (
+    "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
+    "another one; give it an iterator of its own"
+)
+
+
 class Closed(Exception):
     """The owner stopped: nothing more comes, and nobody waits for more."""
 

@@ -9,17 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from feedline.prefetch.handover import Closed
+from feedline.prefetch.handover import INSIDE, Closed
 from feedline.prefetch.prefetcher import HostIterator
 from feedline.prefetch.threaded import placed
 from feedline.prefetch.watch import Watch
 
 H = TypeVar("H")
 T = TypeVar("T")
-INSIDE = (
-    "the next batch is being made on this thread, so a transform, a source or a signal handler cannot ask for "
-    "another one; give it an iterator of its own"
-)
 
 
 class Synchronous(Generic[H, T]):
