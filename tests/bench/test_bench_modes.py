@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from feedline.bench.memory import compiled_bytes
 from feedline.bench.workload import PRESETS, Workload
 from feedline.trainer.modes import compiled
 
+SHORT = Path(__file__).parent / "short_preset.py"
 TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)
 
 
@@ -140,13 +142,13 @@ def test_an_error_in_the_process_comes_through():
 @pytest.mark.slow
 def test_the_command_prints_the_table_and_one_object(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "feedline", "bench", "modes", "--seconds", "0.02", "--rounds", "1",
+        [sys.executable, "-W", "error", SHORT, "bench", "modes", "--seconds", "0.02", "--rounds", "1",
          "--cpu-devices", "2", "--json", "--plot", "modes.png"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["workload"] == vars(PRESETS["small"])
+    assert found["workload"] == vars(PRESETS["short"])
     assert list(found["modes"]) == ["jit_single", "jit_multi", "pmap"]
     for figures in found["modes"].values():
         assert {"step_ms", "fed_step_ms", "rows_per_s", "peak_bytes", "compile_s", "losses"} <= set(figures)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from feedline.bench.workload import Workload
 from feedline.trainer.practices import Practices
 
 TINY = Workload(depth=4, width=32, inputs=16, outputs=4, rows=64)
+SHORT = Path(__file__).parent / "short_preset.py"
 PAIRS = practices.pairs(TINY)
 
 
@@ -61,7 +63,7 @@ def test_a_pair_whose_process_was_killed_is_a_line():
 @pytest.mark.slow
 def test_the_command_prints_the_table_and_one_object(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "feedline", "bench", "practices", "--seconds", "0.02",
+        [sys.executable, "-W", "error", SHORT, "bench", "practices", "--seconds", "0.02",
          "--rounds", "1", "--cpu-devices", "2", "--json"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip

@@ -1,0 +1,29 @@
+"""`python short_preset.py bench …`: the command line, where the preset "small" is as small as "short".
+
+The practices are measured in one process: those of `bench modes` have their own.
+"""
+
+import sys
+
+from feedline.cli import bench
+from feedline.cli.main import main
+
+
+def shortened(results):
+    """The method of a benchmark. It imports jax, for which the command line sets the devices first."""
+
+    def shorter(self):
+        from feedline.bench import practices
+        from feedline.bench.workload import PRESETS
+
+        PRESETS["small"] = PRESETS["short"]
+        practices.in_a_process = lambda call, *arguments: call(*arguments)
+        return results(self)
+
+    return shorter
+
+
+if __name__ == "__main__":
+    for each in (bench.ModesBenchmark, bench.PracticesBenchmark):
+        each.results = shortened(each.results)
+    sys.exit(main())
