@@ -469,12 +469,24 @@ def test_a_command_that_cannot_be_run(command, code, message, capfd):
     assert message in capfd.readouterr().err
 
 
-def test_a_script_without_its_interpreter_is_named(tmp_path, capfd):
+def test_a_script_without_its_interpreter_is_named(tmp_path, monkeypatch, capfd):
     script = tmp_path / "train"
     script.write_text("#!/no/such/python\n")
     script.chmod(0o700)
-    assert launch([str(script)], processes=1) == 127
-    assert "its first line names an interpreter that is not there" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (str(script), "train"):
+        assert launch([command], processes=1) == 127
+        assert "its first line names an interpreter that is not there" in capfd.readouterr().err
+
+
+def test_a_script_that_is_not_on_path_needs_its_path(tmp_path, monkeypatch, capfd):
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert launch(["train.py"], processes=1) == 127
+    assert "this folder has it, but PATH does not: give its path, as in `./train.py`, or" in capfd.readouterr().err
+    assert launch(["./train.py"], processes=1) == 0
 
 
 def test_too_few_files_for_all_processes():
