@@ -39,7 +39,7 @@ def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
 
 
 def _fix_of_missing(program: str) -> str | None:
-    """What is missing if the program itself is there. Without a slash in its name, it is only looked for on PATH."""
+    """What is missing if the program itself is there. A name without a slash is only looked for on PATH."""
     if shutil.which(program):
         return f"its first line names an interpreter that is not there; correct that, or name one first{_EXAMPLE}"
     if os.path.isfile(program):

@@ -201,6 +201,18 @@ def test_output_that_is_read_late_is_complete():
     assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
 
 
+def test_output_that_is_read_slowly_is_complete():
+    """The reader takes longer for what was read from the process at once than the launcher waits for a read."""
+    with started(sh("yes | head -c 65536"), processes=1, unread_s=1) as launcher:
+        out = b""
+        while piece := os.read(launcher.stdout.fileno(), 8192):
+            out += piece
+            time.sleep(0.1)
+        assert launcher.wait() == 0
+        assert launcher.stderr.read() == ""
+    assert out == b"[0] y\n" * 32768
+
+
 def test_the_processes_have_no_input():
     assert finished(sh("cat; readlink /proc/self/fd/0"), processes=1).stdout == "[0] /dev/null\n"
 
