@@ -411,6 +411,17 @@ def test_a_signal_that_nohup_ignores_is_not_forwarded():
         assert launcher.returncode == 128 + signal.SIGTERM
 
 
+def test_a_launcher_that_was_started_with_sigchld_ignored_sees_how_processes_end():
+    ignoring = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = finished(sh("exit 3"), processes=1, before=[sys.executable, "-c", ignoring])
+    assert done.returncode == 3
+    assert "process 0 of 1 exited with code 3" in done.stderr
+
+
 # A process with a child of its own; both print their pid, and both ignore SIGTERM.
 FAMILY = "trap '' HUP INT TERM; sh -c 'echo $$; exec sleep 1000' & echo $$; wait"
 
