@@ -30,13 +30,14 @@ class _Group:
 
     Attributes:
       built: their number: the same in the whole group.
-      names: of the builds whose keys are still stored: the last one that all compared, and those after it.
-      lock: held while one of them is built. So a process that comes to a build has left the one before.
+      left: names of the builds that this process has left and whose keys are still stored.
+      lock: held while one of them is built. So a process that comes to a build has left the one before, or builds
+        the feed inside it: that thread may take the lock again.
     """
 
     def __init__(self) -> None:
         self.built = 0
-        self.names: list[str] = []
+        self.left: list[str] = []
         self.lock = threading.RLock()
 
 
@@ -67,8 +68,8 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
     with group.lock:
         group.built += 1
         name = f"{group_name(members)}/{group.built}"
-        build = SharedBuild(service, name, members, warning_s, error_s, tuple(group.names))
-        group.names.append(name)
+        older = tuple(group.left)
+        build = SharedBuild(service, name, members, warning_s, error_s, older)
         try:
             yield build
         except BaseException as error:
@@ -77,7 +78,10 @@ def collective_build(processes: Collection[int], warning_s: float, error_s: floa
             with contextlib.suppress(FeedError):  # process 0 may be gone: this process's own error is what counts
                 build.publish(verdict)
             raise
-        group.names = [name]
+        else:
+            group.left = [each for each in group.left if each not in older]
+        finally:
+            group.left.append(name)
 
 
 class CollectiveBuild:

@@ -288,16 +288,19 @@ class Monitor:
             self._end(130, 0.0)  # 128 + SIGINT, as shells count
 
     def _report_long_wait(self) -> None:
-        """Report that this process waits no longer for those that have not reached their end."""
+        """Report the processes that have not reached their end: this one waits for them no longer."""
         with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
             ended = self._service.by_process(_ENDED)
-            others = process_names([each for each in range(self._service.processes) if each not in ended])
+            others = [each for each in range(self._service.processes) if each not in ended]
+            if not others:  # the last one ends now
+                return
+            more = f", nor had {process_names(others[1:])}" if others[1:] else ""
             message = (
-                f"it reached the end of the program {_SUCCESS_S:g} s ago, and waits no longer for {others}: look "
-                "there for a step that hangs, or for work that one process does alone, such as a last evaluation; "
-                "do such work before the last step of all"
+                f"it had not reached its end {_SUCCESS_S:g} s after process {self._service.process} did{more}: "
+                "look there for a step that hangs, or for work that one process does alone, such as a last "
+                "evaluation; do such work before the last step of all"
             )
-            _report(self._service, {"message": message})
+            _report(self._service, {"message": message, "process": others[0]})
 
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 _KEPT = 64
 """Counts that stay after their feeds are gone: a program that builds a feed for each evaluation has thousands."""
+_gone: collections.deque[tuple[str, int]] = collections.deque(maxlen=_KEPT)
 
 
 class Taken:
@@ -24,13 +25,12 @@ class Taken:
         self.key = key
         self.batches = 0
 
-    def __del__(self) -> None:
-        _gone.append((self.key, self.batches))
+    def __del__(self, gone: collections.deque[tuple[str, int]] = _gone) -> None:
+        gone.append((self.key, self.batches))  # an argument, since at exit the names of a module may be None
 
 
 _of_feeds: set[weakref.ref[Taken]] = set()
 """Any thread adds; the copy of a set is atomic, and so is that of a deque."""
-_gone: collections.deque[tuple[str, int]] = collections.deque(maxlen=_KEPT)
 
 
 def taken_of(key: str) -> Taken:

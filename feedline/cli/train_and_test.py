@@ -41,7 +41,8 @@ def train_and_test(options: TrainOptions) -> int:
     Raises:
       KeyboardInterrupt: Ctrl-C.
       FeedError: the loss is not finite, or a checkpoint could not be read or written.
-      EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step.
+      EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step. After a signal
+        that came after the last step, also the result is printed.
     """
     if options.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
@@ -49,7 +50,7 @@ def train_and_test(options: TrainOptions) -> int:
     data = _data(options)
     with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
         with _reporting_memory(options, feed) as watch:
-            fitted = _fitted(options, data, feed, watch)
+            fitted, ended_by = _fitted(options, data, feed, watch)
             if options.memory_profile is not None and _is_first_process():
                 jax.profiler.save_device_memory_profile(str(options.memory_profile))
                 opened = f"pprof -http=: {options.memory_profile}"
@@ -58,10 +59,21 @@ def train_and_test(options: TrainOptions) -> int:
         result = _result(options, feed, fitted, tested)
     if _is_first_process():
         print(json.dumps(result) if options.json else _summary(result, tested, len(data.train)), flush=True)
+    if ended_by is not None:
+        raise ended_by
     return 0
 
 
-def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None) -> Fitted:
+def _fitted(
+    options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatch | None
+) -> tuple[Fitted, EndedBySignal | None]:
+    """Train. Returns also the end by a signal that came after the last step.
+
+    Perhaps only this process knows of such a signal, so that it is raised only once all have tested.
+
+    Raises:
+      EndedBySignal: a signal ended the training of all processes.
+    """
     init, loss = classifier(
         Sizes(math.prod(data.train.spec["image"].shape), data.classes, options.layers, options.width),
         options.remat,
@@ -107,12 +119,17 @@ def _fitted(options: TrainOptions, data: Labelled, feed: Feed, watch: MemoryWatc
         )
     if saved and fitted.progress.step == fitted.progress.resumed and _is_first_process():
         _print_start(options, fitted.progress)
-    if stop is not None and stop.signal is not None:
-        how = "interrupted" if stop.signal == signal.SIGINT else "terminated"
-        step = fitted.progress.step
-        message = f"{how} after step {step:,}, which is saved" if _is_first_process() else ""
-        raise EndedBySignal(message, stop.signal)
-    return fitted
+    ended_by = None if stop is None else _end_by(stop.signal, fitted.progress.step)
+    if ended_by is not None and fitted.stopped:
+        raise ended_by
+    return fitted, ended_by
+
+
+def _end_by(number: int | None, step: int) -> EndedBySignal | None:
+    if number is None:
+        return None
+    how = "interrupted" if number == signal.SIGINT else "terminated"
+    return EndedBySignal(f"{how} after step {step:,}, which is saved" if _is_first_process() else "", number)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import IO, NamedTuple, cast
 from feedline.cluster.lines import Lines
 
 _CHUNK = 1 << 16  # The capacity of a pipe.
+_PIECE = 1 << 12  # Each one that is written shows that somebody reads. A pipe has room again for a page at a time.
 # How long the output is read after all processes have ended: a process outside the group may hold a pipe open.
 _DRAIN_S = 1.0
 
@@ -100,8 +101,10 @@ class Output:
             selector.unregister(key.fileobj)
 
     def _write(self, descriptor: int, text: bytes) -> None:
-        write(descriptor, text)
-        self.written_bytes += len(text)
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE]
+            write(descriptor, piece)
+            self.written_bytes += len(piece)
 
 
 def outputs(streams: Sequence[Stream]) -> list[Output]:

@@ -24,9 +24,13 @@ from feedline.errors import FeedError, ProcessError
 
 _GREETING = b"feedline\n"
 _COME = b"all have come\n"
+_HERE_ALREADY = b"one with this number is here already\n"
 _RETRY_S = 0.2
 _ANSWER_S = 10.0
-"""How long a program on the port may take to send the greeting, which process 0 sends as soon as it accepts."""
+"""How long a program on the port may take to send the greeting, which process 0 sends as soon as it accepts.
+
+Process 0 may take as long to answer all; it accepts none then, and closes the connections of those that come.
+"""
 _MAX_BYTES = 1 << 12
 _TELL_S = 30.0
 """How long the others may take to come before a line on stderr says who is missing."""
@@ -148,6 +152,9 @@ def _wait_for_all(info: ProcessInfo, listener: socket.socket, deadline: float) -
                     left.discard(process)
                     selector.modify(connection, selectors.EVENT_READ, data=process)
                     continue
+                if process is not None and key.data is None:
+                    with contextlib.suppress(OSError):
+                        connection.send(_HERE_ALREADY)
                 selector.unregister(connection)
                 connection.close()
                 if key.data is not None:
@@ -167,7 +174,7 @@ def _missing(info: ProcessInfo, arrived: Collection[int]) -> list[int]:
 
 def _tell(info: ProcessInfo, missing: str, deadline: float) -> None:
     """Say on stderr for what this process waits. A single write: several processes share the terminal."""
-    left_s = deadline - time.monotonic()
+    left_s = max(0.0, deadline - time.monotonic())
     sys.stderr.write(f"feedline: process {info.process} waits for {missing}, for at most {left_s:.0f} s more\n")
     sys.stderr.flush()
 
@@ -184,17 +191,17 @@ def _index_of(connection: socket.socket, info: ProcessInfo) -> int | None:
 
 
 def _answer(arrived: Mapping[int, socket.socket], answer: bytes) -> None:
-    """Send the answer, and wait until each process has closed its connection.
+    """Send the answer, and wait until all processes have closed their connections, but not for stopped ones.
 
     The side that closes first keeps the port in TIME_WAIT for a while, and process 0 needs the port.
     """
+    deadline = time.monotonic() + _ANSWER_S
     for connection in arrived.values():
         with contextlib.suppress(OSError):
-            connection.setblocking(True)
-            connection.settimeout(_ANSWER_S)
             connection.send(answer)
     for connection in arrived.values():
         with contextlib.suppress(OSError):
+            connection.settimeout(max(0.0, deadline - time.monotonic()))
             connection.recv(1)
 
 
@@ -212,14 +219,14 @@ def _missing_message(missing: list[int], left: Collection[int]) -> str:
 def _connected(info: ProcessInfo, deadline: float) -> Iterator[socket.socket]:
     """A connection to process 0. It may not listen yet, and no event tells when it does, so this tries repeatedly.
 
-    A name that does not resolve yet is also tried again, because a pod gets its name only when it starts.
+    A name that does not resolve yet is also tried again, because a pod gets its name only when it starts. So is a
+    connection that is closed without a word: process 0 may have stopped listening at this moment.
     """
     tell_at = time.monotonic() + _TELL_S
     while True:
         remaining_s = deadline - time.monotonic()
         try:
-            timeout_s = min(max(remaining_s, _RETRY_S), _ATTEMPT_S)
-            connection = socket.create_connection((info.host, info.port), timeout=timeout_s)
+            connection = _greeted(info, min(max(remaining_s, _RETRY_S), _ATTEMPT_S))
         except OSError as error:
             if remaining_s < _RETRY_S:
                 raise _unreached(info, error) from error
@@ -230,11 +237,25 @@ def _connected(info: ProcessInfo, deadline: float) -> Iterator[socket.socket]:
             _tell(info, f"process 0 to listen at {info.coordinator}", deadline)
         time.sleep(_RETRY_S)
     with connection:
+        yield connection
+
+
+def _greeted(info: ProcessInfo, timeout_s: float) -> socket.socket:
+    """A connection on which the greeting has come.
+
+    Raises:
+      OSError: no program was reached, or it closed the connection without a word.
+      FeedError: another program listens there.
+    """
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((info.host, info.port), timeout=timeout_s))
         connection.settimeout(_ANSWER_S)
         try:
             greeting = connection.recv(len(_GREETING))
-        except OSError:
-            greeting = b""
+        except TimeoutError:
+            greeting = None
+        if greeting == b"":
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed without a word")
         if greeting != _GREETING:
             raise FeedError(
                 f"process 0 of this run listens at {info.coordinator}, but another program does, perhaps another "
@@ -242,7 +263,8 @@ def _connected(info: ProcessInfo, deadline: float) -> Iterator[socket.socket]:
                 stage="launch",
                 process=info.process,
             )
-        yield connection
+        stack.pop_all()
+        return connection
 
 
 def _unreached(info: ProcessInfo, error: OSError) -> FeedError:
@@ -271,6 +293,14 @@ def _wait(info: ProcessInfo, connection: socket.socket, deadline: float) -> None
         answer = b""
     if answer == _COME:
         return
+    if answer == _HERE_ALREADY:
+        raise ProcessError(
+            f"each process of a run has a number of its own, but another process {info.process} of "
+            f"{info.processes} is here already: two have this number, or an earlier one was cut off; look at what "
+            f"sets it, {info.launcher} ({info.evidence}), and start the run again",
+            stage="launch",
+            process=info.process,
+        )
     raise ProcessError(
         answer.decode()
         or f"all processes of a run join at its start, but process 0 ended before all had; look what it wrote "

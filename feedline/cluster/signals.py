@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 def signal_socket(numbers: Sequence[int]) -> Iterator[socket.socket]:
     """While the block runs, each of these signals only writes its number into the socket.
 
-    A signal that is ignored at the start stays ignored, so that nohup works. The handlers are restored at
-    the end. Only the main thread may call this, because only it may set signal handlers.
+    A signal that is ignored at the start stays ignored, so that nohup works; but not SIGCHLD, because the kernel
+    would then forget how a child ended. The handlers are restored at the end. Only the main thread may call this,
+    because only it may set signal handlers.
 
     Example:
       >>> with signal_socket([signal.SIGUSR1]) as numbers:
@@ -21,7 +22,9 @@ def signal_socket(numbers: Sequence[int]) -> Iterator[socket.socket]:
       ...     signal.Signals(numbers.recv(1)[0]).name
       'SIGUSR1'
     """
-    ours = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    ours = [
+        number for number in numbers if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN
+    ]
     reading, writing = socket.socketpair()
     with reading, writing:
         reading.setblocking(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
 
 _EXAMPLE = ", as in `-- python train.py`"
@@ -31,7 +32,19 @@ def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
       (127, 'cannot run trian: No such file; correct it, or give its path, as in `-- python train.py`')
     """
     fix = _FIXES.get(error.errno or 0, "try whether it runs without the launcher")
-    if error.errno == errno.ENOENT and os.path.exists(command[0]):
-        fix = f"its first line names an interpreter that is not there; correct that, or name one first{_EXAMPLE}"
+    if error.errno == errno.ENOENT:
+        fix = _fix_of_missing(command[0]) or fix
     code = 127 if error.errno == errno.ENOENT else 126
     return code, f"cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}"
+
+
+def _fix_of_missing(program: str) -> str | None:
+    """What is missing if the program itself is there. A name without a slash is only looked for on PATH."""
+    if shutil.which(program):
+        return f"its first line names an interpreter that is not there; correct that, or name one first{_EXAMPLE}"
+    if os.path.isfile(program):
+        path = shlex.quote(os.path.join(os.curdir, program))
+        return (
+            f"this folder has it, but PATH does not: give its path, as in `{path}`, or its interpreter{_EXAMPLE}"
+        )
+    return None

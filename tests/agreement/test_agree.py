@@ -90,6 +90,32 @@ def test_the_keys_of_a_build_are_deleted_when_all_have_built_the_next_one():
         assert services[1].dir("feedline/agree") == {"feedline/agree/group/1/latest/0": "of an open feed"}
 
 
+def test_the_keys_of_a_build_inside_another_are_deleted_when_all_have_built_the_next_one(monkeypatch):
+    mine = threading.local()
+
+    class OfEachThread:
+        def setdefault(self, name, group):
+            return mine.groups.setdefault(name, group)
+
+    monkeypatch.setattr(agree, "_groups", OfEachThread())
+    monkeypatch.setattr(agree, "coordination", lambda: mine.service)
+
+    def build(inside=lambda: None):
+        with collective_build(range(2), 30, PATIENCE_S) as collective:
+            inside()
+            collective.agree({"rows": 8})
+
+    def build_all(service):
+        mine.service, mine.groups = service, {}
+        build(inside=build)
+        build()
+
+    with joined(2) as services:
+        for one in [spawn(lambda service=service: build_all(service)) for service in services]:
+            one.result(PATIENCE_S)
+        assert {key.split("/")[3] for key in services[0].dir("feedline/build")} == {"3"}
+
+
 def test_a_process_builds_the_feeds_of_a_group_one_after_the_other(monkeypatch):
     """A process that has come to a build has left the one before: only so can the keys of that one be deleted."""
     entered, leave, order = threading.Event(), threading.Event(), []

@@ -18,3 +18,13 @@ def test_counts_of_feeds_that_are_gone_do_not_pile_up(monkeypatch):
     assert counts()["training"] == 1000
     assert more_than({"training": 999, "evaluation 0": 3}) == (999, 1000)
     assert len(module._of_feeds) == 0
+
+
+def test_a_feed_may_go_after_the_names_of_the_module(monkeypatch):
+    """As at the end of the program."""
+    taken = taken_of("the last")
+    taken.batches = 5
+    with monkeypatch.context() as at_exit:
+        at_exit.setattr(module, "_gone", None)
+        del taken
+    assert counts()["the last"] == 5

@@ -201,6 +201,18 @@ def test_output_that_is_read_late_is_complete():
     assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
 
 
+def test_output_that_is_read_slowly_is_complete():
+    """The reader takes longer for what was read from the process at once than the launcher waits for a read."""
+    with started(sh("yes | head -c 65536"), processes=1, unread_s=1) as launcher:
+        out = b""
+        while piece := os.read(launcher.stdout.fileno(), 8192):
+            out += piece
+            time.sleep(0.1)
+        assert launcher.wait() == 0
+        assert launcher.stderr.read() == ""
+    assert out == b"[0] y\n" * 32768
+
+
 def test_the_processes_have_no_input():
     assert finished(sh("cat; readlink /proc/self/fd/0"), processes=1).stdout == "[0] /dev/null\n"
 
@@ -399,6 +411,17 @@ def test_a_signal_that_nohup_ignores_is_not_forwarded():
         assert launcher.returncode == 128 + signal.SIGTERM
 
 
+def test_a_launcher_that_was_started_with_sigchld_ignored_sees_how_processes_end():
+    ignoring = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = finished(sh("exit 3"), processes=1, before=[sys.executable, "-c", ignoring])
+    assert done.returncode == 3
+    assert "process 0 of 1 exited with code 3" in done.stderr
+
+
 # A process with a child of its own; both print their pid, and both ignore SIGTERM.
 FAMILY = "trap '' HUP INT TERM; sh -c 'echo $$; exec sleep 1000' & echo $$; wait"
 
@@ -469,12 +492,24 @@ def test_a_command_that_cannot_be_run(command, code, message, capfd):
     assert message in capfd.readouterr().err
 
 
-def test_a_script_without_its_interpreter_is_named(tmp_path, capfd):
+def test_a_script_without_its_interpreter_is_named(tmp_path, monkeypatch, capfd):
     script = tmp_path / "train"
     script.write_text("#!/no/such/python\n")
     script.chmod(0o700)
-    assert launch([str(script)], processes=1) == 127
-    assert "its first line names an interpreter that is not there" in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (str(script), "train"):
+        assert launch([command], processes=1) == 127
+        assert "its first line names an interpreter that is not there" in capfd.readouterr().err
+
+
+def test_a_script_that_is_not_on_path_needs_its_path(tmp_path, monkeypatch, capfd):
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert launch(["train.py"], processes=1) == 127
+    assert "this folder has it, but PATH does not: give its path, as in `./train.py`, or" in capfd.readouterr().err
+    assert launch(["./train.py"], processes=1) == 0
 
 
 def test_too_few_files_for_all_processes():

@@ -96,16 +96,56 @@ def test_a_process_that_ended_may_come_again(port):
     ],
 )
 def test_another_program_on_the_port_is_an_error_at_once(process, told):
+    with closing_all_connections(b"HTTP/1.1 400 Bad Request") as port, pytest.raises(FeedError, match=told):
+        met(port, process).result(LONG_S)
+
+
+@contextlib.contextmanager
+def closing_all_connections(after):
+    """Yields a port where another program sends some bytes on each connection, and closes it."""
+
     def hang_up():
         with contextlib.suppress(OSError):
             while True:
-                taken.accept()[0].close()
+                connection = taken.accept()[0]
+                connection.send(after)
+                connection.close()
 
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # as gRPC does
         threading.Thread(target=hang_up, daemon=True).start()
-        with pytest.raises(FeedError, match=told):
-            met(taken.getsockname()[1], process).result(LONG_S)
+        yield taken.getsockname()[1]
         taken.shutdown(socket.SHUT_RDWR)
+
+
+def test_connections_that_are_closed_without_a_word_are_an_error_at_the_deadline():
+    told = "not reached in time .*the connection was closed without a word"
+    with closing_all_connections(b"") as port, pytest.raises(FeedError, match=told):
+        met(port, 1, within_s=SOON_S).result(LONG_S)
+
+
+def test_a_connection_that_is_closed_without_a_word_is_tried_again(port):
+    """As by process 0 that answers those that have arrived, and then listens no more."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        other = met(port, 1)
+        listener.accept()[0].close()
+    first = met(port, 0)
+    assert [one.result(LONG_S) for one in (first, other)] == [None, None]
+
+
+def test_processes_that_stopped_hold_up_the_others_only_once(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_ANSWER_S", 1)
+    first = met(port, 0, 7)
+    with contextlib.ExitStack() as stopped:
+        for process in range(1, 7):
+            began = time.monotonic()
+            stopped.enter_context(dying(port, process, 7))
+        assert first.result(LONG_S) is None
+        assert time.monotonic() - began < 5
+
+
+def test_no_time_that_is_left_is_below_zero(capfd):
+    rendezvous._tell(info(1, 1), "process 0", time.monotonic() - 0.4)
+    assert capfd.readouterr().err == "feedline: process 1 waits for process 0, for at most 0 s more\n"
 
 
 def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
@@ -118,8 +158,10 @@ def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
 
 def test_a_second_process_of_the_same_number_does_not_join(port):
     waiting = [met(port, 1, 3), met(port, 1, 3), met(port, 0, 3)]
-    with pytest.raises(ProcessError, match="another process 1 of 3 may have joined it in place of this one"):
+    told = r"another process 1 of 3 is here already: two have this number, .* a test \(PROCESS=1\)"
+    with pytest.raises(ProcessError, match=told) as e:
         next(as_completed(waiting[:2], LONG_S)).result()
+    assert e.value.process == 1
     met(port, 2, 3).result(LONG_S)
     waiting[2].result(LONG_S)
 
