@@ -518,7 +518,7 @@ class Feed(Shown, ProcessBound):
         frame: FrameType | None = sys._getframe()
         calls = 0
         while frame is not None:
-            calls += frame.f_code is Feed.__next__.__code__ and frame.f_locals["self"] is self
+            calls += frame.f_code is _NEXT and frame.f_locals["self"] is self
             frame = frame.f_back
         if calls > 1:
             raise ValueError(INSIDE)
@@ -594,6 +594,10 @@ class Feed(Shown, ProcessBound):
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
+
+
+_NEXT = Feed.__next__.__code__
+"""In its frames, whatever may stand in its place, as a method that calls it."""
 
 
 def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:

@@ -19,7 +19,7 @@ _log = logging.getLogger("feedline")
 _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
-_TELL_AFTER_S = 5.0
+_TELL_AFTER_S = 10.0
 _PATIENCE_WITH_DEVICES_S = 60.0
 """Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
@@ -73,8 +73,7 @@ def _join(pipeline: _Joinable, deadline: float, tell_at: float) -> None:
     busy = pipeline.join(max(0.0, min(deadline, tell_at) - time.monotonic()))
     if busy is not None and deadline > tell_at:
         _log.warning(
-            "the program ends once the thread %s does, which is inside a read or waits for a step of the devices; "
-            "in %.0f s at the latest",
+            "the program ends once the thread %s does, which waits for a step of the devices; in %.0f s at the latest",
             busy,
             max(0.0, deadline - time.monotonic()),
         )
