@@ -73,7 +73,8 @@ def _join(pipeline: _Joinable, deadline: float, tell_at: float) -> None:
     busy = pipeline.join(max(0.0, min(deadline, tell_at) - time.monotonic()))
     if busy is not None and deadline > tell_at:
         _log.warning(
-            "the program ends once the thread %s does, which waits for a step of the devices; in %.0f s at the latest",
+            "the program ends once the thread %s does, which waits for a step of the devices; in %.0f s at the "
+            "latest",
             busy,
             max(0.0, deadline - time.monotonic()),
         )
