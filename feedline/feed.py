@@ -597,7 +597,7 @@ class Feed(Shown, ProcessBound):
 
 
 _NEXT = Feed.__next__.__code__
-"""In its frames, whatever may stand in its place, as a method that calls it."""
+"""Of the method itself: `feedline diagnose` puts another one in its place, which calls it."""
 
 
 def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:

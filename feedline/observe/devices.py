@@ -46,7 +46,7 @@ class TransferWatch:
         self._transfers = _Transfers(report)
         self._free = self._transfers.free
         self._start = threading.Lock()  # taken once, and never released
-        # what close() does, without its line, at which an interrupt could come
+        # as close() does, but in C: an interrupt in a finalizer of Python code would be printed and lost
         weakref.finalize(self, self._transfers.watched.put, None).atexit = False
 
     def __call__(self, arrays: Sequence[jax.Array], began: float) -> None:

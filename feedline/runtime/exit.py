@@ -20,6 +20,7 @@ _PATIENCE_S = 0.5
 _PATIENCE_WITH_WORKERS_S = 10.0
 """Longer, because a thread of the feed waits for the workers, and must be done before Grain's exit hooks run."""
 _TELL_AFTER_S = 10.0
+"""As long as workers may take, which is no reason to warn."""
 _PATIENCE_WITH_DEVICES_S = 60.0
 """Longer than a step of the devices takes. jax itself waits for that one when the process ends."""
 
@@ -30,11 +31,11 @@ class _Joinable(Protocol):
 
 
 _open: weakref.WeakKeyDictionary[_Joinable, float] = weakref.WeakKeyDictionary()
-"""Open pipelines, and how long the exit may wait for each, in seconds."""
+"""Open pipelines and watches of devices, and how long the exit may wait for each, in seconds."""
 
 
 def close_at_exit(pipeline: _Joinable, *, workers: bool = False, devices: bool = False) -> None:
-    """Close `pipeline` when the interpreter exits, unless it was garbage collected before.
+    """Close a pipeline or a watch when the interpreter exits, unless it was garbage collected before.
 
     Args:
       workers: its threads wait for worker processes.

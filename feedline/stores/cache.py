@@ -297,7 +297,7 @@ _caches: weakref.WeakValueDictionary[tuple[str, int | None], BlockCache] = weakr
 
 
 def cache_of(options: Store) -> BlockCache:
-    """The cache of a source: one for all of a process with the same folder and limit, as it counts its files.
+    """The cache of a source. Sources with the same folder and limit share one, since each counts the files.
 
     Raises:
       FeedError: the folder cannot be written.

@@ -38,7 +38,8 @@ class KeyedObjects:
         self._cache = cache_of(options)
         self._patience_s = options.patience_s
         self._versions: dict[str, Version | None] = {}
-        """Of all objects that were asked for: none may change unseen. Used by the fetching thread only, as are:"""
+        """Of each object that was asked for, so that none changes unseen. The fetching thread alone uses this and
+        the next two."""
         self._asking = Shared[Version | None]()
         self._getting = Shared[bytes]()
         self._fetched: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
@@ -130,7 +131,7 @@ class Shared(Generic[T]):
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, tuple[asyncio.Task[T], list[None]]] = {}
-        """With an element for each that waits."""
+        """By key, the request, and a list with an element for each caller that waits for it."""
 
     async def once(self, key: Hashable, get: Callable[[], Awaitable[T]]) -> T:
         """What `get` returns, which is called once for all that wait for this key meanwhile."""

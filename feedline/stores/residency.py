@@ -200,7 +200,7 @@ class Residency:
         return np.maximum(self._used_at[blocks], np.int32(self._complete_at))
 
     def retire(self, blocks: Sequence[int]) -> None:
-        """Later reads do not find these blocks. They are unmapped once all reads have ended that may have."""
+        """Later reads do not find these blocks. They are unmapped once the reads before have ended."""
         if not blocks:
             return
         with self._lock:

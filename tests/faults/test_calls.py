@@ -81,7 +81,7 @@ def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_handler_that_asks_for_a_batch_at_any_line_of_next_gets_it_or_an_error_and_each_batch_comes_once(
+def test_a_handler_that_asks_for_a_batch_at_any_line_of_next_gets_it_or_an_error(
     prefetch,
 ):
     with feed_of(np.arange(64), prefetch=prefetch, reading=Reading(threads=1)) as feed:
