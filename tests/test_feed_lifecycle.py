@@ -189,13 +189,18 @@ def interrupted_at(line, function, counts=lambda: True):
                 raise Interrupted
         return trace
 
-    sys.settrace(trace)
-    try:
-        return None, function()
-    except Interrupted:
-        return where, None
-    finally:
-        sys.settrace(None)
+    def traced():
+        sys.settrace(trace)
+        try:
+            found = None, function()
+        except Interrupted:
+            found = where, None
+        finally:
+            sys.settrace(None)
+        yield found
+
+    # Python may then leave the exception that was being handled, for all that follows, but not outside a generator
+    return next(traced())
 
 
 @pytest.mark.slow

@@ -583,7 +583,7 @@ def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
 # --- ports ---
 
 LISTENING = """
-import os, sys, urllib.request
+import contextlib, os, sys, urllib.request
 from pathlib import Path
 import numpy as np
 import feedline
@@ -592,18 +592,19 @@ from feedline.observe.prometheus import serve
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 def inodes(process):
-    for name in os.listdir(f"/proc/{process}/fd"):
-        try:
-            target = os.readlink(f"/proc/{process}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            yield target[8:-1]
+    for name in Path(f"/proc/{process}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            target = os.readlink(name)
+            if target.startswith("socket:"):
+                yield target[8:-1]
 
 def tree(process):
     yield process
-    for task in os.listdir(f"/proc/{process}/task"):
-        for child in Path(f"/proc/{process}/task/{task}/children").read_text().split():
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        numbers = ""
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            numbers = children.read_text()
+        for child in numbers.split():
             yield from tree(int(child))
 
 def listening():
@@ -635,7 +636,7 @@ def test_a_run_on_one_machine_listens_on_the_loopback_address_only(tmp_path):
     (tmp_path / "run.py").write_text(LISTENING)
     done = launched(sys.executable, tmp_path / "run.py", tmp_path)
     told = [line.partition("listens|")[2].split("|") for line in done.stdout.splitlines() if "listens|" in line]
-    assert sorted(process for process, *_ in told) == ["0", "1"]
+    assert sorted(process for process, *_ in told) == ["0", "1"], done
     found = {process: [address.split()[1].partition(":")[0] for address in rest] for process, *rest in told}
     assert len(found["0"]) >= 2, told  # the coordinator's and the metrics'
     assert found["1"], told

@@ -222,7 +222,8 @@ class Checkpoints:
 
     def _write_error(self, error: Exception) -> FeedError:
         code = re.search(r"os_error_code='(\d+)'", str(error))
-        cause = os.strerror(int(code[1])) if code else str(error)
+        number = int(code[1]) if code else getattr(error, "errno", None)
+        cause = os.strerror(number) if number else str(error)
         newest = self._manager.latest_step()
         return FeedError(
             f"a checkpoint could not be written: {cause}. The newest whole one is "
