@@ -172,7 +172,7 @@ def test_statistics_of_a_real_feed_agree_with_the_clock():
     steps = last.batches - first.batches
     assert last.read_s - first.read_s == pytest.approx(steps * 4 * LOOP_S, rel=0.15)
     assert last.transform_s - first.transform_s == pytest.approx(steps * 2 * LOOP_S, rel=0.15)
-    assert last.place_s - first.place_s == pytest.approx(steps * LOOP_S, rel=0.3)
+    assert 1 <= (last.place_s - first.place_s) / (steps * LOOP_S) < 1.7  # it sleeps, and then it places
     assert last.wait_s - first.wait_s + last.loop_s - first.loop_s == pytest.approx(ended - began, rel=0.05)
     assert last.read_cpu_s < 0.2 * last.read_s  # it sleeps
     assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s

@@ -95,7 +95,7 @@ def test_input_is_not_blamed_if_the_devices_always_compute():
 @timed
 def test_only_the_time_counts_in_which_the_devices_are_idle(prefetch):
     report, in_next, au = ahead(0.020, 0.010, wait_every=1000, prefetch=prefetch)
-    assert in_next > 0.9
+    assert in_next > 0.75  # of the time the loop is inside `next`
     assert 0.35 < au < 0.75
     assert report.bound == "read"
     assert report.au == pytest.approx(au, abs=0.08)
