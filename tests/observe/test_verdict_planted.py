@@ -40,7 +40,7 @@ def assert_true(report, au):
 def test_one_stage_binds(stage, factor):
     report, au = trained(**{stage: seconds(factor)}, steps=steps(factor))
     assert_true(report, au)
-    assert report.au == pytest.approx(1 / factor, rel=0.15)  # as planted: the work around a sleep takes time as well
+    assert report.au == pytest.approx(1 / factor, rel=0.15)  # as planted, and the work around a sleep
     assert report.bound == stage
     assert report.headroom[stage] == pytest.approx(1 / factor, rel=0.15)
     assert all(report.headroom[other] > 2 for other in {"read", "host", "place"} - {stage})

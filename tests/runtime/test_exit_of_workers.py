@@ -1,0 +1,281 @@
+"""How worker processes end: with their feed, its program or its machine, early, and without a guard."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from script_runs import run
+
+pytestmark = pytest.mark.slow
+
+
+WORKERS = """
+import multiprocessing
+def main():
+    np.save("x.npy", np.arange(6400, dtype=np.float32).reshape(1600, 4))  # here: workers import the script, too
+    feed = feedline.Feed({"x": "x.npy"}, 8, sharding, reading=feedline.Reading(workers=2))
+    next(feed)
+    workers = [child.pid for child in multiprocessing.active_children() if "grain" in child.name]
+    print("workers", *workers, flush=True)
+    return feed, workers
+"""
+
+
+SHARED = """
+    with open("/proc/self/maps") as file:
+        maps = file.read().split()
+    print("shared", *{word.removeprefix("/dev/shm/") for word in maps if word.startswith("/dev/shm/")}, flush=True)
+"""
+
+
+def test_a_script_that_rewrites_its_file_in_each_worker_gets_an_error(tmp_path):
+    script = """
+np.save("x.npy", np.arange(64, dtype=np.float32))
+if __name__ == "__main__":
+    with feedline.Feed({"x": "x.npy"}, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
+        next(feed)
+"""
+    done, _ = run(tmp_path, script)
+    assert done.returncode == 1
+    message = "A worker process imports your script again: what writes the file must stand under `if __name__ =="
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "feed.close()", "feed.close(); del batch"])
+def test_workers_leave_no_process_and_no_shared_memory(tmp_path, end):
+    body = f"""
+if __name__ == "__main__":
+    feed, workers = main()
+    batch = next(feed)
+{SHARED}
+    {end}
+    print("closed", *[name for name in os.listdir("/dev/shm") if f"feedline-{{os.getpid()}}-" in name])
+"""
+    done, _ = run(tmp_path, WORKERS + body, flags=())
+    assert (done.returncode, done.stderr) == (0, "")  # nor does the resource tracker tell of any
+    assert len(_said(done, "workers")) == 2
+    assert not any(Path("/proc", pid).exists() for pid in _said(done, "workers"))
+    assert any(name.startswith("feedline-") for name in _said(done, "shared"))  # a batch did come that way
+    assert not any(Path("/dev/shm", name).exists() for name in _said(done, "shared"))
+    if end:
+        assert _said(done, "closed") == []
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("os._exit(7)", 7),
+    ],
+)
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path, how, code, measured):
+    body = f"""
+if __name__ == "__main__":
+    feed, workers = main()
+{SHARED}
+    print("mine", os.getpid())
+    print("end", time.time(), flush=True)
+    {how}
+"""
+    # without -W error: with it, Python's resource tracker stops cleaning up at the first name that is gone, and
+    # the kill may come between the removal of a name and its notice to the tracker
+    done, delay_s = run(tmp_path, WORKERS + body, flags=())
+    assert done.returncode == code
+    assert delay_s < 10  # and nobody holds standard output or standard error any more
+    assert not any(_runs(pid) for pid in _said(done, "workers"))
+    shared = _said(done, "shared")
+    assert any(name.startswith("sem.") for name in shared)
+    assert not any(Path("/dev/shm", name).exists() for name in shared)
+    assert not list(Path("/dev/shm").glob(f"feedline-{_said(done, 'mine')[0]}-*"))
+    measured("the training process is killed, gets SIGTERM or calls `os._exit`", delay_s)
+
+
+def _runs(pid):
+    """Whether a process has not ended. A zombie, "Z", has ended, but its parent has not waited for it."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def _said(done, word):
+    line = next(line for line in done.stdout.splitlines() if line.split()[0] == word)
+    return line.split()[1:]
+
+
+ENDS = {
+    "is killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "exit code -9: the kernel sends signal 9 .* when memory runs",
+    ),
+    "has a bus error": ("os.kill(os.getpid(), signal.SIGBUS)", "exit code -7: .* or /dev/shm is full .* 64 MB"),
+    "exits with 0": ("os._exit(0)", r"exit code 0: .* look for sys\.exit, os\._exit"),
+    "is told to exit with 0": ("sys.exit(0)", r"exit code 0: something that it ran"),
+    "exits with 3": ("os._exit(3)", "exit code 3: look at what it printed"),
+}
+
+
+def test_a_garbage_collection_in_the_resource_tracker_frees_no_semaphore_of_ended_workers(tmp_path):
+    """Python's resource tracker cannot be called from within itself, but garbage may be collected there."""
+    done, _ = run(
+        tmp_path,
+        """
+if __name__ == "__main__":
+    import gc
+    from multiprocessing import resource_tracker
+    gc.disable()
+    gc.freeze()  # collections look at what comes from here on only, so they are quick
+    tracker = resource_tracker._resource_tracker
+    alive = tracker._check_alive  # called with the tracker's lock held
+    tracker._check_alive = lambda: gc.collect() >= 0 and alive()
+    np.save("x.npy", np.arange(160, dtype=np.float32))
+def leave(batch, rows):
+    if 80 in rows.index and len(rows.index) > 1 and not os.path.exists("left"):
+        open("left", "w").close()
+        os._exit(0)
+    return batch
+if __name__ == "__main__":
+    feed = feedline.Feed(
+        {"x": "x.npy"}, 8, sharding, order=feedline.Order(shuffle=False), transform=leave, epochs=1,
+        reading=feedline.Reading(workers=2),
+    )
+    try:
+        for batch in feed:
+            pass
+    except feedline.WorkerError:
+        print("ended")
+    for batch in feed:  # from new workers
+        pass
+    feed.close()
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_worker_that_ends_early_is_an_error_within_seconds(tmp_path, how):
+    ends, message = ENDS[how]
+    workers = 2 if how == "is killed" else 1  # another one that lives on, or none
+    done, _ = run(
+        tmp_path,
+        f"""
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(1600, dtype=np.float32))
+def leave(batch, rows):
+    if 800 in rows.index and len(rows.index) > 1 and not os.path.exists("left"):
+        open("left", "w").close()
+        {ends}
+    return batch
+if __name__ == "__main__":
+    feed = feedline.Feed(
+        {{"x": "x.npy"}}, 8, sharding, order=feedline.Order(shuffle=False), transform=leave, epochs=1,
+        reading=feedline.Reading(workers={workers}),
+    )
+    began = time.monotonic()
+    seen = []
+    try:
+        for batch in feed:
+            seen += np.asarray(batch["x"]).tolist()
+            began = time.monotonic()
+    except feedline.WorkerError as error:
+        print(f"{{type(error).__name__}} {{error}}")
+    assert time.monotonic() - began < 20
+    seen += np.concatenate([np.asarray(batch["x"]) for batch in feed]).tolist()  # from new workers
+    assert seen == list(range(1600))
+    feed.close()
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert re.match(f"WorkerError a worker process must live as long as its feed, .* ended with {message}", line)
+    assert "__main__" not in line  # the guard is there: workers delivered batches
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("size", ["2m", "64k"])  # no room for batches; not even for the workers' semaphores
+def test_shared_memory_that_is_full_is_named(tmp_path, size):
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    done, _ = run(
+        tmp_path,
+        """
+if __name__ == "__main__":
+    np.save("x.npy", np.zeros((4, 1 << 20), np.uint8))
+if __name__ == "__main__":
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with feedline.Feed({"x": "x.npy"}, 4, one, reading=feedline.Reading(workers=2)) as feed:
+        try:
+            next(feed)
+        except feedline.WorkerError as error:
+            print(error)
+""",
+        before=("unshare", "--mount", "sh", "-c", mount, "sh"),
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"a mount of one's own is not allowed here: {done.stderr}")
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "workers hand batches over in /dev/shm, which must have room for them: [Errno 28]"
+    )
+    assert "Docker gives it 64 MB unless a container is started with, for example, --shm-size=8g" in done.stdout
+    if size == "2m":
+        assert "it has 2,097,152 bytes, of which" in done.stdout
+        assert "and a batch takes 4,194,304 bytes" in done.stdout
+
+
+def test_a_script_without_a_main_guard_gets_an_error(tmp_path):
+    done, _ = run(tmp_path, f"{WORKERS}\nmain()\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("feedline.errors.WorkerError: a worker process must live")
+    assert 'must build and run its feed under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+    assert "was built while a worker process imports your script" in done.stderr
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_ctrl_c_that_the_program_catches_does_not_end_its_workers(tmp_path, prefetch):
+    """A terminal sends it to all processes of the program."""
+    done, _ = run(
+        tmp_path,
+        f"""
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setpgrp()
+    np.save("x.npy", np.arange(800))
+    order = feedline.Order(shuffle=False)
+    reading = feedline.Reading(workers=2)
+    with feedline.Feed("x.npy", 8, sharding, order=order, epochs=1, prefetch={prefetch}, reading=reading) as feed:
+        rows = [np.asarray(next(feed)) for _ in range(9)]  # both workers are there
+        try:
+            os.killpg(0, signal.SIGINT)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            rows += [np.asarray(batch) for batch in feed]
+    print(np.concatenate(rows).tolist() == list(range(800)))
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_forked_process_that_ends_does_not_end_the_workers_of_its_parent(tmp_path, prefetch):
+    done, _ = run(
+        tmp_path,
+        f"""
+import multiprocessing
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(800))
+    feed = feedline.Feed("x.npy", 8, sharding, prefetch={prefetch}, reading=feedline.Reading(workers=1))
+    next(feed)
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    for _ in range(30):  # more than was read ahead
+        next(feed)
+    feed.close()
+    print("child", child.exitcode)
+""",
+        flags=("-W", "ignore"),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child 0\n", "")
