@@ -117,8 +117,8 @@ def test_a_full_queue_does_not_hide_a_slow_producer():
 
 
 def in_python(batch, rows):
-    """Holds the interpreter's lock for some 20 ms a batch, however many threads share it."""
-    began, part_s = time.thread_time(), 0.020 * len(rows.index) / ROWS
+    """Holds the interpreter's lock for some 60 ms a batch, however many threads share it."""
+    began, part_s = time.thread_time(), 0.060 * len(rows.index) / ROWS
     while time.thread_time() - began < part_s:
         pass
     return batch
@@ -128,7 +128,7 @@ def fed(path, **reading):
     """The report on a loop that sleeps 6 ms a step."""
     device = jax.devices()[0]
     with feedline.Feed(path, ROWS, device, transform=in_python, reading=feedline.Reading(**reading)) as feed:
-        for _ in range(150):
+        for _ in range(60):
             next(feed)
             time.sleep(LOOP_S)
         return feed.report()
@@ -139,7 +139,7 @@ def test_python_that_holds_the_lock_needs_workers(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((10_000, 4), np.float32))
     report = fed(tmp_path / "x.npy", threads=2)
     assert report.bound == "host"
-    assert report.wait_share > 0.05  # not more: threads that hold the lock hold up the loop besides
+    assert report.wait_share > 0.1  # not 0.9: threads that hold the lock hold up the loop besides
     if len(os.sched_getaffinity(0)) > 1:
         assert report.change.setting == "Reading.workers"
         after = fed(tmp_path / "x.npy", workers=2)
