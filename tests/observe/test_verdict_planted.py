@@ -139,7 +139,7 @@ def test_python_that_holds_the_lock_needs_workers(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((10_000, 4), np.float32))
     report = fed(tmp_path / "x.npy", threads=2)
     assert report.bound == "host"
-    assert report.wait_share > 0.1  # not 0.9: threads that hold the lock hold up the loop besides
+    assert report.wait_share > 0.1  # not 0.9: the loop, too, waits for the lock, outside of `next`
     if len(os.sched_getaffinity(0)) > 1:
         assert report.change.setting == "Reading.workers"
         after = fed(tmp_path / "x.npy", workers=2)

@@ -1,4 +1,4 @@
-"""Scripts that end: each runs in a process of its own, until its child processes have ended, too."""
+"""Runs a script until it and all its child processes have ended."""
 
 import subprocess
 import sys
