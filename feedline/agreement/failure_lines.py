@@ -33,10 +33,13 @@ def failure_message(process: int, reason: str) -> str:
 def failed_process(lines: Sequence[bytes]) -> int | None:
     """The process that failed, from what another one writes when it ends because of that; None: it says nothing.
 
+    The message may stand inside a line: Python writes a traceback piece by piece, and another thread may write
+    between two of them.
+
     Example:
       >>> told = as_line(failure_message(0, "OSError: no space")).encode()
-      >>> failed_process([b"step 7", told, b"process 1 ends, too"])
+      >>> failed_process([b"step 7", b"feedline.errors.ProcessError: " + told, b"process 1 ends, too"])
       0
     """
-    found = map(_PATTERN.match, lines)
+    found = map(_PATTERN.search, lines)
     return next((int(match[1]) for match in found if match), None)

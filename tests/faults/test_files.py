@@ -76,17 +76,12 @@ def meet(fault, feed, happen=lambda: None):
 CHANGES = (
     FEEDS
     + """
-def grow():
-    with open("grown.npy", "ab") as file:
-        file.write(bytes(4096))
-
-
 def few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), FILES[1]))
 
 
 meet("truncated", feed_of(saved("truncated.npy")), lambda: os.truncate("truncated.npy", 200_000))
-meet("grown", feed_of(saved("grown.npy")), grow)
+meet("grown", feed_of(saved("grown.npy")), lambda: os.truncate("grown.npy", 8392832))  # a write grows it in steps
 for fault, path in [("groups", saved("groups.parquet")), ("descriptors", saved("files"))]:
     feed = feed_of(path)
     few_files()
