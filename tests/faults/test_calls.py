@@ -233,7 +233,6 @@ def test_the_main_thread_ends_while_another_one_takes_batches(start):
     assert ended.stderr.splitlines()[-1] == f"{told}join the threads that use a feed before that"
     ended = start(IN_A_THREAD, "daemon").end()
     assert ended.left == []
-    aborts = ("could not acquire lock for <_io", "FATAL: exception not rethrown")
-    assert ended.returncode == 0 or (
-        ended.returncode == -signal.SIGABRT and any(a in ended.stderr for a in aborts)
-    )
+    if ended.returncode:  # Python ends a daemon thread wherever it is, here as it writes or deletes an array
+        assert ended.returncode == -signal.SIGABRT
+        assert "could not acquire lock for <_io" in ended.stderr or "exception not rethrown" in ended.stderr
