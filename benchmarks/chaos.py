@@ -326,7 +326,8 @@ def play_round(job: Job, chance: random.Random) -> dict[str, Any]:
             await_commits(job, launcher, job.commits() + 20)  # more than was read ahead
         workers = chance.sample(found := workers_of(launcher.pid), len(found))
         for worker in workers if victim != "one" else workers[-1:]:
-            os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the launcher has ended it, since another one is gone
+                os.kill(worker, signal.SIGKILL)
         if not workers:
             launcher.kill()
         launcher.wait(ENDED_S)

@@ -78,7 +78,7 @@ def taking(feed, batch_bytes, cpu):
         for _ in range(WARM_UP):
             jax.block_until_ready(next(feed))
         began, busy, batches = time.perf_counter(), time.process_time(), 0
-        while time.perf_counter() - began < seconds:
+        while batches == 0 or time.perf_counter() - began < seconds:
             jax.block_until_ready(next(feed))
             batches += 1
         took, gb = time.perf_counter() - began, batches * batch_bytes / 1e9

@@ -324,23 +324,24 @@ def test_an_interrupt_at_any_line_of_a_move_leaves_it_done_or_undone(move):
 def test_a_stall_is_raised_and_what_was_stuck_comes_later(caplog):
     source = Rows()
     source.gate.clear()
-    with feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.2)) as feed:
+    with feed_of(source, reading=Reading(threads=1, stall_warning_s=0.5, stall_error_s=1)) as feed:
         delivered = [rows_in(next(feed)) for _ in range(3)]
         with pytest.raises(StallError, match=r"no stage has advanced for .* the last was \"read\", 0 batches"):
             next(feed)
-        (record,) = caplog.records
-        assert "in read\n" in record.getMessage()  # the stack of the reading thread
+        (message,) = [text for text in map(logging.LogRecord.getMessage, caplog.records) if "loop waits" in text]
+        assert "in read\n" in message  # the stack of the reading thread
         source.gate.set()
         assert delivered + [rows_in(batch) for batch in feed] == ORDER
 
 
-def test_two_threads_in_one_feed_are_refused_and_the_feed_stays_usable():
-    source = Rows()
+def test_two_threads_in_one_feed_are_refused_and_the_feed_stays_usable(monkeypatch):
+    source, waits = Rows(), threading.Event()
     source.gate.clear()
     with feed_of(source) as feed:
         delivered = [rows_in(next(feed)) for _ in range(3)]
+        monkeypatch.setattr(Watch, "waits", lambda watch, begin=Watch.waits: waits.set() or begin(watch))
         waiting = spawn(lambda: rows_in(next(feed)))
-        arrived(source.inside)
+        arrived(waits)
         state = feed.get_state()  # looking is fine
         assert (feed.epoch, feed.position, feed.statistics().batches) == (0, 24, 3)
         for call in (lambda: next(feed), lambda: feed.seek(0), lambda: feed.set_state(state)):
@@ -397,9 +398,9 @@ def test_a_feed_is_neither_copied_nor_pickled(way):
 def test_close_before_the_first_batch_starts_nothing():
     before = threading.enumerate()
     feed = feed_of(Rows())
-    assert threading.enumerate() == before  # nor does building it
+    assert set(threading.enumerate()) <= set(before)  # nor does building it
     feed.close()
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before)
 
 
 def test_close_while_another_thread_waits_in_next():
@@ -476,7 +477,7 @@ def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp
 def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
     source = Rows()
     source.gate.clear()
-    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=0.05, stall_error_s=0.05))
+    feed = feed_of(source, reading=Reading(threads=1, stall_warning_s=1, stall_error_s=1))
     with pytest.raises(StallError):
         [next(feed) for _ in range(4)]
     caplog.clear()
@@ -544,7 +545,7 @@ def test_without_prefetch_the_caller_does_everything_beside_one_thread_that_look
             assert batch["row"].shape == (B,)
         assert feed.statistics().threads == 0
     assert source.threads == {threading.current_thread().name}
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
@@ -563,11 +564,13 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
                 nonlocal count
                 count += event in ("call", "c_call")
 
+            gc.disable()  # what it calls would count, too
             sys.setprofile(profile)
             try:
                 next(feed)
             finally:
                 sys.setprofile(None)
+                gc.enable()
             return count
 
     counts = [calls(1, 8), calls(1, 4096), calls(20, 8)]

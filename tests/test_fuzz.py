@@ -57,7 +57,7 @@ for line in sys.stdin:
 def test_a_crash_and_a_hang_are_of_one_input_and_the_next_ones_go_on(scripts, tmp_path):
     fuzz, _ = scripts
     inputs = [fuzz.Input("npy", number, 0) for number in range(5)]
-    found = list(fuzz.outcomes(inputs, [sys.executable, "-c", STAND_IN], tmp_path, limit_s=3))
+    found = list(fuzz.outcomes(inputs, [sys.executable, "-c", STAND_IN], tmp_path, limit_s=8))
     assert [given.number for given, _ in found] == [0, 1, 2, 3, 4]
     assert [outcome.kind for _, outcome in found] == ["right", "crash", "right", "hang", "right"]
     assert "exit code -6" in found[1][1].detail

@@ -624,9 +624,10 @@ if __name__ == "__main__":
     source = feedline.open_source(path)
     with feedline.Feed(source, 8, sharding, reading=feedline.Reading(workers=1)) as feed:
         with serve(feed, port=0) as server:
-            jax.jit(lambda x: x.sum())(next(feed))
+            jax.jit(lambda x: x.sum())(next(feed)).block_until_ready()  # Gloo writes to stdout while it connects
             urllib.request.urlopen(server.url).read()
-            print("listens", jax.process_index(), *sorted(set(listening())), sep="|", flush=True)
+            told = ["listens", str(jax.process_index()), *sorted(set(listening()))]
+            print("\n" + "|".join(told) + "\n", end="", flush=True)  # in one write
 """
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 

@@ -305,22 +305,29 @@ class Monitor:
     def _end(self, code: int, timeout_s: float) -> NoReturn:
         """End this process; process 0, which stores the keys, first waits up to `timeout_s` for the others."""
         with contextlib.suppress(FeedError, TimeoutError):
+            # it may end before its own monitor has heard of the failure, and has answered
+            self._service.set(f"{_KEY}/heard/{self._service.process}", "")
             if self._service.process:
-                _call_briefly(_flush)  # now: once process 0 has ended, collectives of this process fail and say so
+                _finish()  # now: once process 0 has ended, collectives of this process fail and say so
                 self._service.set(f"{_KEY}/left/{self._service.process}", "")
-            else:
-                deadline = time.monotonic() + timeout_s
-                for process in range(1, self._service.processes):
-                    self._service.get(f"{_KEY}/left/{process}", deadline - time.monotonic())
+                os._exit(code)
+            deadline = time.monotonic() + timeout_s
+            for process in range(1, self._service.processes):
+                self._service.get(f"{_KEY}/left/{process}", deadline - time.monotonic())
         _end(code)
 
 
 def _end(code: int) -> NoReturn:
-    """End this process by `os._exit`, which skips everything that a normal exit may wait for, but flush output."""
+    """End this process by `os._exit`, which skips everything that a normal exit may wait for."""
+    _finish()
+    os._exit(code)
+
+
+def _finish() -> None:
+    """Flush output and kill child processes, which `os._exit` does not do."""
     _call_briefly(_flush)
     for child in multiprocessing.active_children():  # Grain's workers would outlive their parent
         child.kill()
-    os._exit(code)
 
 
 def _flush() -> None:

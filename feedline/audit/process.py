@@ -37,6 +37,7 @@ def main(folder: str, launch: int) -> None:
     files = Path(folder)
     job, layouts = pickle.loads(job_file(files, launch).read_bytes())
     cluster.initialize()
+    jax.devices()  # their start is no part of a layout's time
     print(f"\n{DONE} 0", flush=True)
     for number, layout in enumerate(layouts, 1):
         with contextlib.ExitStack() as open_feeds:

@@ -102,7 +102,7 @@ def _taking(feed: Feed, batch_size: int) -> Entrant:
         for _ in range(_WARM_UP):
             jax.block_until_ready(next(feed))
         began, batches = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
+        while batches == 0 or time.perf_counter() - began < seconds:
             jax.block_until_ready(next(feed))
             batches += 1
         return batches * batch_size / (time.perf_counter() - began)
@@ -126,11 +126,11 @@ def measure_feed(feed: Feed, seconds: float) -> dict[str, Any]:
     batches = itertools.chain.from_iterable(itertools.repeat(feed))  # pass after pass
     for _ in range(_WARM_UP):
         jax.block_until_ready(next(batches))
-    before, began = feed.statistics(), time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    before, began, count = feed.statistics(), time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - began < seconds:
         jax.block_until_ready(next(batches))
+        count += 1
     took, after = time.perf_counter() - began, feed.statistics()
-    count = after.batches - before.batches
     bytes_a_batch = sum(np.dtype(leaf.dtype).itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
     shares = ("read_s", "transform_s", "place_s", "wait_s")
     return {

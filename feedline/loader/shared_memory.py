@@ -87,7 +87,15 @@ def _receive(name: str, forms: Sequence[_Form]) -> list[Array]:
 
 def remove_of_workers(pids: Sequence[int]) -> None:
     """Remove what workers of this process, which have ended, sent and nobody will receive."""
-    prefixes = tuple(_prefix(os.getpid(), pid) for pid in pids)
+    _remove(tuple(_prefix(os.getpid(), pid) for pid in pids))
+
+
+def remove_of_this_worker(parent: int) -> None:
+    """The same, in a worker whose parent has ended: its main thread may be making a batch that nobody knows."""
+    _remove((_prefix(parent, os.getpid()), _prefix(os.getppid(), os.getpid())))
+
+
+def _remove(prefixes: tuple[str, ...]) -> None:
     for name in _names(prefixes):
         with contextlib.suppress(FileNotFoundError):
             try:

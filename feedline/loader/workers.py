@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 import jax
 
 from feedline.errors import WorkerError
+from feedline.loader.shared_memory import remove_of_this_worker
 from feedline.runtime.jax_settings import JaxSettings
 
 a_worker_delivered = threading.Event()
@@ -73,13 +74,17 @@ def _end_with_parent() -> None:
     """End this worker once its parent has ended, even if the parent was killed or left by `os._exit`.
 
     Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
-    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The resource tracker ends
-    after the last worker, and removes the shared memory that is left.
+    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. What this worker sent and
+    nobody received goes, too; and the resource tracker, which ends after the last worker, removes what is left.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)
+        assert parent.pid is not None
+        try:
+            remove_of_this_worker(parent.pid)
+        finally:
+            os._exit(1)
 
 
 def never_worked(code: int) -> bool:

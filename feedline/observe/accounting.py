@@ -284,8 +284,9 @@ class Accounting:
         return claim is mine
 
     def _add(self, record: Delivered | float) -> None:
-        if self._keep is not None:
-            self._keep(record)
+        keep = self._keep  # another thread may set it to None
+        if keep is not None:
+            keep(record)
         if isinstance(record, float):
             self._before = None
             return

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import threading
 import time
 from collections.abc import Sequence
 
@@ -52,6 +53,7 @@ class Observing:
         # (time, seconds waited until then) at some moments of the last minute
         self._past: collections.deque[tuple[float, float]] = collections.deque()
         self._warned = False
+        self._judging = threading.Lock()
         self._failed = False
         self._waited_for_stores_s = (counted_of_stores() or {"wait_s": 0.0})["wait_s"]  # before this feed
         self._published_at = time.monotonic()
@@ -155,8 +157,15 @@ class Observing:
 
     def _warn_if_waiting(self) -> None:
         """Log the verdict, once, if the loop waited for more than a fifth of the last minute."""
-        if self._warned:
+        # a thread that comes meanwhile leaves it to the one inside; nobody waits, so an interrupt does no harm
+        if self._warned or not self._judging.acquire(blocking=False):
             return
+        try:
+            self._warn_if_it_waits_too_long()
+        finally:
+            self._judging.release()
+
+    def _warn_if_it_waits_too_long(self) -> None:
         now, (sums, _) = time.monotonic(), self.accounting.sums()
         self._past.append((now, sums.wait_s))
         while len(self._past) > 1 and now - self._past[1][0] >= _WARN_AFTER_S:

@@ -116,7 +116,8 @@ class Watch:
     def warn_or_raise(self, waiting: int) -> None:
         """Warn or raise, if that is still due: a stage may have advanced since `patience_s` was called.
 
-        If the process was stopped meanwhile, the count restarts: the other threads stood still, too.
+        Stacks are logged before an error, also if its limit is the lower one, or if this thread woke late. If the
+        process was stopped meanwhile, the count restarts: the other threads stood still, too.
 
         Args:
           waiting: items that are ready in the hand-over, for the message.
@@ -140,11 +141,15 @@ class Watch:
                 pending = self.longest_read()
         if pending is not None:
             found += f"; {pending}"
-        if still_s >= self._reading.stall_error_s:
-            if self.on_stall is not None and self.on_stall(self._reading.stall_error_s):
-                self._warned = False
-                self.advanced(stage)
-                return
+        too_long = still_s >= self._reading.stall_error_s
+        if too_long and self.on_stall is not None and self.on_stall(self._reading.stall_error_s):
+            self._warned = False
+            self.advanced(stage)
+            return
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s. Stacks of all threads:\n%s", found, stacks())
+        if too_long:
             raise StallError(
                 f"a batch must come within Reading.stall_error_s = {self._reading.stall_error_s:g} s: {found}. "
                 f"Look at the stacks that were logged; if such reads are normal, raise that limit",
@@ -152,8 +157,6 @@ class Watch:
                 row=None if pending is None else pending.first,
                 file=None if pending is None else pending.file,
             )
-        self._warned = True
-        _log.warning("%s. Stacks of all threads:\n%s", found, stacks())
 
     def _still_s(self, advanced_at: float) -> float:
         """Seconds in which the consumer waited and nothing advanced."""

@@ -126,6 +126,7 @@ def works():
 def works_on():
     """The same, and would hear of an end of another process sooner."""
     monitor._WARN_S = 0.0
+    time.sleep(3)
     works()
 
 

@@ -18,7 +18,7 @@ import jax, numpy as np, feedline
 
 rows = {"x": np.zeros((4096, 8), np.float32)}
 test = feedline.Feed(rows, 64, jax.devices()[0], epochs=1)
-feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.006), batch)[1],
+feed = feedline.Feed(rows, 64, jax.devices()[0], transform=lambda batch, rows: (time.sleep(0.05), batch)[1],
                      reading=feedline.Reading(threads=1))
 next(test)  # a look at the data: not the feed of the loop
 for step, batch in zip(range(int(sys.argv[1])), feed):
@@ -57,9 +57,7 @@ def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed):
     found = json.loads(last)
     assert set(found["diagnosis"]) == {"steps_s", "first_batch_s", "steps", "au", "stalls_s"}
     assert found["diagnosis"]["steps"] == dict.fromkeys(found["diagnosis"]["steps_s"], 14)
-    assert (
-        found["diagnosis"]["stalls_s"]["preparation"] > 0.002 > found["diagnosis"]["steps_s"]["resident"] - 0.002
-    )
+    assert found["diagnosis"]["stalls_s"]["preparation"] > 0.02 > found["diagnosis"]["steps_s"]["resident"]
     assert len(found["processes"]) == 1
 
 

@@ -410,7 +410,7 @@ VALUES = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=1000)
+@settings(max_examples=500, deadline=30_000)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
 def test_any_values_of_the_variables_are_detected_or_a_value_error(environ):
     for asked in (find, processes_on_host):

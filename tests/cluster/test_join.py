@@ -84,7 +84,7 @@ def test_jax_gets_half_a_minute_though_the_last_process_came_just_in_time(monkey
     alone = ProcessInfo("a test", "PROCESS", f"127.0.0.1:{port}", 1, 0)
     for left_s, expected in ((0, 30), (100, 100)):
         join._join(alone, deadline=time.monotonic() + left_s, abort_after_s=10)
-        assert given["initialization_timeout"] == expected
+        assert expected - 5 <= given["initialization_timeout"] <= expected  # less what passed meanwhile
 
 
 @pytest.mark.slow

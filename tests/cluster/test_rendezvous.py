@@ -1,6 +1,8 @@
 """All processes of a run arrive at the coordinator's port, and none joins another run there."""
 
 import contextlib
+import random
+import re
 import socket
 import subprocess
 import sys
@@ -31,8 +33,11 @@ def met(port, process, processes=2, within_s=LONG_S):
 @pytest.fixture
 def port():
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+        while True:
+            port = random.randrange(61_000, 65_536)  # the system gives none of these to a socket that asks for any
+            with contextlib.suppress(OSError):
+                free.bind(("127.0.0.1", port))
+                return port
 
 
 def test_processes_arrive_in_any_order_and_the_port_is_free_afterwards(port):
@@ -53,8 +58,8 @@ def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
         ) as e:
             one.result(LONG_S)
     assert e.value.process is None or e.value.process == 1
-    told = "feedline: process 0 waits for processes 1 and 3 to join, for at most 2 s"
-    assert capfd.readouterr().err.count(told) == 1
+    told = r"feedline: process 0 waits for processes 1 and 3 to join, for at most [0-2] s"
+    assert len(re.findall(told, capfd.readouterr().err)) == 1
 
 
 @contextlib.contextmanager
@@ -67,10 +72,10 @@ def dying(port, process, processes):
 
 
 def test_a_process_that_came_and_then_ended_is_missing(port, capfd):
-    first = met(port, 0, 3, within_s=2)
+    first, other = met(port, 0, 3, within_s=4), met(port, 2, 3)
     with dying(port, 1, 3):
         pass
-    for one in (first, met(port, 2, 3)):
+    for one in (first, other):
         with pytest.raises(ProcessError, match="but process 1 came and then ended; look what it wrote last"):
             one.result(LONG_S)
     told = "feedline: process 0 waits for process 1, which came and then ended, to come again, for at most "

@@ -685,7 +685,8 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     ]
 
 
-def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path):
+def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr("feedline.pipeline.quarantine._PATIENCE_S", 60.0)  # this process may be stopped for long
     path = tmp_path / "bad.jsonl"
     whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
     with open(path, "ab", buffering=0) as file:

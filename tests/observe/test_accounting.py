@@ -148,12 +148,12 @@ def test_several_threads_may_ask_while_the_loop_goes_on():
 def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
     """The claim of the interrupted thread stays: its own next call takes it over, others do after a while."""
     accounting = Accounting(ahead=0)
-    accounting._claim["claim"] = threading.get_ident() + 1, time.monotonic()  # another thread's
-    began = time.monotonic()
+    other = threading.get_ident() + 1
+    accounting._claim["claim"] = other, time.monotonic() + 1000  # so that it is not old on a slow machine
     for i in range(10_000):
         assert not delivered(accounting, i, i)
-    assert time.monotonic() - began < 5  # threads that place do not wait
     assert len(accounting._records) < 5000
+    accounting._claim["claim"] = other, time.monotonic()
     monkeypatch.setattr("feedline.observe.accounting._CLAIM_S", 0.0)
     assert delivered(accounting, 10_000, 10_000)
     accounting._claim["claim"] = threading.get_ident(), time.monotonic()
@@ -263,9 +263,9 @@ def test_transfers_are_watched_two_at_a_time_and_no_batch_is_kept(monkeypatch):
     for began in range(10):
         watch([jnp.zeros(2)], float(began))
     gate.set()
-    while watch._transfers.watched.qsize():
+    deadline = time.monotonic() + 30
+    while (watch._transfers.watched.qsize() or len(reports) < 2) and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.05)
     assert reports[0] == 0.0
     assert 2 <= len(reports) <= 4
     thread = watch._transfers._thread

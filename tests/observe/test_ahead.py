@@ -150,17 +150,17 @@ def test_a_batch_that_is_being_placed_is_no_computation(watch):
 
 
 def test_a_step_is_seen_until_it_is_ready(watch):
-    turns = turns_for(0.2)
-    began = time.perf_counter()
+    turns = turns_for(0.4)
     step = busy(jnp.full((128, 128), 1e-3), turns)
     watch.waits()
     look = watch.looks.get(timeout=10)
     assert look.idle is None
-    jax.block_until_ready(step)
-    seconds = time.perf_counter() - began
+    while not step.is_ready():
+        computes = time.perf_counter()
+        time.sleep(1e-3)
     while look.idle is None:
         time.sleep(1e-3)
-    assert look.idle - began == pytest.approx(seconds, abs=0.1)
+    assert computes <= look.idle <= time.perf_counter()
 
 
 def test_arrays_that_are_donated_meanwhile_are_let_go(watch):

@@ -352,9 +352,16 @@ onload = () => {{
 def browse(path, width, *options):
     """Open a page, and return what the browser prints."""
     profile = f"--user-data-dir={path.parent / 'profile'}"
-    window = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},1400"]
+    window = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        f"--window-size={width},1400",
+    ]
     command = [BROWSER, profile, *window, *options, path.as_uri()]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert told.returncode == 0, told.stderr
     return told.stdout
 

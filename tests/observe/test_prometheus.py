@@ -141,8 +141,17 @@ def test_close_frees_the_port_and_a_second_one_does_nothing(feed):
     server.close()
     with pytest.raises(urllib.error.URLError):
         scraped(server)
-    with serve(feed, port=server.port) as again:
-        assert again.port == server.port
+    for left in (2, 1, 0):
+        try:
+            again = serve(feed, port=server.port)
+        except OSError:  # another program was given it meanwhile
+            assert left
+            server = serve(feed, port=0)
+            server.close()
+        else:
+            break
+    assert again.port == server.port
+    again.close()
     names = {thread.name for thread in threading.enumerate()}
     assert not any("serve_forever" in name for name in names)
 

@@ -106,12 +106,15 @@ def test_a_break_ends_a_step(tmp_path):
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
         next(feed), next(feed)
         feed.seek(0, 128)
+        broke = time.perf_counter()
         time.sleep(0.1)
         next(feed)
         time.sleep(0.05)
-    steps = Trace(path).named("step")
+    trace = Trace(path)
+    steps, origin = trace.named("step"), trace.file["otherData"]["origin_monotonic_s"]
     assert [span.args["position"] for span in steps] == [0, 64, 128]
-    assert [span.ended - span.began > 0.05e6 for span in steps] == [False, False, True]
+    assert [origin + span.ended / 1e6 < broke + 1e-3 for span in steps] == [True, True, False]
+    assert steps[2].ended - steps[2].began > 0.05e6
 
 
 def test_the_end_of_a_pass_and_the_next_pass(tmp_path):
@@ -163,8 +166,9 @@ def test_the_origin_of_the_times(tmp_path):
     with feed_of("one thread", tmp_path) as feed, feed.trace(tmp_path / "trace.json") as path:
         began, began_unix = time.perf_counter(), time.time()
         next(feed)
+        ended = time.perf_counter()
     trace = Trace(path)
     facts, (wait,) = trace.file["otherData"], trace.named("wait")
-    assert facts["origin_monotonic_s"] + wait.began / 1e6 == pytest.approx(began, abs=0.05)
-    assert facts["origin_unix_s"] + wait.began / 1e6 == pytest.approx(began_unix, abs=0.05)
+    assert began - 1e-3 < facts["origin_monotonic_s"] + wait.began / 1e6 < ended
+    assert facts["origin_unix_s"] + wait.began / 1e6 == pytest.approx(began_unix, abs=1)  # that clock may be set
     assert (facts["process"], facts["processes"]) == (0, 1)

@@ -26,6 +26,7 @@ class Batches:
         self._lock = threading.Lock()
         self._missing = collections.Counter()
         self.begun = []  # (number, part), in the order in which reads began
+        self.completed_by = {}  # number -> the name of the thread that read the last part
 
     def read(self, number, part):
         with self._lock:
@@ -33,7 +34,10 @@ class Batches:
         self._reads(number, part)
         with self._lock:
             self._missing[number] += 1
-            return number if self._missing[number] == self.parts else None
+            if self._missing[number] < self.parts:
+                return None
+            self.completed_by[number] = threading.current_thread().name
+            return number
 
     def end(self):
         return StopIteration("rest")
@@ -125,14 +129,20 @@ def test_no_more_than_so_many_threads_read_at_a_time(threads):
 
 
 def test_without_reads_a_join_waits_for_no_read():
-    inside, gate = threading.Event(), threading.Event()
-    run = readers(Batches(9, 1, lambda number, part: (inside.set(), arrived(gate))), threads=1)
+    inside, gate, names = threading.Event(), threading.Event(), []
+
+    def reads(number, part):
+        names.append(threading.current_thread().name)
+        inside.set()
+        arrived(gate)
+
+    run = readers(Batches(9, 1, reads), threads=1)
     arrived(inside)
     run.close()
     began = time.monotonic()
-    assert run.join(PATIENCE_S, reads=False) == "feedline-read-0"  # it reads, and is not waited for
+    assert [run.join(PATIENCE_S, reads=False)] == names  # it reads, and is not waited for
     assert time.monotonic() - began < PATIENCE_S / 2
-    assert run.join(0.1) == "feedline-read-0"
+    assert [run.join(0.1)] == names
     gate.set()
     assert run.join(PATIENCE_S) is None
 
@@ -146,20 +156,12 @@ def test_parts_begin_in_the_order_of_the_batches():
 
 
 def test_the_thread_that_completes_a_batch_places_it():
-    threads = {}
-
-    def reads(number, part):
-        if part:
-            arrived(other_part)
-        threads[number, part] = threading.current_thread().name
-        if not part:
-            other_part.set()
-
-    other_part, placed_by = threading.Event(), []
-    run = readers(Batches(1, 2, reads), lambda host: placed_by.append(threading.current_thread().name))
+    both, placed_by = threading.Barrier(2), []
+    batches = Batches(1, 2, lambda number, part: both.wait(PATIENCE_S))
+    run = readers(batches, lambda host: placed_by.append(threading.current_thread().name))
     run.take()
     ended(run)
-    assert placed_by == [threads[0, 1]]
+    assert placed_by == [batches.completed_by[0]]
     assert all(name.startswith("feedline-read-") for name in placed_by)
 
 

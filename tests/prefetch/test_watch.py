@@ -101,14 +101,17 @@ def test_each_wait_has_a_warning_of_its_own(watch, clock, caplog):
     assert len(caplog.records) == 2
 
 
-def test_an_error_that_is_due_before_the_warning_comes_without_one(clock, caplog):
-    watch = Watch(Reading(stall_warning_s=30, stall_error_s=5))
+@pytest.mark.parametrize(("warning_s", "first", "waited_s"), [(30, 5, 5), (4.9, 4.9, 5.5)])
+def test_an_error_whose_warning_is_not_due_or_was_slept_through_logs_the_stacks(
+    clock, caplog, warning_s, first, waited_s
+):
+    watch = Watch(Reading(stall_warning_s=warning_s, stall_error_s=5))
     watch.waits()
-    assert watch.patience_s() == 5
-    clock.now += 5
-    with pytest.raises(StallError, match="for 5 s"):
+    assert watch.patience_s() == first
+    clock.now += waited_s
+    with pytest.raises(StallError, match=f"for {waited_s:.0f} s"):
         watch.warn_or_raise(0)
-    assert not caplog.records
+    assert [f"for {waited_s:.0f} s" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count(clock, caplog):
@@ -129,10 +132,10 @@ def expected_complaints(progress, comes_at, warning_s, error_s):
     heard, still = [], 0
     for second in range(1, comes_at):
         still = 0 if second in progress else still + 1
+        if still in (warning_s, error_s) and not heard:
+            heard.append(("warning", second))
         if still == error_s:
             return [*heard, ("error", second)]
-        if still == warning_s and not heard:
-            heard.append(("warning", second))
     return heard
 
 
@@ -209,7 +212,7 @@ def test_an_alarm_warns_once_with_stacks_and_its_thread_ends(warned):
     before = threading.enumerate()
     with alarmed(0.01, lambda: "a block has taken too long"):
         arrived(warned)
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before)
     (message,) = warned.text
     assert message.startswith("a block has taken too long. Stacks of all threads:\n-- MainThread\n")
     assert "test_an_alarm_warns_once_with_stacks_and_its_thread_ends" in message
@@ -222,7 +225,7 @@ def test_an_alarm_whose_block_ends_in_time_logs_nothing_and_leaves_no_thread(war
     with ends, alarmed(PATIENCE_S, pytest.fail):
         if raises:
             raise KeyError
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before)
     assert warned.text == []
 
 
@@ -308,6 +311,8 @@ def test_a_hang_without_prefetch_is_warned_of(warned):
             pass
 
     with Feed(Rows(), 8, SHARDING, prefetch=0, reading=READING) as feed:
+        warned.clear()  # of the build, on a slow machine
+        warned.text.clear()
         assert sorted(np.asarray(next(feed)["x"])) == [*range(8)]
     (message,) = warned.text
     assert 'while `next` makes a batch itself; the last was "read". Stacks' in message
@@ -319,7 +324,7 @@ def test_a_hang_while_a_feed_is_built_is_warned_of(warned):
         arrived(warned)
         return {"x": np.int32(index)}
 
-    Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=READING).close()
+    Feed(grain.MapDataset.range(8).map(read), 8, SHARDING, reading=Reading(stall_warning_s=0.5)).close()
     (message,) = warned.text
-    assert message.startswith("building a feed has taken 0.02 s so far: it opens the source, reads its first row")
+    assert message.startswith("building a feed has taken 0.5 s so far: it opens the source, reads its first row")
     assert "in read\n" in message

@@ -1,6 +1,7 @@
 """Training that is resumed on several topologies has the losses of training that never stops."""
 
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
+from feedline.agreement.coordination import coordination
 from feedline.trainer.model import Sizes, classifier
 
 from .cases import case
@@ -21,7 +23,7 @@ from .launch import ALONE, TOPOLOGIES
 pytestmark = pytest.mark.slow
 
 LEGS = [*TOPOLOGIES, ALONE]
-STEPS, N = 5, 200  # of a leg, rows
+STEPS, N, PATIENCE_S = 5, 200, 30  # of a leg, rows
 RANDOM = np.random.default_rng(0)
 ROWS = {"image": RANDOM.integers(256, size=(N, 8), dtype=np.uint8), "label": RANDOM.integers(10, size=N)}
 
@@ -44,12 +46,21 @@ def losses_of(mode, steps, folder=None):
     return [entry["loss"] for entry in fitted.history]
 
 
+def new_folder(mode):
+    """A path that nothing has, the same in all processes."""
+    path = os.path.join(tempfile.gettempdir(), f"feedline-{mode}-{secrets.token_hex(8)}")
+    service = coordination()
+    if service is not None:
+        service.set(f"test-checkpoints/{mode}", path)  # the first one's stays
+        path = service.get(f"test-checkpoints/{mode}", PATIENCE_S)
+    return Path(path)
+
+
 @case(["jit_multi", "pmap"])
 def a_training_leg(here, mode):
     """Resumes where the topology before this one stopped, from a folder that all processes see."""
     before = here.before()
-    same_parent = Path(tempfile.gettempdir()) / f"feedline-{mode}-{os.getppid()}"
-    folder = Path(before["folder"]) if before else same_parent
+    folder = Path(before["folder"]) if before else new_folder(mode)
     steps = STEPS + max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
     losses = losses_of(mode, steps, folder)
     return {

@@ -137,7 +137,7 @@ def test_a_program_that_ends_while_the_devices_compute_is_not_aborted(tmp_path, 
         tmp_path,
         f"""
 import atexit
-slow = jax.jit(lambda a: jax.lax.fori_loop(0, 2000, lambda i, a: jax.numpy.sin(a @ a), a))
+slow = jax.jit(lambda a: jax.lax.fori_loop(0, 700, lambda i, a: jax.numpy.sin(a @ a), a))
 rows = jax.numpy.ones((200, 200))
 slow.lower(rows).compile()
 {WATCHED[watches]}

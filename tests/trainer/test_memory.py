@@ -97,7 +97,7 @@ def test_a_sound_loop_over_a_feed_is_not_blamed():
         total = jax.device_put(np.float32(0), REPLICATED)
         watch = MemoryWatch(feed, every=2, warm_up=10, on_growth="raise")
         for _, batch in zip(range(200), feed, strict=False):
-            total = step(total, batch)
+            total = step(total, batch).block_until_ready()  # else steps may pile up, each with its batch
             watch.after_step()
         assert watch.growths() == []
         assert "host buffers" in watch.report()

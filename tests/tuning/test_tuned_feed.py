@@ -236,10 +236,10 @@ def test_diagnose_changes_nothing_and_leaves_the_feed_where_it_was(restless, cap
 
 
 class Slow(Columns):
-    """Each batch takes 20 ms of a thread; batches that several threads share take each a part of that."""
+    """Each batch takes 60 ms of a thread; batches that several threads share take each a part of that."""
 
     def read(self, rows, out):
-        time.sleep(0.02 * len(rows) / B)
+        time.sleep(0.06 * len(rows) / B)
         super().read(rows, out)
 
 

@@ -9,6 +9,7 @@ import collections
 import functools
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ _BATCHES = 8
 _LANE_BATCHES = 16
 _LANE_ROWS = 4
 _PREFETCH = 2
+_HEARTBEATS = ("feedline-answers", "feedline-process-0")
+"""The threads of `agreement.answers`."""
 _CALLS = ("set", "replace", "get", "try_get", "delete", "increment", "dir")
 
 
@@ -68,15 +71,23 @@ def main() -> None:
 
 
 def _count() -> collections.Counter[str]:
-    """From now on, the calls of this process to the service, by name."""
+    """From now on, the calls of this process to the service, by name.
+
+    Heartbeats, which go on beside any feed, do not count, and a wait that begins again after a second is one call.
+    """
     counts: collections.Counter[str] = collections.Counter()
+    waited_for: dict[str, str] = {}  # by thread: the key of its latest `get`, if that was its latest call
 
     def counted(name: str) -> Callable[..., Any]:
         call = getattr(Coordination, name)
 
         @functools.wraps(call)
         def count(*arguments: Any, **named: Any) -> Any:
-            counts[name] += 1
+            thread = threading.current_thread().name
+            key = arguments[1] if name == "get" else ""
+            if thread not in _HEARTBEATS and (not key or waited_for.get(thread) != key):
+                counts[name] += 1
+            waited_for[thread] = key
             return call(*arguments, **named)
 
         return count
