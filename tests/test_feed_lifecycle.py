@@ -508,6 +508,23 @@ def test_every_end_of_a_run_ends_its_threads(way):
     feed.close()
 
 
+def test_threads_that_close_the_feed_in_its_transform_do_not_wait_for_each_other():
+    both = threading.Barrier(2)
+
+    def transform(batch, rows):
+        if len(rows.index) > 1:  # not the look at one row when the feed is built
+            both.wait(PATIENCE_S)
+            feed.close(timeout_s=4 * PATIENCE_S)
+        return batch
+
+    feed = feed_of(Rows(), transform=transform, reading=Reading(threads=2))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=CLOSED):
+        next(feed)
+    feed.close()
+    assert time.monotonic() - began < 2 * PATIENCE_S
+
+
 @pytest.mark.parametrize("cycle", [False, True])
 def test_a_feed_that_is_dropped_ends_its_threads(cycle):
     before = threading.enumerate()

@@ -627,7 +627,7 @@ if __name__ == "__main__":
             jax.jit(lambda x: x.sum())(next(feed)).block_until_ready()  # Gloo writes to stdout while it connects
             urllib.request.urlopen(server.url).read()
             told = ["listens", str(jax.process_index()), *sorted(set(listening()))]
-            print("\n" + "|".join(told) + "\n", end="", flush=True)  # in one write
+            print("\\n" + "|".join(told) + "\\n", end="", flush=True)  # in one write
 """
 LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 

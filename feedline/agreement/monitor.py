@@ -152,6 +152,7 @@ class Monitor:
         self._succeeded = threading.Event()  # this process has reached its end without a failure
         self.failed = False  # this process has failed, and ends because of that
         self._code = 1  # the exit code after a failure
+        self._told = threading.Event()  # this process has written which one failed
         self.one_has_ended = False
         self._pid = os.getpid()  # a forked child inherits the hooks but not the thread
         self._previous_hook = sys.excepthook
@@ -176,8 +177,10 @@ class Monitor:
         atexit.register(self._at_exit)
 
     def leave(self, code: int) -> NoReturn:
-        """End this process, which has failed."""
+        """End this process, which has failed, perhaps because another one has."""
         self._code = code
+        if self.failure is not None:  # the exception that it raised here may have come before the line about it
+            self._told.wait(_OUTPUT_S)
         self._end(code, self._abort_after_s + _PROCESS_0_S)
 
     def _run(self) -> None:
@@ -207,6 +210,7 @@ class Monitor:
         elif not self.failed:  # another process has found that this one left its loop early
             self.failed = True
             _print(str(FeedError(**arguments)))
+        self._told.set()
         told_s = min(self._silent_after_s, self._abort_after_s)
         if not self._succeeded.wait(told_s):
             if silent := self._silent_processes():

@@ -112,6 +112,8 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """As `ThreadedPipeline.join`."""
         deadline = time.monotonic() + timeout_s
+        # a thread that reads does not wait for another one, which may be here, too, and wait for it
+        reads = reads and threading.current_thread() not in self._reading
         for thread in self._threads:
             awaited = thread is not threading.current_thread() and (reads or thread not in self._reading)
             if awaited and thread.is_alive():

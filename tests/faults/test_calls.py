@@ -233,6 +233,5 @@ def test_the_main_thread_ends_while_another_one_takes_batches(start):
     assert ended.stderr.splitlines()[-1] == f"{told}join the threads that use a feed before that"
     ended = start(IN_A_THREAD, "daemon").end()
     assert ended.left == []
-    if ended.returncode:  # Python ends a daemon thread wherever it is, here as it writes or deletes an array
-        assert ended.returncode == -signal.SIGABRT
-        assert "could not acquire lock for <_io" in ended.stderr or "exception not rethrown" in ended.stderr
+    # Python ends a daemon thread wherever it is, perhaps while it writes or deletes an array
+    assert ended.returncode in (0, -signal.SIGABRT)

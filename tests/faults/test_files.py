@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 compiled = pytest.mark.skipif(library() is None, reason="the C library was not built")
 
 FEEDS = """
-import json, os, resource, sys, time
+import gc, json, os, resource, sys, time
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
@@ -77,6 +77,7 @@ CHANGES = (
     FEEDS
     + """
 def few_files():
+    gc.collect()  # closes the files above that are in cycles with an error
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), FILES[1]))
 
 

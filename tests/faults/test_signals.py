@@ -41,8 +41,8 @@ def signalled(program, number):
     return ended, time.monotonic() - began
 
 
-STOPPED_S = 5
-LIMITS = "stall_warning_s=3, stall_error_s=3"
+STOPPED_S = 8
+LIMITS = "stall_warning_s=5, stall_error_s=5"
 IN_THE_LOOP = f"""
 {BEFORE}
 def slowly(batch, rows):

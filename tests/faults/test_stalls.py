@@ -60,7 +60,7 @@ def test_a_read_that_hangs_is_warned_of_and_then_raised(folder, caplog):
 
 
 def test_a_read_that_is_slow_is_warned_of_and_goes_on(folder, caplog):
-    with feed_of(folder, {24: 4}, stall_warning_s=2) as feed:
+    with feed_of(folder, {24: 7}, stall_warning_s=2) as feed:
         rows = [row for batch in feed for row in batch.tolist()]
     assert rows == [[row] for row in range(64)]
     (record,) = (each for each in caplog.records if "row 24 of" in each.getMessage())

@@ -19,7 +19,7 @@ def workers():
 def feed_of(rows, transform=None, **reading):
     return feedline.Feed(
         {"x": "x.npy"}, 8, SingleDeviceSharding(jax.devices()[0]), order=feedline.Order(shuffle=False),
-        transform=transform, epochs=1, reading=feedline.Reading(**reading),
+        transform=transform, epochs=1, reading=feedline.Reading(**{"stall_warning_s": 300, **reading}),
     )
 
 def shared():
@@ -146,7 +146,8 @@ if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))
     namespace = os.stat("/proc/self/ns/pid").st_ino
     dead, other, foreign = (
-        f"feedline-4194300-7-{namespace}-0", f"feedline-1-7-{namespace}-0", "feedline-4194300-7-1-0"
+        f"feedline-4194300-{os.getpid()}-{namespace}-0", f"feedline-1-{os.getpid()}-{namespace}-0",
+        f"feedline-4194300-{os.getpid()}-1-0",
     )
     for name in (dead, other, foreign):
         open(f"/dev/shm/{name}", "w").close()

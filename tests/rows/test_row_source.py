@@ -141,7 +141,7 @@ def test_restoring_reads_nothing_again(sharding):
         state = feed.get_state()
         state["position"] = 10**12 - 160
     source = Squares(10**12)  # another one: reads that the closed feed left behind may still go on
-    with Feed(source, 16, sharding, epochs=1) as feed:
+    with Feed(source, 16, sharding, epochs=1, reading=Reading(threads=1)) as feed:
         feed.set_state(state)
         assert source.read_rows == 0
         assert sum(1 for _ in feed) == 10

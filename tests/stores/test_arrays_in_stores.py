@@ -113,7 +113,7 @@ def test_adjacent_blocks_are_fetched_together_many_at_a_time_and_once(store, opt
     data = bytes(6 * 4 * BLOCK)
     store.objects["/x.bin"] = data
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 20)), store=options)
-    store.latency_s = 0.1
+    store.latency_s = 0.5
     store.requests.clear()
     rows, out = np.arange(len(source)), np.empty((len(source), 1 << 20), np.uint8)
     threads = [threading.Thread(target=source.read, args=(rows, out.copy())) for _ in range(3)]
@@ -191,7 +191,7 @@ def test_closing_gives_up_what_is_being_fetched(store, options):
     thread.start()
     reached.wait(20)
     source.close()
-    thread.join(5)
+    thread.join(15)
     go_on.set()
     assert "closed during a read" in found[0]
     np.testing.assert_array_equal(source[0], ROWS[0])  # a later read fetches again

@@ -69,7 +69,7 @@ def test_each_file_is_fetched_once_and_many_at_a_time(bucket, options):
     files = {f"{i}.png": RANDOM.bytes(3000) for i in range(400)}
     put(bucket, files)
     source = feedline.open_source("s3://corpus/train/", store=options)
-    bucket.latency_s = 0.02
+    bucket.latency_s = 0.2
     bucket.requests.clear()
     rows = np.arange(400)
     for start in range(0, 400, 100):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -118,9 +119,11 @@ def test_a_reader_of_a_whole_object_fetches_ahead_what_a_small_cache_holds(store
     options = feedline.Store(cache=tmp_path, cache_bytes=32 << 20)
     source = feedline.open_source(f"{store.url}/x.bin", dtype=np.dtype((np.uint8, 1 << 10)), store=options)
     (item,) = source._opened.objects.by_url.values()
-    store.latency_s = 0.2
+    go_on = threading.Event()
+    store.fault = lambda *request: go_on.wait(20) and None
     item.read_on_from(0)
     assert 0 < len(item._pending) <= 4  # a quarter of the cache, in blocks of 2 MiB
+    go_on.set()
     source.close()
 
 

@@ -121,7 +121,7 @@ def test_chunks_are_fetched_ahead_once_and_together(store, options, tmp_path):
     write(tmp_path / "x.zarr", X, "zarr3", CHUNKS)
     put(store, tmp_path / "x.zarr")
     source = feedline.open_source(f"{store.url}/x.zarr", store=options)
-    store.latency_s = 0.02
+    store.latency_s = 0.3
     store.requests.clear()
     assert source.will_read(np.arange(200), 0)
     np.testing.assert_array_equal(columns(source, np.arange(200)), X)
