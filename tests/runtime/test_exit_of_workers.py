@@ -93,6 +93,28 @@ if __name__ == "__main__":
     measured("the training process is killed, gets SIGTERM or calls `os._exit`", delay_s)
 
 
+def test_a_batch_that_a_worker_was_making_goes_with_a_trainer_that_is_killed(tmp_path):
+    """Its memory has a name of which Python's resource tracker does not know yet."""
+    body = """
+def begin_a_batch(batch, rows):
+    if len(rows.index) > 1:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        open(f"/dev/shm/feedline-{os.getppid()}-{os.getpid()}-{namespace}-unknown", "w").close()
+    return batch
+if __name__ == "__main__":
+    np.save("x.npy", np.arange(160, dtype=np.float32))
+    reading = feedline.Reading(workers=1)
+    next(feedline.Feed({"x": "x.npy"}, 8, sharding, transform=begin_a_batch, reading=reading))
+    print("shared", *[name for name in os.listdir("/dev/shm") if name.startswith(f"feedline-{os.getpid()}-")])
+    print("end", time.time(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done, _ = run(tmp_path, body, flags=())
+    shared = _said(done, "shared")
+    assert any(name.endswith("-unknown") for name in shared)
+    assert not any(Path("/dev/shm", name).exists() for name in shared)
+
+
 def _runs(pid):
     """Whether a process has not ended. A zombie, "Z", has ended, but its parent has not waited for it."""
     try:
