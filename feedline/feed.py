@@ -459,7 +459,7 @@ class Feed(Shown, ProcessBound):
         Args:
           timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
             in a read is named in a warning, and ends with the process at the latest; its source stays open.
-            Inside a read, as in a transform or a signal handler, it does not wait for that one: call it again.
+            Called by a thread that reads, as in a transform, it waits for none: call it again.
         """
         if self._is_forked():
             return  # all that could be closed is the parent's

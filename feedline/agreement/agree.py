@@ -159,9 +159,9 @@ class SharedBuild(CollectiveBuild):
         digests = self._service.by_process(f"{self._keys}/said")
         if len(set(digests.values())) == 1:
             return None
-        texts = {
-            name: self._service.get(f"{self._keys}/text/{name}", self._error_s) for name in set(digests.values())
-        }
+        texts = {}
+        for digest in set(digests.values()):
+            texts[digest] = self._service.get(f"{self._keys}/text/{digest}", self._error_s)
         return find_mismatch({process: json.loads(texts[digest]) for process, digest in digests.items()})
 
     def _wait_for_verdict(self, warning_s: float, error_s: float) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import mmap
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -44,8 +45,7 @@ class SharedLeaves:
         self._to_remove: SharedMemory | None = None
         size = max(1, sum(_next_page(leaf.nbytes) for leaf in leaves))
         try:
-            owner = _prefix(os.getppid(), os.getpid())
-            shared = SharedMemory(f"{owner}{secrets.token_hex(8)}", create=True, size=size)
+            shared = SharedMemory(f"{_own_prefix()}{secrets.token_hex(8)}", create=True, size=size)
             self._to_remove = shared
             shared.close()
             with open(os.path.join(_FOLDER, shared.name), "r+b") as file:
@@ -90,9 +90,12 @@ def remove_of_workers(pids: Sequence[int]) -> None:
     _remove(tuple(_prefix(os.getpid(), pid) for pid in pids))
 
 
-def remove_of_this_worker(parent: int) -> None:
-    """The same, in a worker whose parent has ended: its main thread may be making a batch that nobody knows."""
-    _remove((_prefix(parent, os.getpid()), _prefix(os.getppid(), os.getpid())))
+def remove_of_this_worker() -> None:
+    """Remove what this worker made: its parent, which would have received it, has ended.
+
+    Python's resource tracker removes only what it was told of, just after the memory was made.
+    """
+    _remove((_own_prefix(),))
 
 
 def _remove(prefixes: tuple[str, ...]) -> None:
@@ -118,6 +121,12 @@ def remove_of_ended_programs() -> None:
 def _prefix(parent: int, worker: int) -> str:
     """What names begin with. Containers may share /dev/shm and have process ids of their own."""
     return f"feedline-{parent}-{worker}-{_pid_namespace()}-"
+
+
+def _own_prefix() -> str:
+    """Of what this worker makes. Not by `os.getppid`, which changes once the parent has ended."""
+    parent = multiprocessing.parent_process()
+    return _prefix(os.getpid() if parent is None or parent.pid is None else parent.pid, os.getpid())
 
 
 @functools.cache

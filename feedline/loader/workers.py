@@ -74,15 +74,14 @@ def _end_with_parent() -> None:
     """End this worker once its parent has ended, even if the parent was killed or left by `os._exit`.
 
     Python itself ends workers only at a normal exit. `join` waits for a pipe that closes when the parent ends; the
-    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. What this worker sent and
-    nobody received goes, too; and the resource tracker, which ends after the last worker, removes what is left.
+    kernel's PR_SET_PDEATHSIG would fire when the *thread* that started the worker ends. The worker removes the
+    shared memory that it made; the resource tracker, which ends after the last worker, removes what is left.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        assert parent.pid is not None
         try:
-            remove_of_this_worker(parent.pid)
+            remove_of_this_worker()
         finally:
             os._exit(1)
 

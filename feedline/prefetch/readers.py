@@ -111,11 +111,11 @@ class Readers(ThreadedPipeline[T], Generic[H, T]):
 
     def join(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """As `ThreadedPipeline.join`."""
-        deadline = time.monotonic() + timeout_s
-        # a thread that reads does not wait for another one, which may be here, too, and wait for it
-        reads = reads and threading.current_thread() not in self._reading
+        me, deadline = threading.current_thread(), time.monotonic() + timeout_s
+        if me in self._reading:  # two threads that close the feed in a transform would wait for each other
+            return me.name
         for thread in self._threads:
-            awaited = thread is not threading.current_thread() and (reads or thread not in self._reading)
+            awaited = thread is not me and (reads or thread not in self._reading)
             if awaited and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
         return next((thread.name for thread in self._threads if thread.is_alive()), None)

@@ -23,12 +23,6 @@ LEAVES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def names_of_this_process(monkeypatch):
-    """Names hold the number of the parent process, which two workers of pytest-xdist share."""
-    monkeypatch.setattr(os, "getppid", os.getpid)
-
-
 def names():
     return list(Path("/dev/shm").glob(f"feedline-{os.getpid()}-*"))
 
