@@ -98,9 +98,9 @@ def _manifest(path: Path) -> Outcome:
     from feedline.conversion.manifest import Manifest
 
     with Manifest(path, fuzz_inputs.DESCRIPTION) as manifest:
-        missing = [shard for shard in range(3) if shard not in manifest.digests]
+        missing = [shard for shard in range(3) if shard not in manifest.shards]
         manifest.add({"shard": 2, "digest": "d2"})
-    return Outcome("right" if not missing else "other rows", str(manifest.digests)[:200])
+    return Outcome("right" if not missing else "other rows", str(manifest.shards)[:200])
 
 
 def _log(path: Path) -> Outcome:

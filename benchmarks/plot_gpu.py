@@ -2,7 +2,7 @@
 
     python benchmarks/plot_gpu.py gpu.json gpu.png
 
-Needs matplotlib, which `pip install feedline[bench]` brings.
+Needs matplotlib, which `pip install '.[bench]'` in the clone brings.
 """
 
 import functools

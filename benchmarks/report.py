@@ -2,7 +2,7 @@
 
     python benchmarks/report.py report.svg
 
-Needs matplotlib, which `pip install feedline[bench]` brings. `feed.report().save("report.png")` draws the same.
+Needs matplotlib, which `pip install '.[bench]'` brings. `feed.report().save("report.png")` draws the same.
 """
 
 import sys

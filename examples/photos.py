@@ -1,6 +1,6 @@
 """A convolutional net learns to tell photographs apart, from JPEG files to the last layer.
 
-pip install 'feedline[images]' scikit-learn
+pip install '.[images]' scikit-learn
 python examples/photos.py [FOLDER]
 
 FOLDER has a folder of images for each class, for training and for the test: FOLDER/train/cat/1.jpg. Without it the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copies
 import dataclasses
 import logging
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -13,7 +14,14 @@ import jax
 import numpy as np
 
 from feedline.agreement.monitor import close_on_abort, failure
+from feedline.cluster.cores import own_cores
 from feedline.loader.staging import Staging
+from feedline.observe.accounting import Accounting
+from feedline.observe.devices import StepWatch, TransferWatch
+from feedline.observe.report import Report
+from feedline.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
+from feedline.observe.verdict import Circumstances, judge
+from feedline.observe.window import Window, times_of
 from feedline.options import MAX_AHEAD, Reading, checked_integer
 from feedline.placement.place import Placement, check_shardings, sharded_like
 from feedline.placement.plan import as_shardings
@@ -26,6 +34,7 @@ from feedline.rows.values import as_array
 from feedline.runtime.exit import close_at_exit
 from feedline.runtime.jax_settings import JaxSettings
 from feedline.runtime.process_bound import ProcessBound
+from feedline.statistics import Statistics
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
@@ -48,8 +57,9 @@ def prefetch_to_mesh(
         skips that copy; then no array may change after the iterator yielded it.
 
     Returns:
-      An iterator with `close()`, and with `get_state()` if `iterable`'s iterator has one: its state
-      after the last batch that was *delivered*, not after prefetched ones.
+      An iterator with `close()`, with `report()` and `statistics()` as a `feedline.Feed` has them, and with
+      `get_state()` if `iterable`'s iterator has one: its state after the last batch that was *delivered*, not
+      after prefetched ones.
 
     Raises:
       TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
@@ -70,11 +80,22 @@ def prefetch_to_mesh(
 
 
 class _HostBatch(NamedTuple):
-    """A batch of the user's iterator, or its copy, and the iterator's state after it."""
+    """A batch of the user's iterator, or its copy, the iterator's state after it, and how it was made."""
 
     spec: RowSpec
     leaves: list[Any]
     state: Any
+    times: PartTimes
+
+
+class _Placed(NamedTuple):
+    """A global batch, the iterator's state after it, how it was made and placed, and what this process placed."""
+
+    batch: Any
+    state: Any
+    made: PartTimes
+    times: PlaceTimes
+    local_bytes: int
 
 
 class MeshIterator(ProcessBound):
@@ -88,14 +109,18 @@ class MeshIterator(ProcessBound):
         settings = JaxSettings.of_this_thread()
         idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
         source = self._source = _CheckedBatches(iterable, copy, settings, idle)
-        place = _BatchPlacement(sharding, settings)
-        self._prefetcher: Prefetcher[_HostBatch, tuple[Any, Any]] | Synchronous[_HostBatch, tuple[Any, Any]]
-        watch = Watch(Reading())
+        self._prefetch = prefetch
+        self._accounting = Accounting(prefetch + 2 if prefetch else 0)
+        steps = StepWatch(self._accounting.looked, self._accounting.glanced)
+        place = _BatchPlacement(sharding, settings, self._accounting, steps)
+        self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
+        watch = Watch(Reading(), steps.waits)
         self._prefetcher = (
             Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
         )
         self._stateful = hasattr(source.iterator, "get_state")
         self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
+        self._batches = self._rows = self._placed_bytes = 0
         self._started = False
         self._exhausted = False
         self._closed = False
@@ -106,6 +131,7 @@ class MeshIterator(ProcessBound):
 
     def __next__(self) -> Any:
         """The next batch. StopIteration at the end; an error of the iterator, after the batches before it."""
+        asked = time.perf_counter()
         if self._exhausted:
             raise StopIteration
         if self._closed:
@@ -117,7 +143,7 @@ class MeshIterator(ProcessBound):
             close_on_abort(self._prefetcher)
             self._prefetcher.start()
         try:
-            batch, self._state = self._prefetcher.take()
+            placed = self._prefetcher.take()
         except Closed:
             raise failure() or ValueError(_CLOSED) from None
         except BaseException as error:
@@ -126,7 +152,56 @@ class MeshIterator(ProcessBound):
             self._closed = True
             self._prefetcher.close()
             raise
-        return batch
+        self._accounting.delivered(asked, time.perf_counter(), [placed.made], placed.times)
+        self._batches += 1
+        self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
+        self._placed_bytes += placed.local_bytes
+        self._state = placed.state
+        return placed.batch
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot of what was done so far.
+
+        `read_s` is the time in the user's iterator, `stage_s` that of copies. What only feeds have is 0 or None.
+        """
+        return Statistics(
+            batches=self._batches,
+            rows=self._rows,
+            placed_bytes=self._placed_bytes,
+            **times_of(self._accounting, self._window()),
+            ready=self._prefetcher.waiting,
+            slabs=self._source.staging.mapped,
+            host_bytes=self._source.staging.mapped_bytes,
+        )
+
+    def report(self) -> Report:
+        """What limits training, what that costs, and what to change. It may be printed. Reading is the iterator.
+
+        Raises:
+          ValueError: fewer than two batches were delivered one after the other.
+        """
+        window = self._window()
+        if window is None:
+            raise ValueError(
+                "a report needs two batches that were taken one after the other, and this iterator delivered "
+                f"{self._batches}; call it after some steps"
+            )
+        how = Circumstances(
+            "stream" if self._prefetch else "caller",
+            threads=0,
+            workers=0,
+            buffer=1,  # the batch that was read waits for its slot
+            prefetch=self._prefetch,
+            cores=own_cores(),
+            lock_wait_s=self._accounting.lock_wait_s(),
+            process=jax.process_index(),
+            default_threads=1,
+        )
+        return judge(window, how)
+
+    def _window(self) -> Window | None:
+        latest = self._accounting.latest()
+        return Window.of(latest, self._accounting.idle_share())
 
     def get_state(self) -> Any:
         """The state of the user's iterator after the last batch delivered."""
@@ -166,7 +241,7 @@ class _CheckedBatches:
         self._settings = settings
         self._idle = idle
         self._spec: RowSpec | None = None
-        self._staging = Staging([], idle)
+        self.staging = Staging([], idle)
         self._closed = False
 
     def __next__(self) -> _HostBatch:
@@ -174,7 +249,9 @@ class _CheckedBatches:
             return self._next()
 
     def _next(self) -> _HostBatch:
+        watch = Stopwatch()
         batch = next(self.iterator)
+        read_s, read_cpu_s = watch.lap()
         arrays = jax.tree_util.tree_map_with_path(
             lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
         )
@@ -186,10 +263,12 @@ class _CheckedBatches:
                 )
         leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
         state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
-        return _HostBatch(spec, leaves, state)
+        stage_s, stage_cpu_s = watch.lap()
+        times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
+        return _HostBatch(spec, leaves, state, times)
 
     def close(self) -> None:
-        self._staging.close()
+        self.staging.close()
         close = getattr(self.iterator, "close", None)
         if close is not None and not self._closed:
             self._closed = True
@@ -200,12 +279,12 @@ class _CheckedBatches:
         copied = [self._copy or leaf.dtype != leaf.placed_dtype for leaf in spec.leaves]
         if spec != self._spec:  # slabs of other shapes cannot be used again
             self._spec = spec
-            self._staging.close()
+            self.staging.close()
             shapes = [
                 (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
             ]
-            self._staging = Staging(shapes, self._idle)
-        leased = iter(self._staging.lease())
+            self.staging = Staging(shapes, self._idle)
+        leased = iter(self.staging.lease())
         leaves = [next(leased) if mine else values for values, mine in zip(given, copied, strict=True)]
         for target, values, leaf in zip(leaves, given, spec.leaves, strict=True):
             if target is not values:
@@ -215,17 +294,31 @@ class _CheckedBatches:
 
 
 class _BatchPlacement:
-    """Places batches; makes a new plan only when shapes or dtypes change."""
+    """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
 
-    def __init__(self, sharding: Any, settings: JaxSettings) -> None:
+    def __init__(self, sharding: Any, settings: JaxSettings, accounting: Accounting, steps: StepWatch) -> None:
+        self._accounting = accounting
+        self._steps = steps
+        self._transfers = TransferWatch(accounting.transferred)
         self._sharding = sharding
         self._settings = settings
         self._spec: RowSpec | None = None
         self._placement: Placement | None = None
 
-    def __call__(self, given: _HostBatch) -> tuple[Any, Any]:
+    def __call__(self, given: _HostBatch) -> _Placed:
         if self._placement is None or given.spec != self._spec:
             self._spec = given.spec
             with self._settings.applied():
                 self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
-        return self._placement.place(given.leaves), given.state
+        watch = Stopwatch()
+        batch = self._placement.place(given.leaves)
+        place_s, cpu_s = watch.lap()
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
+        arrays = jax.tree.leaves(batch)
+        if all(array.is_ready() for array in arrays):
+            times = times._replace(ready_s=place_s)
+        else:
+            self._transfers(arrays, watch.began)
+        self._steps.placed(arrays)
+        self._accounting.placed(times)
+        return _Placed(batch, given.state, given.times, times, self._placement.local_bytes)

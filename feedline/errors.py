@@ -1,4 +1,4 @@
-"""`FeedError` and its subclasses: failures that are not caused by a wrong argument.
+"""`FeedError` and its subclasses: failures that are not caused by a wrong argument. And warnings.
 
 A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedline raises is a
 `FeedError`. Each message states the rule, what was found, and a change that works.
@@ -7,6 +7,8 @@ A wrong argument is a `ValueError` or a `TypeError`. Everything else that feedli
 from __future__ import annotations
 
 import numbers
+import sys
+import warnings
 from typing import Any
 
 _LOCATION = ("stage", "process", "row", "epoch", "position", "file")
@@ -72,6 +74,35 @@ class StallError(FeedError):
 
 class ProcessError(FeedError):
     """Another process failed, was lost, or was started with other settings than this one."""
+
+
+class OtherDataError(ValueError):
+    """A feed was given a state that was saved over other data.
+
+    Attributes:
+      difference: the field of the fingerprint that differs, and both values.
+      remedy: the change by which this run may go on; None: there is none but the same source and order.
+      field: the field.
+    """
+
+    def __init__(self, difference: str, remedy: str | None, field: str) -> None:
+        super().__init__(difference, remedy, field)
+        self.difference, self.remedy, self.field = difference, remedy, field
+
+    def __str__(self) -> str:
+        remedy = self.remedy or "Give the feed the same source and order"
+        return (
+            f"the state was saved over other data: {self.difference}. {remedy}, or, if the difference is meant, "
+            f'set_state(state, allow=("{self.field}",))'
+        )
+
+
+def warn(message: str) -> None:
+    """Give a warning that shows the user's line: the innermost one outside of feedline."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "feedline":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def as_arguments(error: BaseException) -> dict[str, Any]:

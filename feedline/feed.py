@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline import state as states
-from feedline.agreement.monitor import close_on_abort, failure
+from feedline.agreement.in_step import Place
+from feedline.agreement.monitor import close_on_abort, failure, out_of_step
 from feedline.errors import ProcessError, StallError
 from feedline.loader.form import Transform
 from feedline.observe.diagnosis import Diagnosis
@@ -88,7 +89,7 @@ class Feed(Shown, ProcessBound):
         runs over the ends of epochs.
       reading: threads, workers and buffers of the host, and what becomes of bad rows.
       transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
-        on row i of the batch. `rows` is a `feedline.Rows`.
+        on row i of the batch, random numbers on `rows.key`. `rows` is a `feedline.Rows`.
       prefetch: placed batches that wait, at the most. 0: synchronous, all on the caller's thread, for
         debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
         transfer and compute on a GPU. "auto": found while the feed runs, as `Reading` describes it.
@@ -96,6 +97,9 @@ class Feed(Shown, ProcessBound):
       steps_per_call: K. With more than 1, `next` gives K batches at once, as leaves [K, B, ...] of which the
         second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
         K divides the batches of a pass. For rows that threads read, not for streams and workers.
+      with_place: add the leaf `place`, int32[batch_size], sharded as the batch axis: one number for all rows of a
+        batch, made of its place in the data. In a step, ``batch["place"].max() != batch["place"].min()`` says that
+        processes are out of step. The batch must be a dict.
 
     Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With several
     steps per call both are as many times as large.
@@ -133,6 +137,7 @@ class Feed(Shown, ProcessBound):
         transform: Transform | None = None,
         prefetch: int | Auto = 2,
         steps_per_call: int = 1,
+        with_place: bool = False,
     ) -> None:
         super().__init__()
         request = Request(
@@ -146,6 +151,7 @@ class Feed(Shown, ProcessBound):
             transform,
             prefetch,
             steps_per_call,
+            with_place,
         )
         self._first_stages = build(request)
         self._stages = self._first_stages  # of the pipeline
@@ -163,6 +169,7 @@ class Feed(Shown, ProcessBound):
         self._placed_more_bytes = 0  # than if all batches had had the size of the last one
         self._observing = Observing(self._stages)
         self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
+        self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
         weakref.finalize(self, _close_all, self._pipelines).atexit = False
 
     def __iter__(self) -> Feed:
@@ -210,17 +217,15 @@ class Feed(Shown, ProcessBound):
                 before = self._delivered  # a signal handler may have taken one meanwhile
                 metadata = placed.metadata
                 if metadata.bad:
-                    self._stages.quarantine.enter(
-                        metadata.bad, before=self._counted.bad_rows, batches=self._counted.batches + steps
-                    )
+                    self._stages.quarantine.enter(metadata.bad, batches=self._counted.batches + steps)
                 delivered = _Delivered(before.step + steps, metadata.after, metadata.lanes)
                 counted = self._counted.plus(steps, metadata.rows, metadata.dropped_rows, len(metadata.bad))
                 self._observing.accounting.delivered(
                     asked, time.perf_counter(), metadata.parts, placed.times,
                     delivered.step, before.cursor, metadata.rows,
                 )  # fmt: skip
-                if self._stages.taken is not None and self._diagnosed is None:
-                    self._stages.taken.batches = counted.batches // steps
+                if self._stages.in_step is not None and self._diagnosed is None:
+                    self._stages.in_step.batches = counted.batches // steps
                 # last, and at once: an interrupt comes before all or counts as one after `next`
                 self._counted, self._delivered, self._pipeline = counted, delivered, pipeline
                 if self._closed:  # meanwhile, by another thread or a signal handler
@@ -228,6 +233,8 @@ class Feed(Shown, ProcessBound):
                 return placed.batch
             except BaseException as error:
                 self._loops.stopped()
+                if self._stages.in_step is not None and not isinstance(error, StopIteration):
+                    self._stages.in_step.failed_at = self._stages.in_step.batches
                 self._observing.accounting.interrupted()
                 stuck = (
                     self._closed
@@ -460,9 +467,15 @@ class Feed(Shown, ProcessBound):
           timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
             in a read is named in a warning, and ends with the process at the latest; its source stays open.
             Called by a thread that reads, as in a transform, it waits for none: call it again.
+
+        Raises:
+          ProcessError: another process closed this feed after another number of batches. Not raised while an
+            exception is handled.
         """
         if self._is_forked():
             return  # all that could be closed is the parent's
+        # an exception says more than the counts that it leaves, and so does what ends a `next` of another thread
+        compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
         self._closed = True
         stuck = self._stop(timeout_s)
         if stuck:
@@ -475,6 +488,9 @@ class Feed(Shown, ProcessBound):
         elif not self._released:
             self._released = True
             self._first_stages.close()
+        in_step = self._stages.in_step
+        if compares and in_step is not None and failure() is None and (found := in_step.closed()):
+            raise out_of_step(found)
 
     def __enter__(self) -> Feed:
         return self
@@ -541,6 +557,7 @@ class Feed(Shown, ProcessBound):
         self._placed_more_bytes, self._stages = self._placed_more_bytes + self._counted.batches * more, stages
 
     def _start(self) -> Pipeline:
+        self._compare_move()
         step, cursor, lanes = self._delivered
         pipeline = self._stages.start(cursor, lanes, self._observing, step)
         close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
@@ -549,6 +566,16 @@ class Feed(Shown, ProcessBound):
         self._check_open()  # another thread may have closed the feed in the meantime
         pipeline.start()  # only now that close() can find it
         return pipeline
+
+    def _place(self) -> Place:
+        return Place(self._delivered.step, self.epoch, self.position)
+
+    def _compare_move(self) -> None:
+        """Compare where `seek` or `set_state` went with where other processes went. A move on the spot is none."""
+        in_step, place = self._stages.in_step, self._place()
+        if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
+            raise out_of_step(found)
+        self._moved_from = None
 
     def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
         """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
@@ -588,6 +615,7 @@ class Feed(Shown, ProcessBound):
                 self._use(stages)
             self._loops.moved(restored)
             self._observing.accounting.interrupted()
+            self._moved_from = self._moved_from or self._place()
             self._delivered, self._exhausted = delivered, False
 
     def _check_open(self) -> None:

@@ -1,6 +1,6 @@
-"""Images as rows: JPEG, PNG, WebP and what else OpenCV reads, cropped and resized.
+"""Images as rows: JPEG, PNG, WebP and others, cropped and resized.
 
-The libraries come with `pip install 'feedline[images]'`.
+The libraries come with `pip install '.[images]'` in the clone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from feedline.native.jpeg import Box, Image, part_decoder
 from feedline.options import checked_integer
 from feedline.rows.row_source import RowSource
 from feedline.sources.decoded import Row, decoded
+from feedline.sources.encoded.image_limits import JPEG, check_image, check_pixels, check_scans, not_an_image
 from feedline.sources.encoded.records import EncodedSource
 from feedline.sources.formats.extras import require
 from feedline.sources.open_source import open_source
@@ -25,9 +27,7 @@ from feedline.sources.open_source import open_source
 Crop = Literal["center", "random"]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
-_MOST_PIXELS = 1 << 28
-"""Of one image, as its header says: a damaged header could ask for more memory than there is."""
-_PNG = b"\x89PNG\r\n\x1a\n"
+_DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
 _TRIES = 10
 """Of a random crop that does not fit; then it is a centred one."""
 _UINT64 = (1 << 64) - 1
@@ -63,7 +63,8 @@ def decode(
       orient: turn an image as its EXIF data says. JPEGs are then decoded in full size, which takes longer.
       image: the field of a record that is the image; None: the first there is of "image", "file", "jpg", "jpeg",
         "png", "webp", "bytes".
-      label: the field that is the class: an integer, or its digits; None: "label" or "cls", if there is one.
+      label: the field that is the class: an integer, or its digits; another number is a bad row. None: "label" or
+        "cls", if there is one.
 
     Raises:
       ImportError: simplejpeg or OpenCV is not installed.
@@ -145,7 +146,7 @@ class ImageDecoder:
         decoded = self._cropped(data, draws)
         _resize_into(out["image"], decoded, mirror=self.flip and draws is not None and draws.last() < 0.5)
         if self.label is not None:
-            out["label"][...] = int(record[self.label])
+            out["label"][...] = _exact_label(record[self.label])
 
     def _cropped(self, data: bytes, draws: _Draws | None) -> Image:
         """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
@@ -160,8 +161,9 @@ class ImageDecoder:
         box = _scaled(box, header, small)
         parts = part_decoder()
         part = None if parts is None else parts.part(data, header, shrink, box)
-        if part is not None:
+        if part is not None:  # of an image with one scan
             return part
+        check_scans(data)
         return _part(
             require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1]), box
         )
@@ -180,6 +182,26 @@ class ImageDecoder:
         wide = min(width, max(1, round(height * high)))
         tall = min(height, max(1, round(wide / low)))
         return Box((height - tall) // 2, (width - wide) // 2, tall, wide)
+
+
+def _exact_label(value: Any) -> int:
+    """The integer that a field holds, which nothing rounds; of text only what `str` writes, and a line break.
+
+    Raises:
+      ValueError: it is another number, or other text, such as "1_0" and "07".
+    """
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if isinstance(text, str):
+        exact = _DIGITS.fullmatch(text) is not None
+    else:
+        number = np.asarray(value)
+        exact = number.ndim == 0 and number.dtype.kind in "biuf" and float(number).is_integer()
+    if not exact:
+        raise ValueError(
+            f"a label must be an integer, or its digits without spaces or leading zeros, and this one is "
+            f"{value!r:.80}; write the number of the class, or name another field with label=..."
+        )
+    return int(text)
 
 
 class _Draws:
@@ -233,16 +255,15 @@ def _part(image: Image, box: Box) -> Image:
 
 def _jpeg_header(data: bytes) -> tuple[int, int] | None:
     """Height and width of a JPEG in a colour space that simplejpeg converts; None: it is another image."""
-    if data[:3] != b"\xff\xd8\xff":
+    if not data.startswith(JPEG):
         return None
     height, width, space, _ = require("simplejpeg", "images").decode_jpeg_header(data)
-    _check_pixels(height, width)
+    check_pixels(height, width)
     return None if space in ("CMYK", "YCCK") else (height, width)
 
 
 def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
-    if data[:8] == _PNG:
-        _check_png(data)
+    check_image(data)
     cv2 = require("cv2", "images")
     flags = cv2.IMREAD_COLOR_RGB | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
@@ -250,32 +271,8 @@ def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
     except cv2.error as error:
         raise ValueError(f"OpenCV cannot decode this image: {error}") from error
     if image is None:
-        raise ValueError(
-            f"an image must be a whole JPEG, PNG, WebP, or another format that OpenCV reads, and this one begins "
-            f"with {bytes(data[:16])!r} and has {len(data)} bytes; write the file again, or leave it out"
-        )
+        raise not_an_image(data)
     return image
-
-
-def _check_png(data: bytes) -> None:
-    """Refuse a PNG for which OpenCV would allocate more memory than it needs."""
-    _check_pixels(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))
-    at = len(_PNG)
-    while at + 8 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        if length > len(data):
-            raise ValueError(
-                f"chunks of a PNG must lie within its {len(data)} bytes, and the one at byte {at} has {length}; "
-                "write the file again, or leave it out"
-            )
-        at += 12 + length  # length, kind and checksum
-
-
-def _check_pixels(height: int, width: int) -> None:
-    if height * width > _MOST_PIXELS:
-        raise ValueError(
-            f"an image may have {_MOST_PIXELS:,} pixels, and this one's header says {height} × {width}; shrink it"
-        )
 
 
 def _resize_into(out: Image, image: Image, mirror: bool) -> None:

@@ -136,9 +136,9 @@ class Reading:
         row; the batch must be a dict without that key, and has it for every remainder. Other rows never move.
       bad_rows_budget: how many bad rows may be replaced before `next` raises a `RowError`: an integer is a count,
         a fraction is a share of the delivered rows, rounded up. Both count the rows that this process supplied
-        since the feed was built.
-      quarantine: a file to which each replaced row is appended as a line of JSON when its batch is delivered;
-        None: no file is written.
+        since the feed was built, each once, however often it is delivered.
+      quarantine: a file to which each replaced row is appended once, as a line of JSON, when its batch is
+        delivered; None: no file is written.
       restart: how many worker processes the feed replaces before it raises a `WorkerError`: processes that ended,
         and those that it ended because no batch came for `stall_error_s`. Batches stay the same. All workers are
         started again, which takes seconds.

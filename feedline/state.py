@@ -15,6 +15,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from feedline.errors import OtherDataError
 from feedline.order import past
 from feedline.order.schedule import Cursor
 
@@ -22,8 +23,8 @@ VERSION = 1
 _SHOWN = 120
 """Characters of a value in an error."""
 FIELDS = ("rows", "spec", "data", "order", "format")
-"""The fields of a fingerprint: the number of rows, their dtypes and shapes, a digest of their contents,
-their order, and how the source is read (columns, records, a stream)."""
+"""The fields of a fingerprint: the number of rows, their dtypes and shapes in the source (not JAX's, which depend
+on x64), a digest of their contents, their order, and how the source is read (columns, records, a stream)."""
 
 
 def make(
@@ -73,14 +74,16 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
     saved, own = past.common(state["fingerprint"], fingerprint, step, cursor)
     for field in FIELDS:
         if field not in allow and saved.get(field) != own[field]:
-            was, now = saved.get(field), own[field]
+            was, now, remedy = saved.get(field), own[field], None
             if field == "order":
+                remedy = past.remedy(was, now, cursor)
                 was, now = _different(was, now)
-            raise ValueError(
-                f"the state was saved over other data: its {field!r} is {_short(was)}, this "
-                f"feed's is {_short(now)}. Give the feed the same source and order, or, if "
-                f'the difference is meant, set_state(state, allow=("{field}",))'
-            )
+            elif field == "spec":
+                remedy = (
+                    "Give the feed rows of these shapes and dtypes, which are the source's (feed.spec has JAX's)"
+                )
+            difference = f"its {field!r} is {_short(was)}, this feed's is {_short(now)}"
+            raise OtherDataError(difference, remedy, field)
     check_position(cursor.position, fingerprint["rows"], "the state's position")
     return step, cursor
 

@@ -10,7 +10,9 @@ from feedline.notebook import table
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """A snapshot, as `Feed.statistics()` returns it. It counts what was delivered since the feed was built.
+    """A snapshot, as `statistics()` of a `Feed` or of `prefetch_to_mesh` returns it.
+
+    It counts what was delivered since the feed was built.
 
     Times are this process's, in seconds, summed over all batches. Those of threads are summed over threads, too,
     and so may be more than the time that passed.
@@ -35,8 +37,11 @@ class Statistics:
       transfer_s: the mean time, of the latest batches, from the begin of placing until all arrays are ready. None:
         not known yet.
       au: accelerator utilisation, 0 to 1, over the latest batches (at most 256) after those that were read ahead
-        before the loop began: the loop's own time, without what it spent on batches whose transfer was still under
-        way, ÷ all time. Time in `next` while the devices still computed is the loop's own. None: not known yet.
+        before the loop began: batches × device time of a step ÷ wall time. The device time is what is left without
+        `wait_share`, and without the part of the loop's own time in which the devices were idle, once that is
+        known. None: not known yet.
+      wait_share: the share of the same time in which the devices were idle because the loop or its step waited for
+        a batch. None: not known yet.
       readiness: the share of the same time in which a placed batch was ready. None: not known yet.
       ready: placed batches that wait to be delivered now.
       threads: threads that read rows with random access at a time; 0: workers, a stream or the caller read.
@@ -74,6 +79,7 @@ class Statistics:
     loop_s: float = 0.0
     transfer_s: float | None = None
     au: float | None = None
+    wait_share: float | None = None
     readiness: float | None = None
     ready: int = 0
     threads: int = 0
@@ -105,13 +111,14 @@ class Statistics:
         each = ", ".join(f"{name} {with_unit(seconds / max(1, self.batches))}" for name, seconds in times.items())
         au = "not known yet" if self.au is None else f"{self.au:.0%}".replace("%", " %")
         return (
-            f"{self.batches:,} batches, {self.rows:,} rows, {self.dropped_rows:,} dropped, {self.bad_rows:,} bad, "
-            f"{_bytes(self.placed_bytes)} placed\n"
+            f"{_counted(self.batches, 'batch', 'es')}, {_counted(self.rows, 'row')}, "
+            f"{self.dropped_rows:,} dropped, {self.bad_rows:,} bad, {_bytes(self.placed_bytes)} placed\n"
             f"per batch: {each}\n"
             f"waits: median {with_unit(self.wait_p50_s)}, 99 % within {with_unit(self.wait_p99_s)}, "
             f"longest {with_unit(self.wait_max_s)}; AU {au}\n"
-            f"now: {self.ready} batches ready, {self.threads} threads, {self.workers} workers, "
-            f"{self.slabs} slabs, {_bytes(self.host_bytes)} of host memory"
+            f"now: {_counted(self.ready, 'batch', 'es')} ready, {_counted(self.threads, 'thread')}, "
+            f"{_counted(self.workers, 'worker')}, {_counted(self.slabs, 'slab')}, "
+            f"{_bytes(self.host_bytes)} of host memory"
             + (f"\nepochs of each source: {_epochs(self.source_epochs)}" if self.source_epochs else "")
             + (f"\nstores: {_stores(self.stores)}" if self.stores else "")
         )
@@ -138,9 +145,9 @@ def _epochs(of_sources: dict[str, float]) -> str:
 def _stores(counts: dict[str, float]) -> str:
     """Example: 40 requests (1 repeated, 2 hedged), 80 MB fetched, 0 blocks cached, waited 1.5 s."""
     return (
-        f"{counts['requests']:,} requests ({counts['retries']:,} repeated, {counts['hedged']:,} hedged), "
-        f"{_bytes(int(counts['fetched_bytes']))} fetched, {counts['cached']:,} blocks cached, "
-        f"waited {with_unit(counts['wait_s'])}"
+        f"{_counted(int(counts['requests']), 'request')} ({counts['retries']:,} repeated, "
+        f"{counts['hedged']:,} hedged), {_bytes(int(counts['fetched_bytes']))} fetched, "
+        f"{_counted(int(counts['cached']), 'block')} cached, waited {with_unit(counts['wait_s'])}"
     )
 
 
@@ -152,11 +159,16 @@ def _readable(name: str, value: Any) -> str:
         return _stores(value) if value else "none"
     if value is None:
         return "not known yet"
-    if name in ("au", "readiness"):
+    if name in ("au", "wait_share", "readiness"):
         return f"{value * 100:.0f} %"
     if name.endswith("_s"):
         return with_unit(value)
     return _bytes(int(value)) if name.endswith("_bytes") else f"{value:,}"
+
+
+def _counted(count: int, thing: str, plural: str = "s") -> str:
+    """Example: 1 batch, 2 batches."""
+    return f"{count:,} {thing}{'' if count == 1 else plural}"
 
 
 def with_unit(seconds: float) -> str:

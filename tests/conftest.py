@@ -1,10 +1,11 @@
-"""Settings for every test: eight CPU devices, set before jax is imported, what the markers imply, garbage."""
+"""Settings for every test: eight CPU devices, set before jax is imported, signals, markers, garbage."""
 
 import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from programs import restore_signals
 
 pytest_plugins = ("fault_times", "feed_fixtures")
 
@@ -13,6 +14,8 @@ _FLAG = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs this small take longer to optimise than to run
+
+restore_signals()
 
 # a busy machine is no failure
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -147,7 +147,11 @@ def no_thread_is_left():
             TypeError,
             "a RowSource needs .* Half lacks __len__, identity, close; .*sources.md",
         ),
-        ({"source": pa.table({"x": X[:, 0]})}, TypeError, r"a table is no source, .* got a Table; .*to_numpy\(\)"),
+        (
+            {"source": pa.table({"x": X[:, 0]})},
+            TypeError,
+            r"a table is no source, .* a Table; .*table\[name\] for",
+        ),
         (
             {"source": OnDisk({"x": X})},
             TypeError,

@@ -1,10 +1,10 @@
 """Killed and resumed on other topologies: a few rounds of benchmarks/chaos.py, which can run hundreds."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
 def test_rounds_lose_and_repeat_nothing_and_a_lost_commit_is_found(tmp_path, monkeypatch):
     kinds = ["lanes", "mixture", "records", "stream"]
     command = [sys.executable, SCRIPT, "--folder", tmp_path, "--rounds", "5", "--seed", "6954", "--kinds", *kinds]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = programs.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "none lost, none repeated" in done.stdout
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]

@@ -1,15 +1,21 @@
 """The Python of the README and of docs/ runs, block after block; links, paths and modules on all pages exist."""
 
 import json
+import os
 import pkgutil
 import re
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 import feedline
 from feedline.agreement.stop import stopping
@@ -23,7 +29,7 @@ SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec
 
 
 def _given():
-    """The names that the pages use without defining them: a step, its state, an evaluation, an iterator."""
+    """The names that the pages use without defining them: a step, its state, an evaluation."""
 
     def logits(state, batch):
         return (batch["image"].reshape(len(batch["image"]), -1) / 255.0) @ state
@@ -43,14 +49,7 @@ def _given():
         right = (logits(state, batch).argmax(axis=1) == batch["label"]) & batch["valid"]
         return right.sum(), batch["valid"].sum()
 
-    def my_batches():
-        for i in range(3):
-            yield {"image": np.full((64, 4, 4), i, np.uint8), "label": np.zeros(64, np.int32)}
-
-    return {
-        "train_step": train_step, "evaluate": evaluate, "my_batches": my_batches,
-        "state": np.zeros((16, 10), np.float32),
-    }  # fmt: skip
+    return {"train_step": train_step, "evaluate": evaluate, "state": np.zeros((16, 10), np.float32)}
 
 
 @pytest.fixture
@@ -64,18 +63,52 @@ def files(tmp_path, monkeypatch):
 def run(page, **more):
     """Run all Python of a page. Returns the names that it defines."""
     names = _given() | more
-    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
+    for block in _blocks(page, "python"):
         exec(compile(block, f"<{page}>", "exec"), names)  # with the name of a real file, Grain would look up lines
     return names
 
 
-def test_the_readme(files, capsys):
-    names = run("README.md")
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in printed[:10]] == [f"step {step}" for step in range(0, 100, 10)]
-    # 100 steps of 64 rows, 3 an epoch, are 33 epochs and a batch: the next row is number 64 of epoch 33
-    assert names["saved"]["position"] == 64
-    assert printed[10].startswith("33 96 [")
+def _blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_first_program_runs_as_a_file_and_prints_what_the_readme_shows(devices, tmp_path):
+    (program,), (shown,) = _blocks("README.md", "python"), _blocks("README.md", "text")
+    (tmp_path / "first.py").write_text(program)
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    ran = programs.run(
+        [sys.executable, "-W", "error", "first.py"],
+        cwd=tmp_path,
+        env=environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == shown
+
+
+def test_the_figures_of_the_readme_are_those_of_the_saved_results():
+    for file, size, ours, shown in (
+        ("peers_fastest", "256", "feedline", lambda rate: f"{rate / 1e6:#.3g} M"),
+        ("peers_fastest", "3072", "feedline", lambda rate: f"{rate / 1e6:#.3g} M"),
+        ("images", "150528", "images_feedline", lambda rate: f"{rate:,.0f}"),
+    ):
+        result = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+        found = result["standings"][size]["entrants"]
+        best = next(
+            name for name in found if name not in (ours, "limit", "gather", "images_limit")
+        )  # fastest first
+        assert best.removeprefix("images_").startswith("tf_data")
+        over = found[best]["feedline_over"]
+        cells = (
+            f" | {shown(found[ours]['median_rows_per_s'])} {'images' if ours != 'feedline' else 'rows'}/s "
+            f"| tf.data {shown(found[best]['median_rows_per_s'])} "
+            f"| {over['ratio']:.1f} × [{over['low']:.1f}, {over['high']:.1f}] |"
+        )
+        assert cells in (ROOT / "README.md").read_text()
 
 
 def test_feed(files, capsys):
@@ -193,6 +226,19 @@ def test_trace(files, capsys):
     assert list(Path("profile").rglob("*.xplane.pb"))
 
 
+def test_extras_are_installed_from_the_clone():
+    """Nothing is published, so `pip install 'feedline[images]'` would fail, or install something else."""
+    folders = ("feedline", "examples", "benchmarks", "docs")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md")]
+    told = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in [*files, *ROOT.glob("*.md")]
+        for line in path.read_text().splitlines()
+        if re.search(r"pip install .*\bfeedline\[", line)
+    ]
+    assert told == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_have_targets(page):
     """The linked files and headings exist."""
@@ -212,6 +258,31 @@ def test_paths_and_modules_exist(page):
         assert any((folder / path).exists() for folder in (ROOT, ROOT / "feedline", page.parent)), path
     for name in re.findall(r"\bfeedline(?:\.\w+)+(?!\w|[-/])", text):
         pkgutil.resolve_name(name)
+
+
+def test_the_boxes_and_brackets_of_the_flow_hold_their_words():
+    """In DejaVu Sans, which is wider than what browsers show for system-ui."""
+    areas = []  # left, right, top, bottom
+    for box in _drawn("rect"):
+        x, y, width, height = (float(box.get(name, 0)) for name in ("x", "y", "width", "height"))
+        areas.append((x, x + width, y, y + height))
+    for bracket in _drawn("path"):
+        if found := re.match(r"M(\d+),(\d+) v8 H(\d+)", bracket.get("d")):
+            left, top, right = map(float, found.groups())
+            areas.append((left, right, top, top + 30))
+    for text in _drawn("text"):
+        font = FontProperties(family="DejaVu Sans", weight=text.get("font-weight", "normal"))
+        half = TextPath((0, 0), text.text, size=float(text.get("font-size")), prop=font).get_extents().width / 2
+        x, y = float(text.get("x")), float(text.get("y"))
+        around = [area for area in areas[1:] if area[0] < x < area[1] and area[2] < y < area[3]]
+        assert [left + 4 <= x - half and x + half <= right - 4 for left, right, _, _ in around] == [True], (
+            text.text
+        )
+
+
+def _drawn(tag):
+    """The elements of the picture of the flow with this tag; the first rectangle is the background."""
+    return ET.parse(ROOT / "docs" / "flow.svg").getroot().iter(f"{{http://www.w3.org/2000/svg}}{tag}")
 
 
 def _anchors(page):

@@ -3,6 +3,7 @@
 import copy as copies
 import pickle
 import threading
+import time
 
 import jax
 import numpy as np
@@ -176,3 +177,30 @@ def test_close_wakes_a_thread_that_waits():
 def test_it_runs_where_transfers_are_forbidden():
     with jax.transfer_guard("disallow"):
         assert sum(1 for _ in prefetch_to_mesh(numbered(3), SHARDING)) == 3
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_its_report_and_statistics_tell_of_the_users_iterator(prefetch):
+    def slow():
+        for batch in numbered(40):
+            time.sleep(0.01)
+            yield batch
+
+    with prefetch_to_mesh(slow(), SHARDING, prefetch) as batches:
+        next(batches)
+        with pytest.raises(
+            ValueError, match=r"a report needs two batches .* this iterator delivered 1; call it after"
+        ):
+            batches.report()
+        for _ in batches:
+            pass
+        told, report = batches.statistics(), batches.report()
+    assert (told.batches, told.rows, told.placed_bytes) == (40, 40 * 8, 40 * (8 * 4 * 4 + 8 * 4))
+    assert told.read_s >= 40 * 0.01
+    assert told.stage_s > 0 < told.place_s
+    assert told.wait_s > 0.5 * told.read_s
+    assert report.bound == "read"
+    assert report.wait_share > 0.5
+    assert report.settings["prefetch"] == prefetch
+    if prefetch:
+        assert report.advice.startswith("no setting helps: one thread reads a stream")

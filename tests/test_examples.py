@@ -2,10 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 from launched import launched
 from timed import timed
@@ -33,7 +33,7 @@ PRINTED = {
 
 def printed(name):
     optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", EXAMPLES / name],
         capture_output=True,
         text=True,

@@ -526,7 +526,7 @@ def test_a_step_compiles_before_the_first_batch_and_takes_every_one():
 
     with feed_of(48, 8, sharding=SHARDED, epochs=1, transform=transform) as feed:
         compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((), jnp.int32), feed.spec).compile()
-        assert reads == [1]  # one row, to see what the transform makes of it
+        assert reads == [1, 1]  # one row twice, to see what the transform makes of it
         total = jnp.int32(0)
         for batch in feed:
             total = compiled(total, batch)  # takes no batch of another shape, dtype or sharding

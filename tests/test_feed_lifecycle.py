@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,6 +28,8 @@ from feedline.prefetch.readers import Readers
 from feedline.prefetch.synchronous import Synchronous
 from feedline.prefetch.watch import Watch
 from feedline.sources.arrays import ArraySource
+
+PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 64, 8
@@ -179,7 +182,7 @@ def interrupted_at(line, function, counts=lambda: True):
 
     def trace(frame, event, _):
         nonlocal seen, where
-        if "/feedline/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         if event == "line" and counts():
             seen += 1

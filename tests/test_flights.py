@@ -7,13 +7,13 @@ import io
 import os
 import re
 import runpy
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -27,7 +27,7 @@ WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressu
 
 def printed(folder):
     optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", EXAMPLE, folder],
         capture_output=True,
         text=True,

@@ -1,12 +1,12 @@
 """Damaged files and states: a short run of benchmarks/fuzz.py, which can run millions of inputs."""
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 
 import feedline
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
 
 def run_fuzz(folder, *options):
     command = [sys.executable, SCRIPT, "--folder", folder, *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return programs.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

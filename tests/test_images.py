@@ -1,10 +1,12 @@
 """Images as rows: what is cropped, what is decoded, and what is refused. Pillow is the oracle."""
 
+import dataclasses
 import io
 import itertools
 
 import jax
 import numpy as np
+import pyarrow.parquet
 import pytest
 import simplejpeg
 from hypothesis import given, settings
@@ -174,7 +176,8 @@ def of_mode(mode, kind, **options):
 @pytest.mark.parametrize(
     ("mode", "kind", "tolerance"),
     [("L", "jpeg", 3), ("CMYK", "jpeg", 6), ("L", "png", 3), ("LA", "png", 3), ("RGBA", "png", 3), ("P", "png", 3),
-     ("1", "png", 30), ("I;16", "png", 140), ("RGBA", "webp", 5), ("RGB", "bmp", 3), ("RGB", "tiff", 3)],
+     ("1", "png", 30), ("I;16", "png", 140), ("RGBA", "webp", 5), ("RGB", "bmp", 3), ("RGB", "tiff", 3),
+     ("P", "gif", 3), ("RGB", "ppm", 3), ("L", "ppm", 3), ("RGB", "avif", 6)],
 )  # fmt: skip
 def test_other_colours_become_rgb(mode, kind, tolerance):
     data = of_mode(mode, kind)
@@ -298,6 +301,46 @@ def test_a_damaged_image_is_a_bad_row(photos):
     assert (error.value.row, error.value.file) == (0, str(path))
     with Feed(source, 6, jax.devices()[0], order=order, reading=Reading(bad_rows="mask")) as feed:
         assert next(feed)["valid"].tolist() == [False] + [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [(np.int64(-3), -3), (np.uint8(200), 200), (np.bool_(True), 1), (np.float32(2.0), 2), (b"7", 7), ("-12", -12),
+     (b"0", 0), (b"7\n", 7), ("7\r\n", 7), (5, 5)],
+)  # fmt: skip
+def test_a_label_is_an_integer_or_its_digits(value, label):
+    assert labelled(value) == label
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2.7, np.float64(-0.9), np.float32("nan"), np.float64("inf"), b"1_0", b"07", b"-0", b"+1", b" 1", b"1.0", b"",
+     "\u0663", b"\xff", b"1\n\n", None, np.array([1]), 1j],
+)  # fmt: skip
+def test_a_label_that_is_no_exact_integer_is_refused(value):
+    with pytest.raises(
+        ValueError, match=r"a label must be an integer, or its digits .* and this one is "
+    ) as error:
+        labelled(value)
+    assert repr(value) in str(error.value)
+
+
+def labelled(value):
+    """The label that is decoded from a record with this one."""
+    decode = dataclasses.replace(decoder(), image="image", label="label")
+    out = {"image": np.empty((64, 64, 3), np.uint8), "label": np.empty((), np.int32)}
+    decode({"image": WHOLE["jpeg"], "label": value}, out, Row(0, 0, 0, 0))
+    return int(out["label"])
+
+
+def test_the_row_with_a_wrong_label_is_named(tmp_path):
+    table = pyarrow.table({"image": [WHOLE["png"]] * 3, "label": [1.0, 2.0, 2.7]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    source = feedline.images.decode(tmp_path / "x.parquet", 16)
+    assert source[1]["label"] == 2
+    with pytest.raises(RowError, match=r"integer, .* and this one is np.float64\(2.7\)") as error:
+        source[2]
+    assert error.value.row == 2
 
 
 def test_images_without_labels(photos):

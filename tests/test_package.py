@@ -7,12 +7,12 @@ import importlib
 import inspect
 import json
 import pkgutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 import feedline
@@ -195,7 +195,7 @@ OF_FEEDLINE = {
     "options": [],
     "notebook": [],
     "statistics": ["notebook"],
-    "state": ["order.past", "order.schedule"],
+    "state": ["order.past", "order.schedule", "errors"],
     # the lower rooms: no sibling but options and errors, and what a comment gives a reason for
     "native": [],
     "runtime": ["runtime"],
@@ -229,18 +229,20 @@ OF_FEEDLINE = {
                  "runtime.annotations", "stores.fetcher", "notebook", "state", "statistics", "version", "errors",
                  "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
-             "agreement.monitor", "observe", "runtime", "state", "statistics", "errors", "options"],
+             "agreement.monitor", "agreement.in_step", "observe", "runtime", "state", "statistics", "errors",
+             "options"],
     "drop_in": [
-        "agreement.monitor", "rows.spec", "rows.values", "loader.staging", "placement", "prefetch", "runtime",
-        "options",
+        "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
+        "prefetch", "observe", "runtime", "statistics", "options",
     ],
     "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
                "sources.formats.extras", "rows.row_source", "options"],
     # beside them
-    "conversion": ["conversion", "sources.open_source", "sources.encoded", "sources.formats.extras",
-                   "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors", "options"],
+    "conversion": ["conversion", "sources.open_source", "sources.decoded", "sources.encoded",
+                   "sources.formats.extras", "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors",
+                   "options"],
     "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
-    "trainer": ["trainer", "errors", "options"],  # no stage: it is given an iterator
+    "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
     "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
     # what is measured and what is audited: feeds as a user has them, and some stages alone
@@ -479,7 +481,7 @@ def test_what_is_loaded_when():
     ]
     modules = [module for module in MODULES if is_within(module, [f"feedline.{name}" for name in pure])]
     assert {f"feedline.{name}" for name in pure} <= set(modules)
-    told = subprocess.run(
+    told = programs.run(
         [sys.executable, "-c", LOADED, json.dumps(modules)],
         capture_output=True,
         text=True,

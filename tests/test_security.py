@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -18,17 +17,20 @@ import datasets
 import h5py
 import jax
 import numpy as np
+import programs
 import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from launched import launched
+from PIL import Image
 
 import feedline
 from feedline.conversion.manifest import Manifest
 from feedline.images import ImageDecoder
 from feedline.sources.decoded import Row
 from feedline.sources.encoded import shard_index
+from feedline.sources.encoded.image_limits import check_image
 from feedline.sources.formats import parquet
 from feedline.stores.cache import BlockCache, name_of
 
@@ -414,7 +416,7 @@ def test_an_index_with_right_checksums_cannot_name_bytes_outside_of_its_file(tmp
     index = tmp_path / ".x.tar.feedline-index"
     line, _, payload = index.read_bytes().partition(b"\n")
     for offset, length in [(-1, 1), (0, 1 << 62), (1 << 62, 1), (0, -1), ((1 << 63) - 1, (1 << 63) - 1)]:
-        changed = struct.pack("<qq", offset, length) + payload[16:]
+        changed = struct.pack("<qqqq", offset, 512, length, 0) + payload[32:]
         header = {**json.loads(line.partition(b" ")[2]), "crc32": zlib.crc32(changed)}
         text = json.dumps(header).encode() + b"\n"
         index.write_bytes(b"%08x " % zlib.crc32(text) + text + changed)
@@ -517,13 +519,14 @@ def bombs(tmp_path_factory):
     """What became of each bomb in one process with a memory limit."""
     folder = tmp_path_factory.mktemp("bombs")
     command = [sys.executable, Path(__file__).with_name("bombs.py"), folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = programs.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return {bomb["bomb"]: bomb for bomb in map(json.loads, done.stdout.splitlines())}
 
 
+IMAGES = ["a.png", "a.jpg", "a.gif", "a.bmp", "a.tiff", "a.webp", "a.ppm", "a.avif"]
 NAMES = ["b.npz", "a.tfrecord", "size.tar", "longname.tar", "pax.tar", "paxsize.tar", "sparse.tar", "expands.h5",
-         "wide.h5", "a.arrow", "zlib.zarr", "zstd.zarr", "a.png", "a.jpg"]  # fmt: skip
+         "wide.h5", "a.arrow", "zlib.zarr", "zstd.zarr", *IMAGES]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -533,7 +536,7 @@ def test_a_bomb_is_refused_before_it_takes_memory(bombs):
         assert bombs[name]["bytes"] < 2 << 20
         assert bombs[name]["grown_mib"] < 100, bombs[name]
         assert "Error: " in bombs[name]["found"], bombs[name]
-        assert name in bombs[name]["found"] or name in ("a.png", "a.jpg"), bombs[name]
+        assert name in bombs[name]["found"] or name in IMAGES, bombs[name]
 
 
 @pytest.mark.slow
@@ -560,6 +563,58 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header(orient):
     for data in (png, bytes(jpeg)):
         with pytest.raises(ValueError, match="20000 × 20000"):
             decode(data, {"image": np.zeros((8, 8, 3), np.uint8)}, Row(0, 0, 0, 7))
+
+
+def tiff_with(order, *entries):
+    """The header of a TIFF with these (tag, type, count, value)."""
+    fields = [struct.pack(order + "HHI", *entry[:3]) + entry[3].ljust(4, b"\0") for entry in entries]
+    mark = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    return mark + struct.pack(order + "IH", 8, len(entries)) + b"".join(fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"GIF87a" + struct.pack("<HH", 65_535, 4_097), "4097 × 65535; shrink it"),
+        (b"BM" + bytes(12) + struct.pack("<Iii", 40, 20_000, -20_000), "20000 × 20000"),
+        (b"BM" + bytes(12) + struct.pack("<IHH", 12, 65_535, 65_535), "65535 × 65535"),
+        (b"BM" + bytes(12), "must be a whole JPEG.* begins with b'BM"),
+        (tiff_with("<", (256, 3, 1, b"\xff\xff"), (257, 3, 1, b"\xff\xff")), "65535 × 65535"),
+        (tiff_with(">", (257, 4, 1, b"\0\1\0\0"), (256, 4, 1, b"\0\1\0\0")), "65536 × 65536"),
+        (tiff_with("<", (322, 4, 1, b"\0\0\1"), (323, 4, 1, b"\0\0\1")), "65536 × 65536"),
+        (tiff_with("<", (256, 3, 1, b"\xff\xff"), (257, 3, 1, b"\1"), (257, 3, 1, b"\xff\xff")), "65535 × 65535"),
+        (tiff_with("<", (256, 16, 1, b"\1")), "must be one SHORT or LONG, and tag 256 has 1 of type 16"),
+        (tiff_with("<", (256, 3, 2, b"\1\0\1")), "tag 256 has 2 of type 3"),
+        (tiff_with("<", (256, 3, 1, b"\1"))[:-5], "must be a whole JPEG"),
+        (b"P5\n# made by\r\n20000\n#\n 20000 255\n", "20000 × 20000"),
+        (b"P5 #\r1 1\n20000 20000 255\n", "a PNM must begin with its width and height"),
+        (b"\xff\x4f\xff\x51", "must be a whole JPEG"),  # JPEG 2000
+        (b"#?RADIANCE\n\n-Y 1 +X 1\n", "must be a whole JPEG"),
+    ],
+)  # fmt: skip
+def test_an_image_of_any_format_is_refused_by_its_header(data, message):
+    with pytest.raises(ValueError, match=message):
+        check_image(data)
+
+
+def progressive(scans):
+    """A JPEG whose last scan is repeated, so that it has this number of them."""
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "jpeg", progressive=True, comment=b"\xff\xda" * 100)
+    data = file.getvalue()
+    first = data.index(b"\xff\xda", data.index(b"\xff\xc2"))
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (scans - data[first:].count(b"\xff\xda")) + b"\xff\xd9" + b"\xff\xda" * 100
+
+
+@pytest.mark.parametrize("orient", [False, True])
+def test_a_jpeg_of_very_many_scans_is_refused(orient):
+    check_image(progressive(64))  # neither a comment nor what comes after the image counts
+    decode = ImageDecoder(8, "center", False, (0.08, 1.0), (0.75, 4 / 3), orient, None, None)
+    out = {"image": np.zeros((8, 8, 3), np.uint8)}
+    decode(progressive(10), out, Row(0, 0, 0, 7))
+    with pytest.raises(ValueError, match=r"a JPEG may have 64 scans, .* this one has more; .*jpegtran -optimize"):
+        decode(progressive(65), out, Row(0, 0, 0, 7))
 
 
 def test_a_chunk_of_a_png_that_promises_gigabytes_is_refused():

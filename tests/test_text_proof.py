@@ -4,10 +4,10 @@ import csv
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 
 import numpy as np
+import programs
 import pytest
 import text_job
 from launched import FEEDLINE
@@ -39,7 +39,7 @@ class Run:
         options = [[f"--{name.replace('_', '-')}", value] for name, value in SIZES.items()]
         train = ["train", self.tokens, self.folder, *itertools.chain(*options)]
         command = [*launcher, sys.executable, "-W", "error", text_job.__file__, self.notes, killed_at, *train]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S)
+        done = programs.run(list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE_S)
         assert (done.returncode != 0) == (killed_at > 0), done.stderr
 
     def losses(self):

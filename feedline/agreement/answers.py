@@ -18,7 +18,7 @@ _SILENT = "feedline/silent"
 _CALLS_PER_S = 500
 """Of all processes together: with thousands of them, each answers more rarely."""
 _LOOKS = 4
-"""A process is silent if so many looks in a row see no change. One look may come early: see `Answers`."""
+"""Looks in a row without a change after which a process is silent. One look may come early: see `Answers`."""
 
 
 class Answers:
@@ -29,18 +29,22 @@ class Answers:
     Each process replaces a key of its own. Process 0, which stores the keys, looks for those that do not change,
     and publishes the numbers of their processes. The others look whether process 0 answers their calls.
 
-    It only tells, and ends nothing: a thread that holds the interpreter's lock for long stops these answers,
+    It only tells, and ends nothing: a thread that holds the GIL for long stops these answers,
     although its process works. jax's heartbeats come from C++; once they stop too, jax ends the others. Looks are
     counted, not seconds, so that a process that was itself stopped does not take the others for silent.
 
     Args:
       tell: is called with a line for the user, by threads of this class.
+      look: is called at each round, by a thread of this class. It may raise a `FeedError`, which is dropped.
     """
 
-    def __init__(self, service: Coordination, silent_after_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, service: Coordination, silent_after_s: float, tell: Callable[[str], None], look: Callable[[], None]
+    ) -> None:
         self._service = service
         self._every_s = max(silent_after_s / (_LOOKS + 1), 2 * service.processes / _CALLS_PER_S)
         self._tell = tell
+        self._look = look
         self._over = threading.Event()
         self._rounds = 0  # answers of process 0 to this process
         self._silent: list[int] = []  # as told last
@@ -70,6 +74,7 @@ class Answers:
                         self._service.replace(_SILENT, json.dumps(silent))
                 self._rounds += 1
                 self._tell_changes(silent)
+                self._look()
 
     def _replace_own(self) -> None:
         self._service.replace(f"{_ANSWERS}/{self._service.process}", str(self._rounds))

@@ -20,17 +20,20 @@ from feedline.agreement import failure_lines
 from feedline.agreement.answers import Answers
 from feedline.agreement.coordination import Coordination, coordination, is_unreachable
 from feedline.agreement.differences import process_names
-from feedline.agreement.taken import counts, more_than
+from feedline.agreement.in_step import counts, ends_differ, missed_move, more_than
 from feedline.errors import FeedError, ProcessError, as_arguments
 
 EXTRA_HEARTBEAT_S = 5.0
 """Added to `abort_after_s` for jax's heartbeat timeout, so that a process that is merely slow is not ended."""
 _KEY = "feedline/abort"
-"""Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded."""
+"""Its value is the first failure, as [process, arguments of the error]; or `_OVER` once all have succeeded.
+
+The process is None if all of them have failed.
+"""
 _ENDED = "feedline/ended"
 """Below it, a key of each process that has reached its end."""
 _FIRST_END = "feedline/first_end"
-"""Its value is the first process that reached its end, and the batches that it took of each feed."""
+"""Its value is the first process that reached its end, and its counts of each feed."""
 _OVER = ""
 _FOREVER_S = 1e9
 _STDERR = 2
@@ -81,6 +84,24 @@ def _report(service: Coordination, arguments: dict[str, Any]) -> None:
         service.set(_KEY, json.dumps([process, arguments]))
 
 
+def out_of_step(found: str) -> ProcessError:
+    """The error of processes that take different batches of a feed, which ends all of them: each may be the one.
+
+    Args:
+      found: how they differ.
+    """
+    service = coordination()
+    if service is not None:
+        _report_all(service, found)
+    return ProcessError(found, stage="agree")
+
+
+def _report_all(service: Coordination, message: str) -> None:
+    """Report a failure that no process has caused alone."""
+    with contextlib.suppress(FeedError):  # process 0 is gone, and with it all others
+        service.set(_KEY, json.dumps([None, {"message": message, "stage": "agree"}]))
+
+
 def failure() -> ProcessError | None:
     """The failure that the monitor has received, if any."""
     return _monitor.failure if _monitor is not None else None
@@ -104,8 +125,8 @@ def ended_processes(service: Coordination) -> set[int]:
     return set(service.by_process(_ENDED))
 
 
-def _error_of(process: int, arguments: Mapping[str, Any]) -> ProcessError:
-    """The error that waits inside feedline raise once `process` has failed."""
+def _error_of(process: int | None, arguments: Mapping[str, Any]) -> ProcessError:
+    """The error that waits inside feedline raise once `process` has failed; None: all have."""
     return ProcessError(**{"stage": "abort", "process": process, **arguments})
 
 
@@ -160,7 +181,7 @@ class Monitor:
         self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
         self._silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
-        self._answers = Answers(service, self._silent_after_s, _print)
+        self._answers = Answers(service, self._silent_after_s, _print, self._find_missed_move)
 
     @property
     def watches(self) -> bool:
@@ -204,7 +225,7 @@ class Monitor:
             if waiting is not None:  # it may close an iterator of the user's, which may hang or raise
                 _call_briefly(waiting.close)
             del waiting
-        own = process == self._service.process
+        own = process in (None, self._service.process)
         if not own:
             _print(str(FeedError(**arguments)), f"process {self._service.process} ends, too")
         elif not self.failed:  # another process has found that this one left its loop early
@@ -256,6 +277,16 @@ class Monitor:
             )
             _report(self._service, {"message": message, "process": process})
 
+    def _find_missed_move(self) -> None:
+        if self.failure is None and (found := missed_move()):
+            _report_all(self._service, found)
+
+    def _compare_ends(self) -> None:
+        """Compare the feeds of this process with those of the one that reached its end first."""
+        process, ended = json.loads(self._service.try_get(_FIRST_END) or "[0, {}]")
+        if found := ends_differ(process, ended, self._service.process):
+            _report_all(self._service, found)
+
     def _silent_processes(self) -> list[int]:
         """The processes whose monitor has not acknowledged the failure."""
         with contextlib.suppress(FeedError):
@@ -281,7 +312,8 @@ class Monitor:
         try:
             with contextlib.suppress(FeedError):
                 self._service.set(f"{_ENDED}/{self._service.process}", "")
-                self._service.set(_FIRST_END, json.dumps([self._service.process, counts()]))
+                if not self._service.set(_FIRST_END, json.dumps([self._service.process, counts()])):
+                    self._compare_ends()
                 if self._service.increment("feedline/number_ended") == self._service.processes:
                     self._service.set(_KEY, _OVER)
             self._thread.join(_SUCCESS_S)

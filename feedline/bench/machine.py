@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 from importlib.metadata import version
@@ -13,11 +14,11 @@ from feedline.native.library import implementation
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, versions, the implementation that gathers columns, and the current load.
+    """Processor, cores, memory, system, versions, what gathers columns, the current load, and the date.
 
     Example:
       >>> sorted(describe())
-      ['columns', 'cores', 'jax', 'load', 'memory_gib', 'numpy', 'processor', 'python', 'system']
+      ['columns', 'cores', 'date', 'jax', 'load', 'memory_gib', 'numpy', 'processor', 'python', 'system']
     """
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -30,6 +31,7 @@ def describe() -> dict[str, Any]:
         "numpy": version("numpy"),
         "columns": implementation(),
         "load": round(os.getloadavg()[0], 2),
+        "date": datetime.date.today().isoformat(),
     }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from feedline.bench.modes import side_by_side
 
 _LIMITS = ("limit", "gather")
+_BLUE, _RED = "#30638e", "#d1495b"  # red: with feedline
+_WHISKERS = {"ecolor": "black", "capsize": 3}
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -20,28 +22,35 @@ def plot(result: dict[str, Any], path: Path) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("pictures need matplotlib: pip install 'feedline[bench]'") from error
+        raise ModuleNotFoundError("pictures need matplotlib; from the clone: pip install '.[bench]'") from error
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    figure = drawn(result)
+    matplotlib.rcParams["svg.hashsalt"] = "feedline"  # the same result gives the same bytes
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
 
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    _DRAW[result["benchmark"]](axes, result.get("results", result))
+
+def drawn(result: dict[str, Any]) -> Any:
+    """The picture of the saved result of one benchmark: a matplotlib figure, 9 inches wide."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    title, note = _DRAW[result["benchmark"]](figure, result.get("results", result))
     machine = result["machine"]
-    subtitle = f"{machine['processor']}, {machine['cores']} cores, jax {machine['jax']}"
-    figure.axes[-1].set_title(subtitle, loc="right", size=7)
-    axes.set_title(axes.get_title(), loc="left")
-    axes.set_title("")
-    figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    where = [machine["processor"], f"{machine['cores']} cores", f"jax {machine['jax']}", machine.get("date")]
+    figure.suptitle(title, x=0.01, ha="left")
+    caption = "; ".join(filter(None, [", ".join(filter(None, where)), note]))
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#5a6b7f")
+    return figure
 
 
-def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> None:
+def _draw_feed(figure: Any, results: list[dict[str, Any]] | dict[str, Any]) -> tuple[str, str]:
     """Each kind of feed, and the fastest gather, as a share of `np.take`. Or the stages of a user's feed."""
+    axes = figure.subplots()
     if isinstance(results, dict):
         stages = ("read_s", "transform_s", "place_s", "wait_s")
         axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
-        axes.set(xlabel="milliseconds a batch", title=f"{results['rows_per_s']:,.0f} rows/s")
-        return
+        axes.set(xlabel="milliseconds a batch")
+        return f"{results['rows_per_s']:,.0f} rows/s", ""
     names = [name for name in results[0]["entrants"] if name not in _LIMITS]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
@@ -60,15 +69,13 @@ def _draw_feed(axes: Any, results: list[dict[str, Any]] | dict[str, Any]) -> Non
         range(len(results)),
         [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
     )
-    axes.set(
-        ylabel="share of np.take",
-        ylim=(0, max(1.25, *gathers) * 1.15),
-        title="Shuffled rows to the mesh, beside copying alone",
-    )
+    axes.set(ylabel="share of np.take", ylim=(0, max(1.25, *gathers) * 1.2))
     axes.legend(loc="upper left", ncols=3, fontsize=8)
+    return "Shuffled rows to the mesh, beside copying alone", "lines: 95 % intervals"
 
 
-def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
+def _draw_order(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+    axes = figure.subplots()
     for shuffle in ("full", "blocked"):
         for batch in sorted({each["batch"] for each in results}):
             cases = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
@@ -79,33 +86,33 @@ def _draw_order(axes: Any, results: list[dict[str, Any]]) -> None:
                 style,
                 label=f"{shuffle}, {batch:,}",
             )
-    axes.set(
-        xlabel="rows in the source", ylabel="ns of a core for a row", title="Cost of the order", ylim=(0, None)
-    )
+    axes.set(xlabel="rows in the source", ylabel="ns of a core for a row", ylim=(0, None))
     axes.legend(title="shuffle, positions a call", ncols=2)
+    return "Cost of the order", ""
 
 
-def _draw_place(axes: Any, results: dict[str, Any]) -> None:
-    cases = results["placing"]
+def _draw_place(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    axes, cases = figure.subplots(), results["placing"]
     names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in cases[::2]]
     for i, memory in enumerate(("aligned", "misaligned")):
         axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in cases[i::2]], 0.4)
         axes.patches[-1].set_label(memory)
     axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="microseconds to place a batch", title="Placing a batch from host memory")
+    axes.set(xscale="log", xlabel="microseconds to place a batch")
     axes.legend(["aligned", "misaligned: copied by the CPU backend"])
+    return "Placing a batch from host memory", ""
 
 
-def _draw_overlap(axes: Any, results: dict[str, Any]) -> None:
-    depths = results["depths"]
+def _draw_overlap(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    axes, depths = figure.subplots(), results["depths"]
     axes.bar([str(depth["prefetch"]) for depth in depths], [depth["of_the_slower"] for depth in depths])
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(
-        xlabel="prefetch", ylabel="step ÷ the slower of load and compute", title="Overlap of load and compute"
-    )
+    axes.set(xlabel="prefetch", ylabel="step ÷ the slower of load and compute")
+    return "Overlap of load and compute", ""
 
 
-def _draw_resume(axes: Any, results: list[dict[str, Any]]) -> None:
+def _draw_resume(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+    axes = figure.subplots()
     names = [f"{each['position']:,}" for each in results]
     axes.bar(names, [each["restore_s"] * 1e3 for each in results], label="set_state")
     axes.bar(
@@ -114,65 +121,105 @@ def _draw_resume(axes: Any, results: list[dict[str, Any]]) -> None:
         bottom=[each["restore_s"] * 1e3 for each in results],
         label="the first batch",
     )
-    axes.set(xlabel="position restored", ylabel="milliseconds", title="Resuming in 10¹⁵ rows")
+    axes.set(xlabel="position restored", ylabel="milliseconds")
     axes.legend()
+    return "Resuming in 10¹⁵ rows", ""
 
 
-def _draw_modes(axes: Any, results: dict[str, Any]) -> None:
-    """Step times as bars; beside them how the first kernel and a batch lie on the devices in each mode."""
+def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    """Step times as bars; under them how the first kernel and a batch lie on the devices in each mode."""
     modes: dict[str, Any] = results["modes"]
+    figure.set_size_inches(9, 5.2)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
     ran = {mode: found for mode, found in modes.items() if "step_ms" in found}
-    for i, (name, label) in enumerate((("step_ms", "on a resident batch"), ("fed_step_ms", "fed"))):
-        at = [k + (i - 0.5) * 0.4 for k in range(len(ran))]
-        axes.bar(at, [found[name] for found in ran.values()], 0.4, label=label)
-    axes.set_xticks(range(len(ran)), list(ran))
-    highest = max((max(found["step_ms"], found["fed_step_ms"]) for found in ran.values()), default=1)
-    axes.set(ylabel="milliseconds a step", title="A step in each mode", ylim=(0, 1.3 * highest))
+    at = [list(modes).index(mode) for mode in ran]
+    for side, name, label, colour in (
+        (-0.15, "step_ms", "the same batch each step", _BLUE),
+        (0.15, "fed_step_ms", "a batch from the feed each step", _RED),
+    ):
+        medians = [found[name] for found in ran.values()]
+        errors = _whiskers([found[f"{name}_samples"] for found in ran.values()], medians)
+        axes.bar([k + side for k in at], medians, 0.3, yerr=errors, label=label, color=colour, error_kw=_WHISKERS)
+    axes.set(ylabel="milliseconds a step", xlim=(-0.5, len(modes) - 0.5))
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
+    axes.set_xticks(range(len(modes)), ["\n".join([mode, *_error(found)]) for mode, found in modes.items()])
+    axes.tick_params(labelbottom=True, length=0)
     axes.legend(loc="upper left", ncols=2)
-    grid = axes.figure.add_gridspec(1, 2, width_ratios=(1.4, 1))
-    axes.set_subplotspec(grid[0])
-    beside = axes.figure.add_subplot(grid[1])
-    beside.axis("off")
-    drawn = [
-        f"{mode}\n{side_by_side(found['shardings'])}\n" for mode, found in modes.items() if "shardings" in found
-    ]
-    beside.text(0, 1, "\n".join(drawn), family="monospace", size=5.5, linespacing=1, va="top")
+    below.axis("off")
+    for k, found in enumerate(modes.values()):
+        if "shardings" in found:
+            drawing = side_by_side(found["shardings"])
+            below.text(
+                k, 1, drawing, family="monospace", size=7, linespacing=0.95, va="top", ha="center", ma="left"
+            )
+    below.set_title("how the first kernel and a batch lie on the devices", size=10)
+    rows = {found["rows"] for found in modes.values() if "rows" in found}
+    return (
+        f"A step in each mode, {' and '.join(f'{count:,}' for count in sorted(rows))} rows a batch",
+        "bars: median of the rounds, with the fastest and the slowest",
+    )
 
 
-def _draw_scale(axes: Any, results: dict[str, Any]) -> None:
+def _error(found: dict[str, Any]) -> list[str]:
+    return [found["error"]] if "error" in found else []
+
+
+def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     """On the left the calls of a process to the coordination service; on the right what a process does alone."""
     found = results["simulated"]
     numbers = [each["processes"] for each in found]
-    for case in found[0]["messages"]:
+    panels = figure.subplot_mosaic([["calls", "times"], ["calls", "memory"]], width_ratios=(1.2, 1), sharex=True)
+    for i, case in enumerate(found[0]["messages"]):
         there = [each for each in found if case in each["messages"]]
-        axes.plot(
+        panels["calls"].plot(
             [each["processes"] for each in there],
             [each["messages"][case]["calls"] for each in there],
-            ".-",
+            marker="osv^D*x"[i % 7],
+            linestyle="--" if "," in case else "-",  # a variant of another case, on whose line it may lie
+            fillstyle="none",
             label=case,
         )
-    axes.set(xscale="log", xlabel="processes", ylabel="calls a process", title="What grows with the processes")
-    axes.set_ylim(0, None)
-    axes.legend(fontsize=7)
-    grid = axes.figure.add_gridspec(1, 2)
-    axes.set_subplotspec(grid[0])
-    beside = axes.figure.add_subplot(grid[1])
-    for name, label, factor in (
-        ("step_cpu_s", "a step, µs", 1e6),
-        ("build_cpu_s", "to build, ms", 1e3),
-        ("describe_cpu_s", "to describe, ms", 1e3),
-        ("heap_bytes", "memory, MiB", 1 / 2**20),
-    ):
-        beside.plot(numbers, [each["process"][name] * factor for each in found], ".-", label=label)
-    beside.set(xscale="log", yscale="log", xlabel="processes")
-    beside.legend(fontsize=7, title="one process alone", title_fontsize=7)
+    panels["calls"].set(ylabel="calls", xlabel="processes", ylim=(0, None), xscale="log")
+    panels["calls"].set_title("calls of a process to the coordination service", size=10, loc="left")
+    panels["calls"].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.85))
+    alone = [each["process"] for each in found]
+    sampled = "step_cpu_s_samples" in alone[0]  # not in results of 2026-11-23 and before
+    for name, label in (("build", "build a feed"), ("describe", "of it, describe it"), ("step", "a step")):
+        medians = [each[f"{name}_cpu_s"] * 1e3 for each in alone]
+        samples = [[sample * 1e3 for sample in each[f"{name}_cpu_s_samples"]] for each in alone if sampled]
+        errors = _whiskers(samples, medians) if sampled else None
+        panels["times"].errorbar(numbers, medians, errors, marker=".", capsize=3, label=label)
+    panels["times"].set(ylabel="CPU milliseconds", yscale="log")
+    panels["times"].yaxis.set_major_formatter("{x:g}")
+    panels["times"].set_title("one process alone", size=10, loc="left")
+    panels["times"].legend(fontsize=8)
+    panels["memory"].plot(numbers, [each["heap_bytes"] / 2**20 for each in alone], ".-")
+    panels["memory"].set(ylabel="MiB of heap", xlabel="processes", yscale="log")
+    panels["memory"].yaxis.set_major_formatter("{x:g}")
+    for panel in panels.values():
+        panel.set_xticks(numbers, [f"{count:,}" for count in numbers], fontsize=8)
+        panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    return "What grows with the processes", "times: medians" + sampled * ", with the lowest and the highest"
+
+
+def _whiskers(samples: list[list[float]], medians: list[float]) -> list[list[float]]:
+    """From each median down to the lowest sample, and up to the highest.
+
+    Example:
+      >>> _whiskers([[1, 2, 4], [3, 3, 3]], [2, 3])
+      [[1, 0], [2, 0]]
+    """
+    return [
+        [median - min(of) for of, median in zip(samples, medians, strict=True)],
+        [max(of) - median for of, median in zip(samples, medians, strict=True)],
+    ]
 
 
 def _size(count: int) -> str:
     return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
 
 
-_DRAW: dict[str, Callable[[Any, Any], None]] = {
+_DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
     "feed": _draw_feed,
     "order": _draw_order,
     "place": _draw_place,
@@ -181,3 +228,4 @@ _DRAW: dict[str, Callable[[Any, Any], None]] = {
     "modes": _draw_modes,
     "scale": _draw_scale,
 }
+"""Each draws a result on an empty figure. Returns the title, and what the caption says after the machine."""

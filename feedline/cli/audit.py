@@ -76,22 +76,22 @@ class Audit:
         return 0 if result["ok"] else 1
 
     def _judged(self, counts: list[int]) -> tuple[list[Verdict], Reference]:
-        from rich.console import Console
-
         from feedline.audit.job import Job
         from feedline.audit.layouts import launches
         from feedline.audit.results import results
         from feedline.audit.verdict import Reference, judge
+        from feedline.cli.progress import progress
 
         job = Job(self.target, self.batches, self.batch_size, self.plant)
-        found = results(job, launches(counts), os.environ, self.limit_s)
-        with Console(stderr=True).status("starting 1 process") as status, contextlib.closing(found):
-            layout, one_device = next(found)
-            reference = Reference.of(one_device)
-            verdicts = [judge(layout, one_device, reference)]
+        planned = launches(counts)
+        found = results(job, planned, os.environ, self.limit_s)
+        verdicts: list[Verdict] = []
+        with progress("audit", "starting 1 process") as show, contextlib.closing(found):
             for layout, observed in found:
+                if layout.is_reference:  # the first
+                    reference = Reference.of(observed)
                 verdicts.append(judge(layout, observed, reference))
-                status.update(f"{len(verdicts)} layouts done, on up to {layout.processes} processes")
+                show(f"{len(verdicts)} of {sum(map(len, planned))} layouts done, {layout.title}")
         return verdicts, reference
 
     def check(self) -> list[int]:

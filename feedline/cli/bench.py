@@ -24,7 +24,7 @@ class _Benchmark:
       cpu_devices: run on this many CPU devices. 0: on the accelerators that JAX finds.
       json: print the result as one object on the last line of standard output.
       out: file for the same object: machine, versions, options, raw samples.
-      plot: file for a picture of it, .png or .svg. Needs feedline[bench].
+      plot: file for a picture of it, .png or .svg. Needs matplotlib, the extra `bench`.
     """
 
     cpu_devices: int = 8

@@ -5,9 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import tyro
+
+from feedline.cli.interrupt import Terminated
+
+_STAGES = {
+    "keep": "opening",
+    "compare": "comparing finished files with the source",
+    "convert": "converting",
+    "check": "reading back",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +51,7 @@ class Convert:
         Raises:
           ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.
           FeedError: a row cannot be read, or is not the source's when it is read back.
-          KeyboardInterrupt: Ctrl-C; the message says how to continue.
+          KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
         from feedline.conversion.convert import checked_destination, converting, open_any
         from feedline.conversion.plan import Plan
@@ -50,13 +60,14 @@ class Convert:
             plan = Plan.of(source, checked_destination(self.destination), self.format, self.rows_per_shard)
             with contextlib.closing(converting(plan, source, self.workers)) as steps:
                 try:
-                    _show(steps)
-                except KeyboardInterrupt:
-                    raise KeyboardInterrupt(
-                        f"interrupted; finished files are in {plan.folder}, and the same command continues"
-                    ) from None
+                    rows_by_stage = _show(steps)
+                except (KeyboardInterrupt, Terminated) as end:
+                    how = str(end) or "interrupted"
+                    end.args = (f"{how}; finished files are in {plan.folder}, and the same command continues",)
+                    raise
         groups = f", in groups of {plan.rows_per_chunk:,}" if plan.format in ("parquet", "zarr") else ""
-        print(f"{plan.rows:,} rows in {plan.shards:,} files{groups}, equal to those of the source; open them with")
+        files = "1 file" if plan.shards == 1 else f"{plan.shards:,} files"
+        print(f"{plan.rows:,} rows in {files}{groups}, {_what_was_done(rows_by_stage)}; open them with")
         print(plan.open_line, flush=True)
         return 0
 
@@ -77,15 +88,31 @@ class Convert:
         return named() if inspect.isroutine(named) else named
 
 
-def _show(steps: Any) -> None:
-    """Run the steps, with one line of progress on standard error."""
+def _what_was_done(rows: Mapping[str, int]) -> str:
+    """What this run has compared.
+
+    Args:
+      rows: of each stage.
+    """
+    found = "equal to those of the source" if "check" in rows else "finished by an earlier run and not read back"
+    if kept := rows["keep"]:
+        found = "read back and equal to those that were converted" if "check" in rows else found
+        because = "since its files have the sizes and times of then"
+        return f"{found}; the source was not read again for {kept:,} of them, {because}"
+    return found if "check" in rows else f"{found}; the source still has these rows"
+
+
+def _show(steps: Any) -> dict[str, int]:
+    """Run the steps, with one line of progress on standard error. Returns the rows of each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    rows: dict[str, int] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("opening", total=None)
         for step in steps:
-            name = {"convert": "converting", "check": "reading back"}[step.stage]
-            progress.update(task, description=name, completed=step.rows, total=step.total)
+            progress.update(task, description=_STAGES[step.stage], completed=step.rows, total=step.total)
+            rows[step.stage] = step.rows
+    return rows

@@ -73,7 +73,7 @@ class Doctor:
 
     def _checks(self) -> tuple[list[Check], int]:
         """All results, and the exit code of a command that failed, else 0."""
-        from rich.console import Console
+        from feedline.cli.progress import progress
 
         checks: list[Check] = []
         failed = 0
@@ -83,15 +83,14 @@ class Doctor:
             ran = job.run(self.command, os.environ, self.limit_s)
             checks += job_checks.command_checks(ran)
             failed = 0 if ran.stopped else ran.code
-        with Console(stderr=True).status("checking this machine") as status:
+        with progress("doctor", f"checking {self.target or 'this machine'}") as show:
             from feedline.doctor.machine import machine_checks
 
             if self.target is not None:
                 from feedline.doctor.feeds import feed_checks
 
-                status.update(f"checking {self.target}")
                 checks += feed_checks(self.target)
-                status.update("checking this machine")
+                show("checking this machine")
             checks += machine_checks(os.environ, self.data)
         return checks, failed
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from feedline.cli.printable import printable
 from feedline.cli.train import use_cpu_devices
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Inspect:
 
             from feedline.inspection.show import show
 
-            show(description, self.source, Console())
+            show(description, printable(self.source), Console())
         return 1 if description.problems else 0
 
     def description(self) -> Description:

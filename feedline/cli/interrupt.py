@@ -1,4 +1,4 @@
-"""Ctrl-C handling: no interrupt is lost, and none breaks an import."""
+"""Ctrl-C and SIGTERM: no interrupt is lost, none breaks an import, and each is cleaned up after."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+    from types import FrameType
 
 _RAISE_AFTER_S = 0.01
 
@@ -28,14 +29,20 @@ def interrupts_get_through() -> Iterator[None]:
       ...     pass
     """
 
+    lost: list[BaseException] = []
+
+    def raise_again(number: int, frame: FrameType | None) -> None:
+        raise lost.pop() if lost else KeyboardInterrupt
+
     def raise_later(unraisable: UnraisableHookArgs) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        if isinstance(unraisable.exc_value, KeyboardInterrupt | Terminated):
+            lost.append(unraisable.exc_value)
             signal.setitimer(signal.ITIMER_REAL, _RAISE_AFTER_S)
         else:
             usual_hook(unraisable)
 
     usual_hook = sys.unraisablehook
-    usual_handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    usual_handler = signal.signal(signal.SIGALRM, raise_again)
     sys.unraisablehook = raise_later
     try:
         yield
@@ -61,6 +68,46 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class Terminated(SystemExit):
+    """Raised after SIGTERM, or SIGHUP when a terminal is closed: ends child processes and removes temporary files.
+
+    Attributes:
+      number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__("terminated")
+
+
+@contextlib.contextmanager
+def terminations_raise() -> Iterator[None]:
+    """Raise `Terminated` at the first SIGTERM or SIGHUP; the second one ends this process at once.
+
+    Signals that this process ignores, such as SIGHUP under `nohup`, stay ignored.
+
+    Example:
+      >>> with terminations_raise():
+      ...     pass
+    """
+    usual = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+
+    def restore() -> None:
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        restore()
+        raise Terminated(number)
+
+    for number in usual:
+        signal.signal(number, terminate)
+    try:
+        yield
+    finally:
+        restore()
 
 
 class EndedBySignal(KeyboardInterrupt):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn, Protocol
 
 from feedline.agreement.monitor import abort, leave
-from feedline.cli.interrupt import EndedBySignal, interrupts_get_through
+from feedline.cli.interrupt import EndedBySignal, Terminated, interrupts_get_through, terminations_raise
+from feedline.cli.printable import printable
 from feedline.errors import FeedError
 from feedline.native.library import implementation
 from feedline.version import __version__
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit code: 0; 1 if reading failed; 2 if an argument is wrong; 3 and 4 after warnings and errors of the
-      doctor; 130 after Ctrl-C, 143 after SIGTERM.
+      doctor; 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
     Raises:
       SystemExit: after --help, after a command line that cannot be parsed, and after training that a signal
@@ -44,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _exit_code(list(argv))
-    with interrupts_get_through():
-        code = _exit_code(sys.argv[1:])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack a character of a table
+    arguments = sys.argv[1:]
+    heeds_signals = arguments[:1] in (["train"], ["launch"])
+    with interrupts_get_through(), contextlib.nullcontext() if heeds_signals else terminations_raise():
+        code = _exit_code(arguments)
     if code:
         _exit_at_once(code)
     return code
@@ -63,6 +69,8 @@ def _exit_code(arguments: list[str]) -> int:
         if str(end):
             _print_error(str(end))
         sys.exit(_SIGNAL_BASE + end.number)
+    except Terminated as end:
+        return _report_failure(end, _SIGNAL_BASE + end.number)
     except KeyboardInterrupt as interrupt:
         return _report_failure(interrupt, _INTERRUPTED)
     except FeedError as error:
@@ -121,7 +129,7 @@ def _report_failure(error: BaseException, code: int) -> int:
 def _print_error(message: str) -> None:
     with contextlib.suppress(OSError):  # a closed pipe
         # one write: threads of a library that failed may be writing tracebacks
-        sys.stderr.write(f"feedline: {message}\n")
+        sys.stderr.write(f"feedline: {printable(message)}\n")
         sys.stderr.flush()
 
 

@@ -31,11 +31,18 @@ def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
       >>> cannot_start(["trian"], OSError(errno.ENOENT, "No such file"))
       (127, 'cannot run trian: No such file; correct it, or give its path, as in `-- python train.py`')
     """
+    if error.errno == errno.EACCES and not _may_be_there(command[0]):
+        error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     fix = _FIXES.get(error.errno or 0, "try whether it runs without the launcher")
     if error.errno == errno.ENOENT:
         fix = _fix_of_missing(command[0]) or fix
     code = 127 if error.errno == errno.ENOENT else 126
     return code, f"cannot run {shlex.quote(command[0])}: {error.strerror}; {fix}"
+
+
+def _may_be_there(program: str) -> bool:
+    """Whether the error EACCES is about this file, and not about a folder of PATH that is closed to this user."""
+    return os.sep in program or any(os.path.exists(os.path.join(path, program)) for path in os.get_exec_path())
 
 
 def _fix_of_missing(program: str) -> str | None:

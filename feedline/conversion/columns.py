@@ -22,10 +22,14 @@ _SAMPLED_RECORDS = 64
 
 
 class Kind(NamedTuple):
-    """What a column holds: numbers of a dtype in a shape, or bytes of any length if `dtype` is None."""
+    """What a column holds: numbers of a dtype in a shape, or bytes of any length if `dtype` is None.
+
+    `nested`: it lies in dicts in the row, and its name is the path: "train/image".
+    """
 
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] = ()
+    nested: bool = False
 
     @property
     def as_json(self) -> list[Any]:
@@ -81,9 +85,14 @@ class _ArrayReader:
         self._source = source
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(source.spec)
         names = [NAMELESS if not path else _key_of(path) for path, _ in leaves]
+        if len(set(names)) < len(names):
+            raise TypeError(
+                f"names that are converted must differ when dicts in a row are written with slashes, got {names}; "
+                "rename one of those that occur twice"
+            )
         self.kinds = {
-            name: Kind(_native(np.dtype(leaf.dtype)), tuple(leaf.shape))
-            for name, (_, leaf) in zip(names, leaves, strict=True)
+            name: Kind(_native(np.dtype(leaf.dtype)), tuple(leaf.shape), len(path) > 1)
+            for name, (path, leaf) in zip(names, leaves, strict=True)
         }
         self.row_bytes = sum(
             kind.dtype.itemsize * int(np.prod(kind.shape)) for kind in self.kinds.values() if kind.dtype
@@ -131,17 +140,19 @@ class _RecordReader:
 
 
 def _key_of(path: Any) -> str:
-    """The name of a leaf.
+    """The name of a leaf: its path, if it lies in dicts in the row.
 
     Raises:
-      TypeError: the rows are neither one array nor a flat dict of arrays.
+      TypeError: the rows are neither one array nor dicts of arrays.
     """
-    if len(path) != 1 or not isinstance(getattr(path[0], "key", None), str) or not path[0].key:
+    keys = [getattr(part, "key", None) for part in path]
+    if not all(isinstance(key, str) and key and (len(keys) == 1 or "/" not in key) for key in keys):
         raise TypeError(
-            "rows that are converted are one array or a dict of arrays by name, got the leaf "
-            f"row{jax.tree_util.keystr(path)}; give each leaf a name of its own, as in {{'x': ..., 'y': ...}}"
+            "rows that are converted are one array or a dict of arrays by name, and names in dicts in it have no "
+            f"slash, got the leaf row{jax.tree_util.keystr(path)}; give each leaf a name of its own, as in "
+            "{'x': ..., 'y': ...}"
         )
-    return str(path[0].key)
+    return "/".join(map(str, keys))
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -15,10 +15,11 @@ import grain
 
 from feedline.conversion.columns import reader_of
 from feedline.conversion.formats import FormatName
-from feedline.conversion.manifest import Manifest, check_same, read_lines
+from feedline.conversion.manifest import NAME, Manifest, Shards, check_same, read_lines, shards_in
 from feedline.conversion.plan import Plan
 from feedline.conversion.processes import mapped_in_processes
-from feedline.conversion.shards import UNFINISHED, check_shard, convert_shard, sync
+from feedline.conversion.shards import UNFINISHED, check_shard, convert_shard, digest_shard, sync
+from feedline.conversion.source_files import state_of_files
 from feedline.errors import FeedError
 from feedline.options import checked_integer
 from feedline.rows.indexed import IndexedSource
@@ -33,9 +34,15 @@ Map = Callable[[Callable[[int], dict[str, Any]], Sequence[int]], Iterable[dict[s
 
 
 class Progress(NamedTuple):
-    """How far a conversion is: `rows` of `total` are converted, or checked."""
+    """How far a conversion is: `rows` of `total` are done in this stage.
 
-    stage: Literal["convert", "check"]
+    Attributes:
+      stage: "keep" tells once how many rows of an earlier run are kept without reading the source; "compare" reads
+        the source's rows again that an earlier run converted; "convert" counts all that are converted; "check"
+        reads the files back. A finished result has neither of the last two.
+    """
+
+    stage: Literal["keep", "compare", "convert", "check"]
     rows: int
     total: int
 
@@ -53,7 +60,8 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. The files are written to
     `destination`.partial, which is renamed once all rows have been read back and have the digests of the source's
-    rows. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
+    rows. If a run ends before that, call `convert` again with the same arguments: finished files are kept. Their
+    rows are compared with those of the source again, unless the source's files have the sizes and times of then.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
@@ -121,61 +129,101 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
       source: of the plan.
     """
     _check_processes(source, workers, map)
+    files = state_of_files(source)
     description = plan.description(source.identity)
-    if os.path.lexists(plan.destination):
-        _check_finished(Path(plan.destination), description)
+    destination = Path(plan.destination)
+    if os.path.lexists(destination):
+        finished = _finished(plan, description)
+        remedy = f"delete {destination}, or choose another destination"
+        with _runner(workers, map) as run:
+            yield from _compared(plan, finished, files, run, remedy)
+        _check_whole(plan, destination, f"delete {destination}")
         return
     with Manifest(plan.folder, description) as manifest, _runner(workers, map) as run:
         _remove_unfinished(plan.folder)
+        there = {i: shard for i, shard in manifest.shards.items() if plan.path_of(i).exists()}
+        remedy = f"delete this file, or {plan.folder} to convert all rows again"
         try:
-            yield from _written(plan, manifest, run)
+            yield from _compared(plan, there, files, run, remedy, manifest)
+            yield from _written(plan, [i for i in range(plan.shards) if i not in there], files, run, manifest)
             yield from _checked(plan, manifest, run)
         finally:
             _remove_unfinished(plan.folder)
-        _check_whole(plan)
-        os.rename(plan.folder, plan.destination)
+        _check_whole(plan, plan.folder, f"take foreign files out of {plan.folder}")
+        os.rename(plan.folder, destination)
         sync(plan.folder.parent)
 
 
-def _written(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
+def _compared(
+    plan: Plan, shards: Shards, files: str | None, run: Map, remedy: str, manifest: Manifest | None = None
+) -> Iterator[Progress]:
+    """Compare the source with what an earlier run converted, where its files do not show that it is the same.
+
+    Args:
+      files: their state now; None: unknown.
+      manifest: notes what was compared.
+    """
+    unknown = [i for i, shard in shards.items() if files is None or shard.get("files") != files]
+    total = sum(len(plan.rows_of(i)) for i in unknown)
+    yield Progress("keep", sum(len(plan.rows_of(i)) for i in shards) - total, plan.rows)
+    rows = 0
+    for result in run(functools.partial(digest_shard, plan), unknown) if unknown else ():
+        i = result["shard"]
+        if result["digest"] != shards[i]["digest"]:
+            at = plan.rows_of(i)
+            raise ValueError(
+                "the source must still have the rows that an earlier run converted, and rows "
+                f"{at.start} to {at.stop - 1} of the source differ from those of {plan.path_of(i).name}: it has "
+                f"changed, or gives other values each time; {remedy}, and run the conversion again"
+            )
+        if manifest is not None and files is not None:
+            manifest.add({**result, "files": files})
+        rows += len(plan.rows_of(i))
+        yield Progress("compare", rows, total)
+    _check_complete(rows, total)
+
+
+def _written(
+    plan: Plan, missing: Sequence[int], files: str | None, run: Map, manifest: Manifest
+) -> Iterator[Progress]:
     """Convert the shards that are not there."""
-    missing = [i for i in range(plan.shards) if i not in manifest.digests or not plan.path_of(i).exists()]
-    rows = plan.rows - sum(len(plan.rows_of(shard)) for shard in missing)
+    rows = plan.rows - sum(len(plan.rows_of(i)) for i in missing)
     yield Progress("convert", rows, plan.rows)
     for result in run(functools.partial(convert_shard, plan), missing):
-        manifest.add(result)
+        manifest.add({**result, "files": files})
         rows += len(plan.rows_of(result["shard"]))
         yield Progress("convert", rows, plan.rows)
-    _check_complete(rows, plan)
+    _check_complete(rows, plan.rows)
 
 
 def _checked(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
     """Read all shards back, and compare their digests."""
     rows = 0
-    for result in run(functools.partial(check_shard, plan, dict(manifest.digests)), range(plan.shards)):
+    digests = {i: shard["digest"] for i, shard in manifest.shards.items()}
+    for result in run(functools.partial(check_shard, plan, digests), range(plan.shards)):
         rows += len(plan.rows_of(result["shard"]))
         yield Progress("check", rows, plan.rows)
-    _check_complete(rows, plan)
+    _check_complete(rows, plan.rows)
 
 
-def _check_complete(rows: int, plan: Plan) -> None:
+def _check_complete(rows: int, total: int) -> None:
     """Refuse to go on after a `map` that has lost or repeated results."""
-    if rows != plan.rows:
+    if rows != total:
         raise ValueError(
-            f"map must return the result of each call once, got results for {rows} of {plan.rows} rows; mend the "
+            f"map must return the result of each call once, got results for {rows} of {total} rows; mend the "
             "function that was passed as map"
         )
 
 
-def _check_whole(plan: Plan) -> None:
+def _check_whole(plan: Plan, folder: Path, remedy: str) -> None:
     """Open all files by one glob, as a user does, and compare the leaves and the number of rows."""
-    with contextlib.closing(open_source(plan.pattern_in(plan.folder), **plan.open_options)) as written:
+    with contextlib.closing(open_source(plan.pattern_in(folder), **plan.open_options)) as written:
         found, expected = reader_of(written).kinds, plan.reader.kinds
         if len(written) != plan.rows or dict(found) != dict(expected):
             raise FeedError(
                 f"the files must hold {plan.rows} rows of {dict(expected)}, and there are {len(written)} "
-                f"of {dict(found)}; take foreign files out of {plan.folder}, and run the conversion again",
-                file=str(plan.folder),
+                f"of {dict(found)}; {remedy}, and run the conversion again",
+                file=str(folder),
             )
 
 
@@ -208,15 +256,23 @@ def _runner(workers: int, map: Map | None) -> contextlib.AbstractContextManager[
     return contextlib.nullcontext(builtins.map if map is None else map)
 
 
-def _check_finished(destination: Path, description: dict[str, Any]) -> None:
-    """Refuse a destination that is not the finished result of this conversion."""
-    lines = read_lines(destination)
+def _finished(plan: Plan, description: dict[str, Any]) -> Shards:
+    """The shards of a destination. ValueError: it is not the finished result of this conversion."""
+    folder = Path(plan.destination)
+    lines = read_lines(folder)
     if not lines:
         raise ValueError(
-            f"the destination must be a new folder or the result of the same conversion, and {destination} exists "
+            f"the destination must be a new folder or the result of the same conversion, and {folder} exists "
             "and is neither; choose another one"
         )
-    check_same(destination, lines[0], description)
+    check_same(folder, lines[0], description)
+    shards = shards_in(lines)
+    if shards.keys() != set(range(plan.shards)):
+        raise ValueError(
+            f"{folder / NAME} must list all files of the result, and lists {len(shards)} of {plan.shards} files; "
+            f"delete {folder}, and run the conversion again"
+        )
+    return shards
 
 
 def _remove_unfinished(folder: Path) -> None:

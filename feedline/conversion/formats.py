@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -53,6 +54,9 @@ def _refusal(name: str, kinds: Kinds) -> Rule | None:
             f"records of several fields, and these have {', '.join(kinds)}",
             "choose parquet, which keeps the fields apart",
         )
+    inside = next((column for column, kind in kinds.items() if kind.nested), None)
+    if inside is not None and name in ("parquet", "zarr"):
+        return Rule(f"dicts in a row, and {inside!r} lies in one", "choose npy or array_record")
     if name == "parquet" and not encoded:
         return _refused_by_parquet(kinds)
     if name == "npy":
@@ -87,9 +91,29 @@ def _is_numpys(kind: Kind) -> bool:
 
 def row_dtype(kinds: Kinds) -> np.dtype[Any]:
     """The dtype of a whole row of numbers: structured, if its leaves have names."""
+    row: np.dtype[Any] = np.dtype(_described(kinds, lambda kind: kind.dtype))
+    return row
+
+
+def path_of(name: str, kind: Kind) -> list[str]:
+    """The keys under which a leaf lies in the row."""
+    return name.split("/") if kind.nested else [name]
+
+
+def _described(kinds: Kinds, of: Callable[[Kind], Any]) -> Any:
+    """What `numpy.dtype` takes for a whole row. `of` gives the dtype of a leaf, or its name."""
     if NAMELESS in kinds:
-        return np.dtype((kinds[NAMELESS].dtype, kinds[NAMELESS].shape))
-    return np.dtype([(name, kind.dtype, kind.shape) for name, kind in kinds.items()])
+        return of(kinds[NAMELESS]), kinds[NAMELESS].shape
+    fields: list[Any] = []
+    for name, kind in kinds.items():
+        *groups, last = path_of(name, kind)
+        inside = fields
+        for group in groups:
+            if not inside or inside[-1][0] != group:
+                inside.append((group, []))
+            inside = inside[-1][1]
+        inside.append((last, of(kind), kind.shape))
+    return fields
 
 
 def open_options(name: FormatName, kinds: Kinds) -> dict[str, Any]:
@@ -108,6 +132,5 @@ def open_line(pattern: str, name: FormatName, kinds: Kinds) -> str:
     """
     if not open_options(name, kinds):
         return f"feedline.open_source({pattern!r})"
-    named = {column: (kind.dtype.name if kind.dtype else "", kind.shape) for column, kind in kinds.items()}
-    row = repr(named[NAMELESS] if NAMELESS in named else [(column, *of) for column, of in named.items()])
-    return f"feedline.open_source({pattern!r}, dtype=np.dtype({row}))"
+    row = _described(kinds, lambda kind: kind.dtype.name if kind.dtype else "")
+    return f"feedline.open_source({pattern!r}, dtype=np.dtype({row!r}))"

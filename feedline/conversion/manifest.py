@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 NAME = "conversion.jsonl"
+Shards = dict[int, dict[str, Any]]
+"""The lines of finished shards, by number."""
 
 
 class Manifest:
@@ -23,7 +25,7 @@ class Manifest:
       description: JSON values that identify the conversion.
 
     Attributes:
-      digests: of the finished shards, by number.
+      shards: those that are finished.
 
     Raises:
       ValueError: the folder holds another conversion, or another process writes it.
@@ -37,7 +39,7 @@ class Manifest:
             lines = read_lines(folder)
             if lines:
                 check_same(folder, lines[0], description)
-            self.digests = {line["shard"]: line["digest"] for line in lines[1:]}
+            self.shards = shards_in(lines)
             self._file.truncate(sum(len(_line(line)) for line in lines))  # a killed run may leave half a line
             if not lines:
                 self._append(description)
@@ -45,10 +47,15 @@ class Manifest:
             self._file.close()
             raise
 
-    def add(self, result: Mapping[str, Any]) -> None:
-        """Note a finished shard: {"shard": number, "digest": digest}."""
-        self.digests[result["shard"]] = result["digest"]
-        self._append(result)
+    def add(self, shard: dict[str, Any]) -> None:
+        """Note a finished shard, or one that was compared with the source.
+
+        Args:
+          shard: {"shard": number, "digest": of its rows in the source, "files": state of the source's files, or
+            None}.
+        """
+        self.shards[shard["shard"]] = shard
+        self._append(shard)
 
     def __enter__(self) -> Manifest:
         return self
@@ -92,10 +99,20 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
         ) from error
 
 
+def shards_in(lines: Sequence[dict[str, Any]]) -> Shards:
+    """The shards that the lines of a manifest tell of; the last line of a shard counts."""
+    return {line["shard"]: line for line in lines[1:]}
+
+
 def _parsed(line: bytes, number: int) -> dict[str, Any]:
     """A line of the manifest; line 0 describes the conversion, and any other one a shard."""
     found: dict[str, Any] = json.loads(line)
-    is_shard = isinstance(found, dict) and type(found.get("shard")) is int and isinstance(found.get("digest"), str)
+    is_shard = (
+        isinstance(found, dict)
+        and type(found.get("shard")) is int
+        and isinstance(found.get("digest"), str)
+        and isinstance(found.get("files"), str | None)
+    )
     if not (is_shard if number else isinstance(found, dict)):
         raise ValueError(f"line {number + 1} is no {'shard with its digest' if number else 'JSON object'}")
     return found

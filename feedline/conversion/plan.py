@@ -105,7 +105,7 @@ class Plan:
         return os.path.join(glob.escape(os.fspath(folder)), f"*.{self.format}")
 
     def description(self, identity: Any) -> dict[str, Any]:
-        """JSON values that are the same if and only if a rerun may continue the conversion.
+        """JSON values that must be the same for a rerun to continue the conversion.
 
         Reads the first, the middle and the last row: the identity of a source does not include its decoder.
         """

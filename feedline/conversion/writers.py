@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feedline.conversion.columns import NAMELESS, Columns, Kind, Kinds
 from feedline.conversion.comparison import as_bytes
-from feedline.conversion.formats import FormatName, row_dtype
+from feedline.conversion.formats import FormatName, path_of, row_dtype
 from feedline.sources.formats import extras
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,11 @@ def _packed(columns: Columns, kinds: Kinds) -> npt.NDArray[np.uint8]:
         return as_bytes(only)
     rows = np.empty(len(next(iter(columns.values()))), row_dtype(kinds))
     for name, column in columns.items():
-        rows[name] = column
+        *groups, last = path_of(name, kinds[name])
+        inside = rows
+        for group in groups:
+            inside = inside[group]
+        inside[last] = column
     return as_bytes(rows)
 
 

@@ -103,6 +103,16 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> bool:
         process.send_signal(signal.SIGINT)
     except KeyboardInterrupt:  # the terminal has sent it to the command, too
         pass
+    except SystemExit:  # by a signal to this process
+        process.terminate()
+        _await_end(process)
+        raise
+    _await_end(process)
+    return True
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process that was told to end; after a while, or at Ctrl-C, it is killed."""
     began = time.monotonic()
     while process.poll() is None:
         try:
@@ -112,7 +122,6 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> bool:
             process.wait()
         except KeyboardInterrupt:  # once more
             process.kill()
-    return True
 
 
 def _calls(process: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from feedline.inspection.problems import VALID, problems_of, why_no_mask
 from feedline.inspection.reads import Blocks, ProcessReads, blocks_of, reads_of_process
 from feedline.inspection.sizes import Memory, fitting_size
 from feedline.pipeline.request import Request
-from feedline.placement.place import broadcast, mask_spec
+from feedline.placement.place import broadcast, row_spec
 from feedline.placement.plan import check_divides, check_rank, shards_of
 
 _ROWS_PER_SHARD = 8
@@ -105,8 +105,11 @@ def describe(contents: Contents, request: Request, mesh: jax.sharding.Mesh, proc
     if request.remainder == "pad" or request.reading.bad_rows == "mask":
         refusal = why_no_mask(placed_tree(contents))
         problems += [refusal] if refusal else []
-        batch.append(mask_spec(batch, size))
+        batch.append(row_spec(batch, size))
         names.append(f"batch['{VALID}']")
+    if request.with_place:
+        batch.append(row_spec(batch, size, np.int32))
+        names.append("batch['place']")
     reads = _reads(contents, request, batch, names, devices_of_processes(list(mesh.devices.flat), processes))
     ahead = _ahead(contents, request, size, reads)
     return Description(

@@ -29,8 +29,8 @@ Cuts = list[tuple[int, Columns]]
 Transform = Callable[[Any, Rows], Any]
 """(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
 
-It is called from several threads at once, each with some rows of a batch, and once with a single row when the feed
-is built, to learn its spec.
+It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
+feed is built, to learn its spec and to compare the results.
 """
 
 
@@ -166,21 +166,46 @@ def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
 
 
 def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> RowSpec:
-    """The spec of a row after `transform`, found by transforming one row.
+    """The spec of a row after `transform`, found by transforming one row twice.
 
     Args:
       row: that row: leaves of shape [1, …].
 
     Raises:
-      ValueError: the transform does not keep the batch axis.
+      ValueError: the transform does not keep the batch axis, or gives another result when it is called again.
     """
+    once, values = _tried(transform, spec, row)
+    again, other_values = _tried(transform, spec, row)
+    if again.treedef != once.treedef:
+        raise ValueError(f"a transform must return one tree; it gave {again.treedef} after {once.treedef}")
+    for leaf, other, value, other_value in zip(once.leaves, again.leaves, values, other_values, strict=True):
+        if leaf != other:
+            found = f"{leaf.dtype}{list(leaf.shape)} and then as {other.dtype}{list(other.shape)}"
+        elif value != other_value:
+            found = "other values when it was called again"
+        else:
+            continue
+        raise ValueError(
+            "a transform must give the same for the same row, bit for bit, on any process and after any resume; "
+            f"{leaf.name} of the first row came back {'with' if leaf == other else 'as'} {found}. Draw random "
+            "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between "
+            "calls, and write every element"
+        )
+    return once
+
+
+def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSpec, list[bytes]]:
+    """What `transform` makes of a copy of one row: its spec, and the bytes of each leaf."""
     zero = np.zeros(1, np.int64)
-    values = _called(transform, spec.tree(row), Rows(zero, zero, zero, np.zeros(1, np.uint64)))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+    copied = spec.tree([leaf.copy() for leaf in row])  # it may work in place
+    transformed = _called(transform, copied, Rows(zero, zero, zero, np.zeros(1, np.uint64)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(transformed):
         if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
             raise ValueError(
                 f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
                 f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
             )
         as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
-    return RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), values))
+    out = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), transformed))
+    # a copy: the next call may write into the memory of this result
+    return out, [leaf.tobytes() for leaf in jax.tree.leaves(transformed)]

@@ -33,6 +33,9 @@ _CLAIM_S = 5.0
 _BINS_PER_DOUBLING = 16
 """Of the histogram of waits: a percentile is exact to ±2.2 %."""
 _SHORTEST_S = 1e-7
+_GLANCES = 64
+_LEAST_GLANCES = 8
+"""Fewer say nothing about the share of the time in which the devices are idle."""
 
 
 class Delivered(NamedTuple):
@@ -176,6 +179,8 @@ class Accounting:
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
         self._looks: collections.deque[Look] = collections.deque(maxlen=_LATEST)
+        self._glances: collections.deque[tuple[float, bool]] = collections.deque(maxlen=_LATEST)
+        self._idle: collections.deque[bool] = collections.deque(maxlen=_GLANCES)  # in the loop's own time
         self._keep: Callable[[Delivered | float], None] | None = None
         self._placed = itertools.count()  # batches; atomic
         self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_TRIES)
@@ -218,6 +223,16 @@ class Accounting:
     def looked(self, look: Look) -> None:
         """What the devices do during a wait of the loop; its `idle` may be set later. Looks come in order."""
         self._looks.append(look)
+
+    def glanced(self, at: float, idle: bool) -> None:
+        """Whether the devices were idle at a random moment. Glances come in order."""
+        self._glances.append((at, idle))
+
+    def idle_share(self) -> float | None:
+        """The share of the loop's own time in which the devices were idle, lately; None: not known."""
+        self._settle(1.0)
+        latest = self._idle.copy()
+        return statistics.fmean(latest) if len(latest) >= _LEAST_GLANCES else None
 
     def transfer_s(self) -> float | None:
         """Mean seconds from the start of placing until all arrays were ready, lately; None: not known yet."""
@@ -313,10 +328,18 @@ class Accounting:
             drained=drained,
             computed_s=self._computed_s(asked, taken),
         )
+        self._count_glances(asked, counts=drained)
         self._before = taken
         self._sums = self._sums.plus(batch)
         self._waits.add(batch.wait_s)
         self._latest.append(batch)
+
+    def _count_glances(self, asked: float, *, counts: bool) -> None:
+        """Keep the glances from when the batch before was taken until the loop asked for this one."""
+        while self._glances and self._glances[0][0] < asked:
+            at, idle = self._glances.popleft()
+            if counts and self._before is not None and at >= self._before:
+                self._idle.append(idle)
 
     def _computed_s(self, asked: float, taken: float) -> float | None:
         """For how long the devices computed while the loop waited for a batch, if anybody looked in time."""

@@ -1,6 +1,6 @@
 """What the devices are still busy with: transfers of placed batches, and the steps of the training loop.
 
-Both are found out on threads that do nothing else, and that wait until arrays are ready.
+Both are found out on threads that do nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import contextlib
 import math
 import queue
 import random
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -24,11 +26,16 @@ from feedline.runtime.exit import close_at_exit
 _AT_A_TIME = 2
 """Batches whose transfers are watched together: a batch is kept alive meanwhile."""
 _LOOK_EVERY_S = 0.05
-"""From the end of a look at the devices to the next one, on average, at the least."""
+"""From the end of a look at the devices, or from a glance, to the next one, on average, at the least."""
 _LOOK_SHARE = 0.01
 """The share of the time that listing the arrays in use may take."""
 _PLACED_LATELY = 8
 """Batches that may still be in transfer while the training loop waits: then hardly any is ahead of it."""
+_GAPS = 32
+"""Latest times between two batches. A glance comes within the longest: so no part of the loop is left out."""
+_LONGEST_GAP_S = 60.0
+_WATCHED_S = 1e-3
+"""For how long a glance watches the processor time of this process."""
 
 
 class TransferWatch:
@@ -115,37 +122,78 @@ class Look:
 
 
 class StepWatch:
-    """Finds out, for some of the training loop's waits, for how long the devices still compute meanwhile.
+    """Finds out when the devices compute what the training loop has dispatched.
 
-    A loop that does not wait for its steps runs ahead of the devices. What they compute are arrays that are not
-    ready yet, other than batches that are being placed. Each look has a thread, which ends with it. At exit the
-    interpreter waits for a look that is under way: its thread is inside jax, and would abort the process.
+    A step that is being computed has arrays that are not ready yet and are no batch. They are listed
+
+    - in a *look*, which begins when the loop begins to wait for a batch, and lasts until the devices are idle: a
+      loop that does not wait for its steps runs ahead of them;
+    - at a *glance*, which comes at a random moment and does not last: the share of glances that find none is the
+      share of the time in which the devices are idle, whatever the loop does meanwhile.
+
+    Each has a thread, which ends with it. At exit the interpreter waits for a thread that is inside jax: it would
+    abort the process.
 
     Args:
       report: called with each look, on its thread, as soon as it is known whether the devices compute.
+      glanced: called with the time of each glance, and whether the devices were idle.
     """
 
-    def __init__(self, report: Callable[[Look], None]) -> None:
+    def __init__(
+        self, report: Callable[[Look], None], glanced: Callable[[float, bool], None] = lambda at, idle: None
+    ) -> None:
         self._report = report
+        self._glanced = glanced
         self._batches: collections.deque[list[weakref.ref[jax.Array]]] = collections.deque(maxlen=_PLACED_LATELY)
-        self._due = 0.0  # when the next look is due; infinite during a look
+        self._due = 0.0  # when the next look or glance is due; infinite during a look
+        self._listing_s = 0.0  # how long the latest listing of arrays took
         self._random = random.Random()  # not the module's own generator, which the user may have seeded
         self._looking = threading.Lock()  # held by the thread of a look
+        self._placed_at: float | None = None
+        self._gaps: collections.deque[float] = collections.deque(maxlen=_GAPS)
+        self._glancing = threading.Lock()  # held by the thread of a glance while it is inside jax
+        self._awaited = threading.Semaphore()  # taken from when a glance is due until it was made
+        self._client: Any = jax  # of the devices on which batches lie, once one was placed
         close_at_exit(self, devices=True)
 
     def close(self) -> None:
-        """Nothing to tell: a look that has begun ends by itself, and none begins when the interpreter exits."""
+        """No-op: a look that has begun ends by itself, and none begins when the interpreter exits."""
 
     def join(self, timeout_s: float) -> str | None:
-        """Wait for the thread of a look. Returns its name if it is still busy."""
-        if not self._looking.acquire(timeout=timeout_s):
-            return "feedline-look"
-        self._looking.release()
+        """Wait for the threads that are inside jax. Returns the name of one that is still busy."""
+        deadline = time.monotonic() + timeout_s
+        for held in (self._looking, self._glancing):
+            if not held.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return "feedline-look"
+            held.release()
         return None
 
     def placed(self, arrays: Sequence[jax.Array]) -> None:
         """These arrays are a batch. Any thread may call it."""
         self._batches.append(list(map(weakref.ref, arrays)))
+        now = time.perf_counter()
+        if self._placed_at is None:
+            self._client = next(iter(arrays[0].devices())).client
+        else:
+            self._gaps.append(min(now - self._placed_at, _LONGEST_GAP_S))
+        self._placed_at = now
+        if self._gaps and now >= self._due and self._awaited.acquire(blocking=False):
+            self._due = now + self._pause_s()
+            with contextlib.suppress(RuntimeError):  # as in `waits`
+                _thread.start_new_thread(self._glance, (self._random.random() * max(self._gaps.copy()),))
+
+    def _pause_s(self) -> float:
+        """From one look or glance to the next."""
+        return max(_LOOK_EVERY_S, self._listing_s / _LOOK_SHARE) * self._random.uniform(0.5, 1.5)
+
+    def _glance(self, delay_s: float) -> None:
+        time.sleep(delay_s)
+        with self._glancing:
+            if not exits():
+                at = time.perf_counter()
+                idle = not self._computed() and (self._client.platform != "cpu" or _runs_no_compiled_code())
+                self._glanced(at, idle)
+        self._awaited.release()
 
     def waits(self) -> None:
         """The training loop begins to wait for a batch. For the training thread."""
@@ -162,22 +210,35 @@ class StepWatch:
 
     def _look_at_devices(self, asked: float) -> None:
         began = time.perf_counter()
-        arrays = _computed([array() for batch in list(self._batches) for array in batch])
+        arrays = self._computed()
         look = Look(asked, began, None if arrays else asked)
-        seconds = time.perf_counter() - began
         self._report(look)
         with contextlib.suppress(RuntimeError):  # donated or deleted meanwhile: the loop goes on
             jax.block_until_ready(arrays)
             look.idle = look.idle or time.perf_counter()
-        pause_s = max(_LOOK_EVERY_S, seconds / _LOOK_SHARE) * self._random.uniform(0.5, 1.5)
-        self._due = time.perf_counter() + pause_s
+        self._due = time.perf_counter() + self._pause_s()
+
+    def _computed(self) -> list[jax.Array]:
+        """All arrays that are being computed, but the batches that were placed lately."""
+        began = time.perf_counter()
+        placed = [array() for batch in list(self._batches) for array in batch]
+        found, known = [], set(map(id, placed))
+        for array in self._client.live_arrays():
+            with contextlib.suppress(RuntimeError):  # deleted meanwhile
+                if id(array) not in known and not array.is_deleted() and not array.is_ready():
+                    found.append(array)
+        self._listing_s = time.perf_counter() - began
+        return found
 
 
-def _computed(placed: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """All arrays that are being computed, but those that were `placed`."""
-    found, known = [], set(map(id, placed))
-    for array in jax.live_arrays():
-        with contextlib.suppress(RuntimeError):  # deleted meanwhile
-            if id(array) not in known and not array.is_deleted() and not array.is_ready():
-                found.append(array)
-    return found
+def _runs_no_compiled_code() -> bool:
+    """Whether the threads of this process sleep, or one of them runs Python. When in doubt, False.
+
+    The CPU backend computes some programs in the call that dispatches them, as elementwise ones or those with
+    LAPACK or callbacks. These have no arrays until they are done.
+    """
+    began, cpu_began = time.perf_counter(), time.process_time()
+    time.sleep(_WATCHED_S)
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    python_held_the_gil = seconds > _WATCHED_S + 0.9 * sys.getswitchinterval()
+    return cpu_s < (1.5 if python_held_the_gil else 0.5) * seconds

@@ -112,14 +112,14 @@ METRICS = (
     ),
     Metric(
         "feedline_au_ratio",
-        "Accelerator utilisation over the latest batches (at most 256): the share of the time in which neither "
-        "the training loop nor its step waited for a batch.",
+        "Accelerator utilisation over the latest batches (at most 256): the share of the time in which the "
+        "devices computed, as far as that is known.",
         lambda s, r: {"": s.au},
     ),
     Metric(
         "feedline_wait_ratio",
-        "The share of the time in which the training loop or its step waited for a batch: 1 - feedline_au_ratio.",
-        lambda s, r: {"": None if s.au is None else 1 - s.au},
+        "The share of the same time in which the training loop or its step waited for a batch.",
+        lambda s, r: {"": s.wait_share},
     ),
     Metric(
         "feedline_readiness_ratio",
@@ -188,7 +188,7 @@ METRICS = (
     Metric(
         "feedline_bound",
         "1 for what limits training, 0 for all else: read, host (transform, casts and copies), place, compute "
-        "(the training loop itself), straggler (another process).",
+        "(the training step), loop (the program's own Python), straggler (another process).",
         lambda s, r: {} if r is None else {bound: float(bound == r.bound) for bound in get_args(Bound)},
         "bound",
     ),

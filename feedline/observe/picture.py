@@ -25,7 +25,7 @@ def figure(view: View) -> Any:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("pictures need matplotlib: pip install 'feedline[bench]'") from error
+        raise ModuleNotFoundError("pictures need matplotlib; from the clone: pip install '.[bench]'") from error
     drawing = _Drawing(Figure(facecolor="white"))
     drawing.text(view.verdict[:1].upper() + view.verdict[1:], size=17, weight="bold")
     if view.warning:

@@ -21,7 +21,8 @@ except ModuleNotFoundError as error:
     if error.name != "prometheus_client":
         raise
     raise ImportError(
-        "metrics for Prometheus need prometheus_client, which is not installed; pip install 'feedline[prometheus]'"
+        "metrics for Prometheus need prometheus_client, which is not installed; from the clone: "
+        "pip install '.[prometheus]'"
     ) from error
 
 _PORT = 9464

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from feedline.observe.page import html_of, save
 from feedline.observe.view import View
-from feedline.observe.words import STAGES, milliseconds, percent, times
+from feedline.observe.words import STAGES, counted, milliseconds, percent, times
 
-Bound = Literal["read", "host", "place", "compute", "straggler"]
+Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 
 class Change(NamedTuple):
@@ -23,6 +23,7 @@ class Change(NamedTuple):
       wait_share: the share of the time that the loop would wait.
       stage: what becomes faster by it; None: nothing, but the feed works further ahead, or meanwhile.
       stage_now_s, stage_then_s: time between two batches that this stage alone would allow.
+      buffer: `Reading.buffer` now and then, where it changes too; None: it stays.
     """
 
     setting: str
@@ -32,6 +33,7 @@ class Change(NamedTuple):
     stage: str | None = None
     stage_now_s: float = 0.0
     stage_then_s: float = 0.0
+    buffer: tuple[int, int] | None = None
 
 
 class Straggler(NamedTuple):
@@ -59,11 +61,14 @@ class Report:
 
     Attributes:
       bound: what limits training: "read" (reading rows), "host" (transform, casts and copies), "place" (the calls
-        that place batches, and transfers), "compute" (the training loop itself: input is fast enough), or
+        that place batches, and transfers), "compute" (the training step: input is fast enough), "loop" (the
+        program's own Python, during which the devices are idle; or other threads and programs: see `held_up`), or
         "straggler" (another process's input is slower than that of all others).
-      au: accelerator utilisation, 0 to 1: the share of the time in which neither the loop nor its step waited
-        for a batch while the devices were idle. With several processes, that of the process that waits most.
-      wait_share: 1 − au.
+      au: accelerator utilisation, 0 to 1: batches × device time of a step ÷ wall time. Until it is known when the
+        devices are idle in the loop's own time, that counts as theirs. With several processes, that of the process
+        that waits most.
+      wait_share: the share of the time in which the devices were idle because the loop or its step waited for a
+        batch.
       headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
         itself. 1.0 or less: this stage alone makes the loop wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
@@ -72,6 +77,9 @@ class Report:
       loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
       wait_s: the time in `next` while the devices were idle.
       late_s: the time in which the loop had a batch whose transfer was still under way, as far as that is known.
+      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
+      held_up: whether the loop waits although each stage is fast enough, because threads of the feed wait for the
+        GIL or for a processor.
       stages_s: thread-seconds a batch of "read", "transform", "stage" and "place".
       cpu_s: processor seconds a batch of all threads that made it.
       batches: how many were judged.
@@ -101,6 +109,8 @@ class Report:
     straggler: Straggler | None
     settings: Mapping[str, int]
     tuning: Sequence[str] = ()
+    idle_s: float | None = None
+    held_up: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as JSON values."""
@@ -116,6 +126,14 @@ class Report:
         costs = f"the loop waits for input {percent(self.wait_share)} of the time (AU {percent(self.au)})"
         if self.bound == "compute":
             return f"compute limits training: {costs}"
+        if self.held_up and self.bound == "loop":
+            return f"threads of the feed wait for the GIL or a processor: {costs}"
+        if self.bound == "loop":
+            idle = percent((self.idle_s or 0.0) / max(1e-9, self.step_s))
+            return (
+                f"Python in the loop limits training: the devices are idle in it for {idle} of the time, and the "
+                f"loop waits for input {percent(self.wait_share)} (AU {percent(self.au)})"
+            )
         if self.straggler is not None and self.bound == "straggler":
             who = self.straggler
             return (
@@ -130,7 +148,7 @@ class Report:
         lines = [
             self.verdict,
             f"  a step takes {milliseconds(self.step_s)} ms: {milliseconds(self.loop_s)} ms the loop's own, "
-            f"{milliseconds(self.wait_s)} ms waiting" + self._late(),
+            f"{milliseconds(self.wait_s)} ms waiting" + self._late() + self._idle(),
         ]
         host_s = self.stages_s["transform"] + self.stages_s["stage"]
         stage_s = {"read": self.stages_s["read"], "host": host_s, "place": self.stages_s["place"]}
@@ -140,7 +158,7 @@ class Report:
             lines.append(
                 f"  {STAGES[stage]:<14}{milliseconds(seconds):>8} ms {each:<11} headroom {times(headroom)}"
             )
-        judged = f"  judged by the latest {self.batches:,} batches"
+        judged = f"  judged by the latest {counted(self.batches, 'batch')}"
         if not self.drained:
             judged += ", too few: some of them had been read ahead before the loop began"
         tuned = [f"  tuning {sentence}" for sentence in self.tuning]
@@ -167,3 +185,8 @@ class Report:
         if self.late_s < 0.01 * self.step_s:
             return ""
         return f"; in {milliseconds(self.late_s)} ms of its own, the batch was still being transferred"
+
+    def _idle(self) -> str:
+        if self.idle_s is None or self.idle_s < 0.01 * self.step_s:
+            return ""
+        return f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"

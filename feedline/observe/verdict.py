@@ -11,7 +11,7 @@ from typing import Literal
 from feedline.observe.model import Costs, Setting, simulated_wait_s
 from feedline.observe.report import Bound, Change, Report, Straggler
 from feedline.observe.window import Window
-from feedline.observe.words import STAGES, milliseconds, percent
+from feedline.observe.words import STAGES, factor, milliseconds, percent
 from feedline.options import Settings
 
 Reader = Literal["threads", "workers", "stream", "caller"]
@@ -20,7 +20,9 @@ LITTLE = 0.05
 _SLOWER = 1.2
 """How many times as slow as the others a process's stage must be to hold them up."""
 _HELD_S = 1e-3
-"""A thread that waits so long for the interpreter's lock shares it with Python, which gives it up every 5 ms."""
+"""Longer waits mean that Python is competing for the GIL (switch interval: 5 ms), or programs for processors."""
+_COMPUTES_S = 2e-3
+"""Processor time of a batch below which threads cannot be what holds the GIL for long."""
 _MOSTLY = 0.5
 _MOST_THREADS = 16
 _MOST_BATCHES = 32
@@ -35,7 +37,7 @@ class Circumstances:
         "caller".
       threads, workers, buffer, prefetch: as in `Reading` and `Feed`.
       cores: that this process may use.
-      lock_wait_s: how long a thread waits for the interpreter's lock.
+      lock_wait_s: how long a thread that gave up the GIL waits for it, or for a processor.
       may_use_workers: whether the source could travel to worker processes.
       store_wait: the share of the time of reading in which threads waited for a store on the network.
       process: index of this process.
@@ -64,12 +66,21 @@ class Circumstances:
         return {"threads": max(1, self.threads), "workers": self.workers}.get(self.reader, 1)
 
     @property
+    def parts(self) -> int:
+        """In how many parts threads make a batch: each is a call of the source and of the transform."""
+        return math.ceil(self.readers / self.buffer) if self.reader == "threads" else 1
+
+    def with_threads(self, threads: int) -> Circumstances:
+        """These circumstances with more threads and a buffer to match, so that no batch is cut into more calls."""
+        return dataclasses.replace(self, threads=threads, buffer=max(self.buffer, math.ceil(threads / self.parts)))
+
+    @property
     def settings(self) -> Settings:
         """The numbers that may be changed."""
         return Settings(self.threads, self.workers, self.buffer, self.prefetch)
 
     def with_settings(self, settings: Settings) -> Circumstances:
-        """The same with other numbers. Where there are workers, they read."""
+        """These circumstances with other settings. If there are workers, they read."""
         reader = self.reader
         if reader in ("threads", "workers"):
             reader = "workers" if settings.workers else "threads"
@@ -77,13 +88,12 @@ class Circumstances:
 
     @property
     def setting(self) -> Setting:
-        """The same for a simulation."""
+        """These circumstances in the form that the simulation takes."""
         if self.reader == "workers":
             ahead = self.workers * (max(1, self.buffer // self.workers) + 1) + 1
             return Setting(self.workers, False, 1, ahead, self.prefetch)
         if self.reader == "threads":
-            parts = math.ceil(self.readers / self.buffer)
-            return Setting(self.readers, True, parts, self.buffer + 1, self.prefetch)
+            return Setting(self.readers, True, self.parts, self.buffer + 1, self.prefetch)
         return Setting(1, True, 1, 1, 0 if self.reader == "caller" else self.prefetch)
 
 
@@ -122,9 +132,12 @@ def judge(
       tuning: what was tried of settings that are "auto".
     """
     alone_s = _alone_s(window, how)
-    bound, wait_share = _bound(window, alone_s), 1 - window.au
-    waits_in_next = bound != "compute" and window.wait_s >= window.late_s
-    change = _best_change(window, how, bound) if waits_in_next else None
+    bound, wait_share = _bound(window, alone_s), window.wait_share
+    waits_in_next = wait_share >= LITTLE and window.wait_s >= window.late_s
+    held_up = waits_in_next and _is_held_up(window, how, alone_s)
+    if held_up:
+        bound = "loop"
+    change = _best_change(window, how, bound) if waits_in_next and not held_up else None
     wait_share = max([wait_share, *(each.wait_share for each in others)])
     slow = straggler(others)
     if slow is not None:
@@ -133,10 +146,10 @@ def judge(
     headroom = {name: compute_s / max(1e-9, seconds) for name, seconds in alone_s.items()}
     return Report(
         bound=bound,
-        au=1 - wait_share,
+        au=min(window.au, 1 - wait_share),
         wait_share=wait_share,
         headroom={**headroom, "compute": window.period_s / compute_s},
-        advice=_advice(bound, change, window, how, headroom, slow),
+        advice=_advice(bound, change, window, how, headroom, slow, held_up),
         change=change,
         step_s=window.period_s,
         loop_s=window.loop_s,
@@ -150,6 +163,8 @@ def judge(
         straggler=slow,
         settings=how.settings._asdict(),
         tuning=tuning,
+        idle_s=window.idle_s,
+        held_up=held_up,
     )
 
 
@@ -164,12 +179,20 @@ def _alone_s(window: Window, how: Circumstances) -> dict[str, float]:
 
 
 def _bound(window: Window, alone_s: Mapping[str, float]) -> Bound:
-    if 1 - window.au < LITTLE:
-        return "compute"
+    if window.wait_share < LITTLE:
+        return "loop" if (window.idle_s or 0.0) > _MOSTLY * window.loop_s else "compute"
     if window.late_s > window.wait_s:
         return "place"
     slowest: Bound = max(("read", "host", "place"), key=alone_s.__getitem__)
     return slowest
+
+
+def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]) -> bool:
+    """Whether the loop waits although the stages are fast enough by their own times, one after the other."""
+    if how.reader == "caller" or shares_lock(window, how) or sum(alone_s.values()) >= window.loop_s:
+        return False
+    # uneven batches may be the reason: of these the simulation knows
+    return how.lock_wait_s > _HELD_S or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
@@ -198,7 +221,7 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
         return None
     made_s = (window.mean("read_s") + window.mean("host_s") + window.mean("place_s")) / how.readers
     tried: list[tuple[float, tuple[str, int, int]]] = []
-    for each, changed in _changes(how, fast_enough=made_s < window.loop_s):
+    for each, changed in _changes(window, how, fast_enough=made_s < window.loop_s):
         tried.append((predicted_wait_s(window, how, changed), each))
         if tried[-1][0] <= 0.02 * window.loop_s:  # as good as none
             break
@@ -215,10 +238,14 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
     if setting not in ("Reading.threads", "Reading.workers"):
         return Change(setting, now, then, share)
     stage_s = window.mean(f"{bound}_s")
-    return Change(setting, now, then, share, bound, stage_s / how.readers, stage_s / then)
+    buffer = how.with_threads(then).buffer if setting == "Reading.threads" else how.buffer
+    changes = None if buffer == how.buffer or "buffer" in how.found else (how.buffer, buffer)
+    return Change(setting, now, then, share, bound, stage_s / how.readers, stage_s / then, changes)
 
 
-def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+def _changes(
+    window: Window, how: Circumstances, *, fast_enough: bool
+) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
     """Settings that may help, the best first: room for batches if input is fast enough on average."""
     if how.reader == "caller":
         yield (
@@ -226,20 +253,20 @@ def _changes(how: Circumstances, *, fast_enough: bool) -> Iterator[tuple[tuple[s
             dataclasses.replace(how, reader="threads", threads=how.default_threads, prefetch=2),
         )
         return
-    kinds = (_more_room, _more_readers) if fast_enough else (_more_readers, _more_room)
-    for kind in kinds:
-        for change, changed in kind(how):
+    kinds = [_more_readers(how, take_turns=shares_lock(window, how)), _more_room(how)]
+    for kind in reversed(kinds) if fast_enough else kinds:
+        for change, changed in kind:
             if change[0].removeprefix("Reading.") not in how.found:
                 yield change, changed
 
 
-def _more_readers(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
+def _more_readers(how: Circumstances, *, take_turns: bool) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
     if how.store_wait > _MOSTLY:  # what comes next is fetched already, however many threads wait for it
         return
-    if how.reader == "threads" and not shares_lock(how):
+    if how.reader == "threads" and not take_turns:
         for threads in range(how.readers + 1, _MOST_THREADS + 1):
-            yield ("Reading.threads", how.readers, threads), dataclasses.replace(how, threads=threads)
-    if how.reader == "workers" or (how.may_use_workers and shares_lock(how)):
+            yield ("Reading.threads", how.readers, threads), how.with_threads(threads)
+    if how.reader == "workers" or (how.may_use_workers and take_turns):
         for workers in range(how.workers + 1, max(how.cores, how.workers + 1) + 1):
             changed = dataclasses.replace(how, reader="workers", workers=workers, threads=0)
             yield ("Reading.workers", how.workers, workers), changed
@@ -258,20 +285,32 @@ def _more_room(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circu
 
 
 def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
-    """How long the loop would wait for a batch."""
-    costs = [Costs(batch.read_s + batch.host_s, batch.place_s, batch.loop_s or 0.0) for batch in window.batches]
-    if shares_lock(now) and then.reader == "workers":  # then neither they nor the loop wait for the lock
+    """How long the loop would wait for a batch, at the most.
+
+    A call may take as long for fewer rows, as a lookup does; parts of one size do not tell. So this counts the
+    full time for each further call into which a batch would be cut, and nothing for those that would be saved.
+    """
+    calls = max(1.0, then.parts / now.parts)
+    costs = [
+        Costs((batch.read_s + batch.host_s) * calls, batch.place_s, batch.loop_s or 0.0)
+        for batch in window.batches
+    ]
+    if shares_lock(window, now) and then.reader == "workers":  # then neither they nor the loop wait for the GIL
         costs = [
             Costs(batch.read_cpu_s + batch.host_cpu_s, batch.place_s, max(0.0, cost.loop_s - now.lock_wait_s))
             for batch, cost in zip(window.batches, costs, strict=True)
         ]
-    processors = 1 if shares_lock(then) else then.cores
+    processors = 1 if shares_lock(window, then) else then.cores
     return simulated_wait_s(costs, then.setting, window.mean("cpu_s") / processors)
 
 
-def shares_lock(how: Circumstances) -> bool:
-    """Whether Python code that holds the interpreter's lock makes the threads take turns."""
-    return how.reader == "threads" and how.lock_wait_s > _HELD_S
+def shares_lock(window: Window, how: Circumstances) -> bool:
+    """Whether Python code of the feed holds the GIL and makes its threads take turns.
+
+    A thread that computes holds it no longer than that. Threads that sleep wait for others, or for a processor.
+    """
+    computes = window.mean("cpu_s") > max(_COMPUTES_S, how.lock_wait_s)
+    return how.reader == "threads" and how.lock_wait_s > _HELD_S and computes
 
 
 def _advice(
@@ -281,27 +320,50 @@ def _advice(
     how: Circumstances,
     headroom: dict[str, float],
     slow: Straggler | None,
+    held_up: bool,
 ) -> str:
     if slow is not None and slow.process != how.process:
         return f"look at process {slow.process}: its own report says what to change there"
+    if held_up and slow is None:
+        return (
+            f"no setting helps: a batch needs {milliseconds(window.mean('cpu_s'))} ms of processor time, but a "
+            f"thread that gives up the GIL gets it back after {milliseconds(how.lock_wait_s)} ms; look for Python "
+            f"threads of your own that compute, and for other programs on these {how.cores} cores"
+        )
+    if bound == "loop":
+        return (
+            "nothing to change in the feed: log, save and fetch values less often, or on another thread, so that "
+            "the next step is dispatched before this one ends"
+        )
     if bound == "compute":
         stage = min(headroom, key=lambda name: headroom[name])
         return (
-            f"nothing to change: input could be {headroom[stage]:.2g} times as fast as the loop "
-            f"({STAGES[stage]} would bind next); a faster step trains faster"
+            f"nothing to change: input could be {factor(headroom[stage])} times as fast as the loop "
+            f"({STAGES[stage]} would bind next); a faster step trains faster{_and_python(window)}"
         )
     if change is not None:
-        waits = f"wait {percent(1 - window.au)} → {percent(change.wait_share)}"
+        waits = f"wait {percent(window.wait_share)} → {percent(change.wait_share)}"
         name = change.setting.removeprefix("Reading.")
         if change.stage is None:
             return f"{name} {change.now} → {change.then}: {waits}"
+        room = "" if change.buffer is None else ", buffer {} → {}".format(*change.buffer)
         return (
-            f"{name} {change.now} → {change.then}: {STAGES[change.stage]} {milliseconds(change.stage_now_s)} → "
-            f"{milliseconds(change.stage_then_s)} ms, {waits}"
+            f"{name} {change.now} → {change.then}{room}: {STAGES[change.stage]} "
+            f"{milliseconds(change.stage_now_s)} → {milliseconds(change.stage_then_s)} ms, {waits}"
         )
     if how.searching:
         return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     return _without_a_setting(bound if slow is None else slow.stage, window, how)
+
+
+def _and_python(window: Window) -> str:
+    """What else would make a loop faster whose devices compute for most of the time."""
+    idle_share = (window.idle_s or 0.0) / max(1e-9, window.period_s)
+    if idle_share < LITTLE:
+        return ""
+    return (
+        f", and so does less Python between steps, in which the devices are idle {percent(idle_share)} of the time"
+    )
 
 
 def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
@@ -315,15 +377,15 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
             "no setting helps: ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger "
             "leaves"
         )
-    if sum(_alone_s(window, how).values()) < window.loop_s:
-        return (
-            "no setting helps: each stage is fast enough by its own times, so something else holds threads up: "
-            "other programs on these processors, or Python threads of your own"
-        )
     spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
+    if how.parts > 1 and cpu_s < _MOSTLY * spent_s and "buffer" not in how.found:
+        return (
+            f"buffer {how.buffer} → {min(how.readers, _MOST_BATCHES)}: a batch is made in {how.parts} calls now; "
+            "fewer help if a call takes as long for fewer rows, as a lookup or a request does"
+        )
     if how.reader == "stream":
         return (
-            "no setting helps: one thread reads a stream; give the dataset workers, or more of them, by Grain's "
+            "no setting helps: one thread reads a stream; give a Grain dataset workers, or more of them, by "
             "mp_prefetch, or use a source with random access, which several threads can read"
         )
     if bound == "read" and how.store_wait > _MOSTLY:
@@ -337,9 +399,9 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
             "no setting helps: storage is slower than training; read neighbouring rows together with "
             "Order(shuffle=Blocks(...)), or copy the data to a faster disk or into memory"
         )
-    if shares_lock(how):
+    if shares_lock(window, how):
         return (
-            f"no setting helps: {STAGES[bound]} holds the interpreter's lock, so threads take turns; use NumPy "
+            f"no setting helps: {STAGES[bound]} holds the GIL, so threads take turns; use NumPy "
             "calls on whole batches, or write rows to a file, so that Reading(workers=...) can be used"
         )
     return (

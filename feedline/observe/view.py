@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from feedline.observe.words import STAGES, milliseconds, percent, times
+from feedline.observe.words import STAGES, counted, milliseconds, percent, times
 
-Kind = Literal["loop", "late", "wait", "limits", "slow", "fast", "pace"]
+Kind = Literal["loop", "idle", "late", "wait", "limits", "slow", "fast", "pace"]
 """What a colour stands for. "limits": the stage that limits training; "slow": another one that is slower than the
 loop; "pace": the line at the loop's own time."""
 COLORS: dict[Kind, tuple[str, str]] = {
     "loop": ("#2f6fb7", "#5b9be6"),
+    "idle": ("#a9c4e2", "#36567c"),
     "late": ("#8a63b0", "#b390dc"),
     "wait": ("#d95f02", "#f0883e"),
     "limits": ("#d95f02", "#f0883e"),
@@ -102,6 +103,8 @@ def _code(change: Mapping[str, Any] | None) -> str:
         return ""
     room, _, name = change["setting"].rpartition(".")
     setting = f"{name}={change['then']}"
+    if change.get("buffer"):
+        setting += f", buffer={change['buffer'][1]}"
     return f"feedline.Feed(..., reading=feedline.Reading({setting}))" if room else f"feedline.Feed(..., {setting})"
 
 
@@ -109,7 +112,9 @@ def _step(report: Mapping[str, Any]) -> Chart:
     """One step as it is, and as it is predicted to be after the change."""
     step_s, wait_s, late_s = report["step_s"], report["wait_s"], min(report["late_s"], report["loop_s"])
     loop_s = report["loop_s"] - late_s
-    now = [Part("loop", loop_s), Part("late", late_s), Part("wait", wait_s)]
+    idle_s = min(report.get("idle_s") or 0.0, loop_s)
+    idle = [Part("idle", idle_s)] if idle_s else []
+    now = [Part("loop", loop_s - idle_s), *idle, Part("late", late_s), Part("wait", wait_s)]
     bars = [Bar("measured", now, _ms(step_s), f"wait {percent((wait_s + late_s) / max(1e-9, step_s))}")]
     change = report["change"]
     if change is not None:
@@ -117,11 +122,15 @@ def _step(report: Mapping[str, Any]) -> Chart:
         then = [Part("loop", report["loop_s"]), Part("wait", then_s - report["loop_s"])]
         name = change["setting"].removeprefix("Reading.")
         with_it = f"wait {percent(change['wait_share'])}, {name} {change['now']} → {change['then']}"
+        if change.get("buffer"):
+            with_it += ", buffer {} → {}".format(*change["buffer"])
         bars.append(Bar("predicted", then, _ms(then_s), with_it))
     straggler = report["straggler"]
     elsewhere = straggler is not None and straggler["process"] != report["process"]
     others = f", in which its step waits for process {straggler['process']}" if elsewhere else ""
     legend: list[tuple[Kind, str]] = [("loop", f"the loop's own time {_ms(loop_s)}{others}")]
+    if idle_s >= 0.01 * step_s:
+        legend.append(("idle", f"of which the devices are idle {_ms(idle_s)}"))
     if late_s >= 0.01 * step_s:
         legend.append(("late", f"the loop has the batch, but its transfer goes on {_ms(late_s)}"))
     legend.append(("wait", f"waiting for input {_ms(wait_s)}"))
@@ -158,7 +167,7 @@ def _stages(report: Mapping[str, Any]) -> Chart:
             [Part("loop", compute_s)],
             _ms(compute_s),
             f"headroom {times(report['headroom']['compute'])}",
-            "limits training" if binds == "compute" else "",
+            "limits training" if binds in ("compute", "loop") else "",
         )
     )
     beyond = "what reaches beyond it is slower than training"
@@ -216,15 +225,18 @@ def _notes(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         *([("Tuning", "; ".join(tuning))] if tuning else []),
         (
             "Judged by",
-            f"the latest {report['batches']:,} batches of process {report['process']}, {ahead} read ahead before "
-            "the loop began",
+            f"the latest {counted(report['batches'], 'batch')} of process {report['process']}, {ahead} read ahead "
+            "before the loop began",
         ),
         ("Processor time", f"{_ms(report['cpu_s'])} a batch, of all threads that made it"),
         (
             f"AU {percent(report['au'])}",
-            f"Accelerator utilisation: the share of the time in which no step waited for input{whose}.",
+            f"Accelerator utilisation: the share of the time in which the devices computed{whose}.",
         ),
-        (f"Wait share {percent(report['wait_share'])}", "The rest of the time: 1 − AU."),
+        (
+            f"Wait share {percent(report['wait_share'])}",
+            "The share of the time in which the devices were idle because the loop or its step waited for input.",
+        ),
         (
             "Headroom",
             "How many times as fast as the training loop a stage would be if it worked alone. At 1 × or less, the "

@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
-from feedline.observe.accounting import BatchTimes
+from feedline.observe.accounting import Accounting, BatchTimes
 
 _FREE_RUN = 8
 """Batches that must have been made without waiting for a slot until their rate is that of the input."""
@@ -26,19 +27,24 @@ class Window:
       batches: their times, the oldest first; at least one.
       last: how many of them, at the end, were taken one after the other without a break.
       drained: whether what had been read ahead before the loop began was taken before them.
+      idle_s: the part of the loop's own time in which the devices computed nothing; None: not known.
     """
 
     batches: Sequence[BatchTimes]
     last: int
     drained: bool
+    idle_s: float | None = None
 
     @classmethod
-    def of(cls, latest: Sequence[BatchTimes]) -> Window | None:
+    def of(cls, latest: Sequence[BatchTimes], idle_share: float | None = None) -> Window | None:
         """The batches to judge by; None if the loop has not taken two batches one after the other.
 
         The first batch of a pass counts, since the loop waits for it; but not that of the feed, nor the step after
         it, which compiles. A rare pause of the loop, as for an evaluation, counts as a usual step. Time in which
         the loop waited while the devices still computed counts as its own.
+
+        Args:
+          idle_share: of the loop's own time outside of `next`: in which the devices computed nothing.
         """
         drained = [batch for batch in latest if batch.drained]
         followed = [batch for batch in latest if batch.loop_s is not None]
@@ -48,7 +54,9 @@ class Window:
         last = 0
         while last < len(judged) and judged[-1 - last].loop_s is not None:
             last += 1
-        return cls(_without_computing(_without_pauses(judged)), last, bool(drained))
+        usual = cls(_without_pauses(judged), last, bool(drained))
+        idle_s = None if idle_share is None else idle_share * usual.loop_s
+        return dataclasses.replace(usual, batches=_without_computing(usual.batches), idle_s=idle_s)
 
     @functools.cached_property
     def loop_s(self) -> float:
@@ -71,9 +79,14 @@ class Window:
         return self.loop_s + self.wait_s
 
     @property
+    def wait_share(self) -> float:
+        """The share of the time in which the loop or its step waited for a batch, 0 to 1."""
+        return min(1.0, (self.wait_s + self.late_s) / self.period_s) if self.period_s else 0.0
+
+    @property
     def au(self) -> float:
-        """The share of the time in which neither the loop nor its step waited for a batch, 0 to 1."""
-        return max(0.0, self.loop_s - self.late_s) / self.period_s if self.period_s else 1.0
+        """The share of the time in which the devices computed, as far as that is known, 0 to 1."""
+        return max(0.0, 1 - self.wait_share - (self.idle_s or 0.0) / self.period_s) if self.period_s else 1.0
 
     @property
     def late_s(self) -> float:
@@ -99,6 +112,23 @@ class Window:
             return 0.0
         puts = [batch.put for batch in free]
         return (max(puts) - min(puts)) / (len(puts) - 1)
+
+
+def times_of(accounting: Accounting, window: Window | None) -> dict[str, Any]:
+    """The fields of `Statistics` that are times, and shares of the time of a window."""
+    sums, (wait_p50_s, wait_p99_s, wait_max_s) = accounting.sums()
+    times: dict[str, Any] = sums._asdict()
+    del times["empty_s"]  # readiness says it
+    return {
+        **times,
+        "wait_p50_s": wait_p50_s,
+        "wait_p99_s": wait_p99_s,
+        "wait_max_s": wait_max_s,
+        "transfer_s": accounting.transfer_s(),
+        "au": window.au if window else None,
+        "wait_share": window.wait_share if window else None,
+        "readiness": window.readiness if window else None,
+    }
 
 
 def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:

@@ -8,16 +8,27 @@ STAGES = {"read": "reading", "host": "host work", "place": "placing", "compute":
 
 def percent(share: float) -> str:
     """Example: 41 %."""
-    return f"{share * 100:.0f} %"
+    return f"{round(share * 100)} %"
 
 
 def milliseconds(seconds: float) -> str:
     """Three significant digits, without a unit: 0.123, 1.23, 12.3, 123, 1,234."""
-    value = seconds * 1e3
+    value = round(seconds * 1e3, 3) + 0.0  # 0.000, and not -0.000
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
     return f"{value:,.{digits}f}"
 
 
-def times(factor: float) -> str:
+def factor(value: float) -> str:
+    """Three significant digits at the most, and no exponent: 0.001, 1.5, 150, over 1000."""
+    return "over 1000" if value >= 999.5 else f"{max(value, 0.001):.3g}"
+
+
+def times(value: float) -> str:
     """Example: 0.513 ×."""
-    return "over 1000 ×" if factor > 1000 else f"{factor:.3g} ×"
+    return f"{factor(value)} ×"
+
+
+def counted(count: int, thing: str) -> str:
+    """Example: 1 batch, 2 batches."""
+    plural = f"{thing}es" if thing.endswith(("ch", "s")) else f"{thing}s"
+    return f"{count:,} {thing if count == 1 else plural}"

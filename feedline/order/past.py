@@ -40,6 +40,26 @@ def common(
     return both
 
 
+def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
+    """How to go on at the cursor with other weights, if two orders differ in nothing but weights before it.
+
+    Args:
+      saved, own: the orders of both fingerprints, as `common` returns them.
+    """
+    if cursor.epoch or not all(_phases({"order": order}, "phases") for order in (saved, own)):
+        return None
+    orders = saved["orders"], own["orders"]
+    if any(orders[0][name] != orders[1][name] for name in orders[0].keys() & orders[1].keys()):
+        return None
+    weights = {"phases": None, "orders": None}
+    if {**saved, **weights} != {**own, **weights}:
+        return None
+    return (
+        "Weights of rows before the state's position must stay as they were; give those for the rows after it as "
+        f"a phase, Mixture(sources, weights=[(0, old weights), ({cursor.position}, new weights)])"
+    )
+
+
 def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
     """Whether the order of a fingerprint has a well-formed list of (place, value) under a key."""
     order = fingerprint.get("order")

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
@@ -18,9 +18,9 @@ from feedline import state as states
 from feedline.agreement.agree import collective_build
 from feedline.agreement.all_gather import AllGather
 from feedline.agreement.coordination import Coordination, coordination
+from feedline.agreement.in_step import InStep
 from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
-from feedline.agreement.taken import Taken, taken_of
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm, transformed_spec
@@ -36,7 +36,7 @@ from feedline.pipeline.quarantine import Quarantine
 from feedline.pipeline.request import Request
 from feedline.pipeline.stages import Stages
 from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
-from feedline.placement.place import Placement, mask_spec, sharded_spec, with_steps
+from feedline.placement.place import Placement, row_spec, sharded_spec, with_steps
 from feedline.placement.plan import union_of_rows
 from feedline.prefetch.watch import alarmed
 from feedline.rows.row_source import RowSource, is_columnar, is_ragged
@@ -51,6 +51,8 @@ from feedline.tuning.candidates import Bounds
 
 VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
+PLACE = "place"
+"""The key of the int32 leaf that with_place adds."""
 _PLACES = 3
 """How often processes agree in an epoch of one batch: on the batch, on its end, and on the rows that are left."""
 _AHEAD = 4
@@ -96,20 +98,22 @@ def build(request: Request) -> Stages:
     service, key = coordination(), collective.key
     if service is None or key is None:
         return stages
-    return _connected(service, key, request, stages, LatestValues(service, key), taken_of(key))
+    return _connected(
+        service, key, request, stages, LatestValues(service, key), InStep(service, key, len(processes))
+    )
 
 
 def _connected(
-    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues, taken: Taken
+    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues, in_step: InStep
 ) -> Stages:
-    """The same, with what the processes tell each other while they train."""
+    """Add the channels over which processes talk during training to the stages of each batch size."""
     if stages.change is not None:
         step, later = stages.change
         stages = dataclasses.replace(
-            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values, taken))
+            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values, in_step))
         )
     check = _check(service, key, request, stages)
-    return dataclasses.replace(stages, check=check, latest_values=latest_values, taken=taken)
+    return dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step)
 
 
 def _check(service: Coordination, key: str, request: Request, stages: Stages) -> ReplicaCheck | None:
@@ -146,19 +150,24 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
             "this one's state"
         )
     change: tuple[int, Stages] | None = None
+    seen: set[int | tuple[int, int]] = set()
     for step, size in reversed(request.batch_sizes):
         built = _build(request, size, source, key, restarts)
         order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in request.batch_sizes]}
         owned = None if step else built.owned
         built = dataclasses.replace(
-            built, fingerprint={**built.fingerprint, "order": order}, change=change, owned=owned
+            built,
+            fingerprint={**built.fingerprint, "order": order},
+            change=change,
+            owned=owned,
+            quarantine=dataclasses.replace(built.quarantine, seen=seen),
         )
         change = step, built
     return built
 
 
 def _build(request: Request, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
-    """The same for one batch size."""
+    """The stages for one batch size."""
     if isinstance(source, grain.IterDataset | Lanes):
         return _build_stream(request, batch_size, Lanes.of(source), key)
     rows = epoch_rows(source)
@@ -202,9 +211,10 @@ def _build(request: Request, batch_size: int, source: Any, key: str | None, rest
         fingerprint,
         request.reading,
         settings,
-        _quarantine(request, form),
+        _quarantine(request, form, len(source)),
         owned,
         bounds=bounds,
+        place_at=_number_of(PLACE, placement.spec) if request.with_place else None,
     )
 
 
@@ -273,7 +283,15 @@ def _build_stream(request: Request, batch_size: int, lanes: Lanes, key: str | No
         writers=[processes[0] for processes in owners],
     )
     return Stages(
-        access, placement, fingerprint, request.reading, settings, _quarantine(request, form), None, bounds=bounds
+        access,
+        placement,
+        fingerprint,
+        request.reading,
+        settings,
+        _quarantine(request, form, None),
+        None,
+        bounds=bounds,
+        place_at=_number_of(PLACE, placement.spec) if request.with_place else None,
     )
 
 
@@ -304,8 +322,8 @@ def _settings(
     return settings, bounds
 
 
-def _quarantine(request: Request, form: LocalForm) -> Quarantine:
-    return Quarantine(request.reading, len(form.rows), jax.process_index())
+def _quarantine(request: Request, form: LocalForm, source_rows: int | None) -> Quarantine:
+    return Quarantine(request.reading, len(form.rows), jax.process_index(), source_rows)
 
 
 def _buffers(request: Request, form: LocalForm, ahead: int, prefetch: int) -> BatchBuffers:
@@ -345,9 +363,9 @@ def _form(
     bad_rows = request.reading.bad_rows
     if request.remainder == "pad" or bad_rows == "mask":
         asker = 'remainder="pad"' if request.remainder == "pad" else 'Reading(bad_rows="mask")'
-        batch = _with_mask(batch, batch_size, asker)
+        batch = _with_leaf(batch, VALID, row_spec(batch, batch_size), asker)
         mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
-        mask_at = len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < VALID]))
+        mask_at = _number_of(VALID, batch)
     rows_read = union_of_rows(plans)
     is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
@@ -356,6 +374,9 @@ def _form(
         spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows, ragged
     )
     placed = tuple(i + (mask is not None and i >= mask_at) for i in ragged)
+    if request.with_place:
+        batch = _with_leaf(batch, PLACE, row_spec(batch, batch_size, np.int32), "with_place=True")
+        placed = tuple(i + (i >= _number_of(PLACE, batch)) for i in placed)
     return form, Placement.of(with_steps(batch, request.steps_per_call), placed)
 
 
@@ -372,16 +393,21 @@ def _check_ragged(request: Request) -> None:
         )
 
 
-def _with_mask(batch: Any, batch_size: int, asker: str) -> dict[str, Any]:
-    """The spec of a batch with the leaf `valid` in it, which the argument `asker` asks for."""
+def _with_leaf(batch: Any, name: str, leaf: jax.ShapeDtypeStruct, asker: str) -> dict[str, Any]:
+    """The spec of a batch with a leaf of feedline's own in it, which the argument `asker` asks for."""
     # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
-    if type(batch) is not dict or VALID in batch or not all(isinstance(key, str) for key in batch):
+    if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
         found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
         raise ValueError(
-            f"{asker} adds a leaf {VALID!r}, so the batch must be a plain dict of strings without that key: "
+            f"{asker} adds a leaf {name!r}, so the batch must be a plain dict of strings without that key: "
             f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
         )
-    return {**batch, VALID: mask_spec(batch, batch_size)}
+    return {**batch, name: leaf}
+
+
+def _number_of(name: str, batch: Mapping[str, Any]) -> int:
+    """How many leaves of a batch come before the leaf `name`."""
+    return len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < name]))
 
 
 def _order_of(request: Request, source: RowSource) -> Order | MixtureOrder:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-
+from feedline.errors import warn
 from feedline.order.schedule import Cursor
 
 
 class Loops:
     """Knows where `iter` began to loop, and where `set_state` went to. For one thread at a time.
 
-    Steps are batches delivered. Each method's `stacklevel` is that of `warnings.warn` for its caller's caller.
+    Steps are batches delivered.
     """
 
     def __init__(self) -> None:
@@ -35,12 +34,11 @@ class Loops:
             self._began = step
         elif step > self._began and epochs is not None and not self._warned_of_going_on:
             self._warned_of_going_on = True
-            warnings.warn(
+            warn(
                 f"this loop goes on in the middle of a pass: {step - self._began} of its batches were taken since "
                 "iter(feed) or a loop began it, and are not seen here. To begin the pass again, call "
                 f"feed.seek({cursor.epoch // epochs * epochs}) before the loop; to go on without this warning, "
-                "take batches by next(feed)",
-                stacklevel=3,
+                "take batches by next(feed)"
             )
 
     def ended(self, step: int, cursor: Cursor, following: Cursor) -> None:
@@ -48,10 +46,9 @@ class Loops:
         empty = self._began is not None and self._restored == (step, cursor)
         if empty and not self._warned_of_an_empty_pass:
             self._warned_of_an_empty_pass = True
-            warnings.warn(
+            warn(
                 f"this loop gets no batch: the state was saved at the end of a pass, in epoch {cursor.epoch}, and "
                 "the next loop begins the next pass. A loop over epochs around it must count the pass that is "
                 "over, for epoch in range(feed.epoch, epochs), with feed.epoch read after set_state; or leave it "
-                f"out, feed.seek({following.epoch}), and for epoch in range({following.epoch}, epochs)",
-                stacklevel=4,
+                f"out, feed.seek({following.epoch}), and for epoch in range({following.epoch}, epochs)"
             )

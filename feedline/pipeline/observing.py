@@ -20,7 +20,7 @@ from feedline.observe.devices import StepWatch
 from feedline.observe.report import Report
 from feedline.observe.times import PlaceTimes
 from feedline.observe.verdict import Circumstances, ProcessTimes, Reader, judge
-from feedline.observe.window import Window
+from feedline.observe.window import Window, times_of
 from feedline.pipeline.access import RandomAccess, StreamAccess
 from feedline.pipeline.request import default_threads
 from feedline.pipeline.stages import Stages
@@ -48,7 +48,7 @@ class Observing:
 
     def __init__(self, stages: Stages, *, tunes: bool = True) -> None:
         self.accounting = Accounting(stages.ahead)
-        self._steps = StepWatch(self.accounting.looked)
+        self._steps = StepWatch(self.accounting.looked, self.accounting.glanced)
         self._stages = stages
         # (time, seconds waited until then) at some moments of the last minute
         self._past: collections.deque[tuple[float, float]] = collections.deque()
@@ -92,20 +92,10 @@ class Observing:
     def statistics(self, counted: Counters, ready: int, steps_per_call: int) -> Statistics:
         """A snapshot. `counted`: what `next` counted itself; `ready`: batches that wait to be delivered."""
         stages, staging = self._stages, self._stages.access.buffers.staging
-        sums, (wait_p50_s, wait_p99_s, wait_max_s) = self.accounting.sums()
-        window = self._window()
-        times = sums._asdict()
-        del times["empty_s"]  # readiness says it
         return Statistics(
             **counted._asdict(),
-            **times,
+            **times_of(self.accounting, self._window()),
             placed_bytes=counted.batches * stages.placement.local_bytes // steps_per_call,
-            wait_p50_s=wait_p50_s,
-            wait_p99_s=wait_p99_s,
-            wait_max_s=wait_max_s,
-            transfer_s=self.accounting.transfer_s(),
-            au=window.au if window else None,
-            readiness=window.readiness if window else None,
             ready=ready,
             threads=stages.settings.threads,
             workers=stages.settings.workers,
@@ -124,8 +114,9 @@ class Observing:
     def _window(self) -> Window | None:
         """The latest batches; if there are enough of them, those since the settings changed."""
         latest = self.accounting.latest()
-        since = None if self.tuner is None else self.tuner.window(latest)
-        return since or Window.of(latest)
+        idle_share = self.accounting.idle_share()
+        since = None if self.tuner is None else self.tuner.window(latest, idle_share)
+        return since or Window.of(latest, idle_share)
 
     def _circumstances(self) -> Circumstances:
         stages, settings = self._stages, self._stages.settings
@@ -173,7 +164,7 @@ class Observing:
         began, wait_s = self._past[0]
         if now - began >= _WARN_AFTER_S and sums.wait_s - wait_s > _WAITS_TOO_LONG * (now - began):
             report = self.report()
-            if report is not None and report.bound != "compute":
+            if report is not None and report.bound not in ("compute", "loop"):
                 self._warned = True
                 _log.warning("%s; advice: %s. feed.report() tells more", report.verdict, report.advice)
 

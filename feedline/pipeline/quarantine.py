@@ -29,6 +29,8 @@ class Quarantine:
       reading: says both.
       rows: that this process supplies of each batch.
       process: its index, for the file.
+      source_rows: all rows of the source; None: a stream, whose items may be others in each epoch.
+      seen: the bad rows so far, each once, or the items of a stream by epoch. No more than the budget and a batch.
 
     Raises:
       OSError: the file cannot be written.
@@ -37,18 +39,19 @@ class Quarantine:
     reading: Reading
     rows: int
     process: int
+    source_rows: int | None
+    seen: set[int | tuple[int, int]] = dataclasses.field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.reading.quarantine is not None:
             with self._opened():  # now, not after hours, a missing folder is seen
                 pass
 
-    def enter(self, bad: Sequence[BadRow], *, before: int, batches: int) -> None:
-        """Take down the bad rows of a batch that is about to be delivered.
+    def enter(self, bad: Sequence[BadRow], *, batches: int) -> None:
+        """Take down the bad rows of a batch that is about to be delivered, but those of an earlier epoch.
 
         Args:
           bad: of this process.
-          before: how many were bad in the batches delivered before.
           batches: how many are delivered with this one.
 
         Raises:
@@ -56,16 +59,22 @@ class Quarantine:
           OSError: the file cannot be written.
         """
         for row in bad:
+            key = row.row if self.source_rows is not None else (row.epoch, row.row)
+            if key in self.seen:
+                continue
             told = {"process": self.process, **row._asdict()}
             del told["at"]
             self._append((json.dumps(told) + "\n").encode())
+            self.seen.add(key)
         budget, rows = self.reading.bad_rows_budget, batches * self.rows
+        if self.source_rows is not None:
+            rows = min(rows, self.source_rows)  # a row counts once, so a share is one of different rows, too
         most = budget if isinstance(budget, int) else math.ceil(Fraction(str(budget)) * rows)
-        if before + len(bad) > most:
+        if len(self.seen) > most:
             first = bad[0]
             error = RowError(
                 f"Reading.bad_rows_budget = {budget} allows {most} bad rows in the {rows} rows that this process "
-                f"supplied so far, and {before + len(bad)} are; mend the source, or allow more. "
+                f"supplied so far, and {len(self.seen)} are; mend the source, or allow more. "
                 f"The first of this batch: {first.error}",
                 stage="read",
                 file=first.file,

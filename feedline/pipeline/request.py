@@ -46,6 +46,7 @@ class Request:
     transform: Transform | None
     prefetch: int | Auto
     steps_per_call: int = 1
+    with_place: bool = False
 
     def checked(self) -> Request:
         """The same, with plain integers.
@@ -67,6 +68,8 @@ class Request:
             )
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be a function (batch, rows) -> batch, got {self.transform!r}")
+        if not isinstance(self.with_place, bool):
+            raise TypeError(f"with_place must be True or False, got {self.with_place!r}")
         return dataclasses.replace(
             self,
             batch_sizes=_checked_sizes(self.batch_sizes),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
+import numpy as np
 
+from feedline.agreement.in_step import InStep
 from feedline.agreement.latest_values import LatestValues
 from feedline.agreement.replicas import ReplicaCheck
-from feedline.agreement.taken import Taken
 from feedline.loader.host_batch import HostBatch
 from feedline.loader.local_batches import InOrder, LocalBatches
 from feedline.loader.worker_batches import WorkerBatches
@@ -54,6 +55,8 @@ class Observer(Protocol):
     def failed(self) -> None: ...
 
 
+_ODD = 2_654_435_761
+"""Far from 0 modulo 2^31, so that places of neighbouring epochs are far apart."""
 T = TypeVar("T")
 AnyPipeline = Readers[HostBatch, T] | Prefetcher[HostBatch, T] | Synchronous[HostBatch, T]
 Pipeline = AnyPipeline[Placed]
@@ -73,9 +76,10 @@ class Stages:
       owned: the source, if the feed opened it and so must close it.
       check: of batches against those of other processes.
       latest_values: what the processes tell each other while they train; None if there is one process.
-      taken: how many batches this process has taken; None if there is one process.
+      in_step: compares what the processes take of the feed; None if there is one process.
       bounds: which settings may be found while the feed runs, and their limits; None: none.
       change: the step from which on the batch size is another one, and the stages for that; None: it stays.
+      place_at: the number of the leaf `place` of a batch; None: it has none.
     """
 
     access: Access
@@ -87,9 +91,10 @@ class Stages:
     owned: RowSource | None
     check: ReplicaCheck | None = None
     latest_values: LatestValues | None = None
-    taken: Taken | None = None
+    in_step: InStep | None = None
     bounds: Bounds | None = None
     change: tuple[int, Stages] | None = None
+    place_at: int | None = None
 
     def at(self, step: int) -> Stages:
         """The stages for the batch after `step` batches."""
@@ -116,7 +121,7 @@ class Stages:
 
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
         """Places host batches; any thread may call it."""
-        return _Place(self.placement, self.check, observer)
+        return _Place(self.placement, self.check, observer, self.place_at)
 
     @property
     def ahead(self) -> int:
@@ -160,16 +165,33 @@ def pipeline_of(
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 
 
+def number_of_place(after: Cursor) -> int:
+    """A number below 2^31 made of a place in the data. Different places share one with a chance of 2^-31.
+
+    Example:
+      >>> number_of_place(Cursor(0, 64)), number_of_place(Cursor(1, 64))
+      (64, 506952177)
+    """
+    return (after.epoch * _ODD + after.position) % (1 << 31)
+
+
 class _Place:
     """Checks and places a host batch, and notes how long that took. Any thread may call it."""
 
-    def __init__(self, placement: Placement, check: ReplicaCheck | None, observer: Observer) -> None:
+    def __init__(
+        self, placement: Placement, check: ReplicaCheck | None, observer: Observer, place_at: int | None
+    ) -> None:
         self._placement = placement
+        self._place_at = place_at
         self._check = check
         self._observer = observer
         self._watch = TransferWatch(observer.transferred)
 
     def __call__(self, host: HostBatch) -> Placed:
+        if self._place_at is not None:
+            shape = self._placement.plans[self._place_at].local_shape
+            place = np.full(shape, number_of_place(host.after), np.int32)
+            host = host._replace(leaves=[*host.leaves[: self._place_at], place, *host.leaves[self._place_at :]])
         if self._check is not None:
             self._check(host.leaves, host.after)
         watch = Stopwatch()

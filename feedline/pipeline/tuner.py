@@ -54,9 +54,9 @@ class Tuner:
         """Whether the search has ended, and its result is in use."""
         return self._tuning.settled and self.proposal is None
 
-    def window(self, latest: Sequence[BatchTimes]) -> Window | None:
+    def window(self, latest: Sequence[BatchTimes], idle_share: float | None = None) -> Window | None:
         """Of the latest batches, those since the settings changed; None if these do not suffice to judge by."""
-        window = Window.of([batch for batch in latest if batch.taken > self._changed_at])
+        window = Window.of([batch for batch in latest if batch.taken > self._changed_at], idle_share)
         return window if window is not None and window.drained else None
 
     def look(self, accounting: Accounting, circumstances: Callable[[], Circumstances]) -> None:

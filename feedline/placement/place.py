@@ -219,10 +219,10 @@ def with_steps(spec: Any, steps: int) -> Any:
     return jax.tree.map(leaf, spec)
 
 
-def mask_spec(spec: Any, batch_size: int) -> jax.ShapeDtypeStruct:
-    """The spec of a boolean for each row, sharded as the batch axis of the first leaf of `spec` is."""
+def row_spec(spec: Any, batch_size: int, dtype: Any = np.bool_) -> jax.ShapeDtypeStruct:
+    """The spec of a number for each row, sharded as the batch axis of the first leaf of `spec` is."""
     sharding = batch_axis_sharding(jax.tree.leaves(spec)[0].sharding)
-    return jax.ShapeDtypeStruct((batch_size,), np.bool_, sharding=sharding)
+    return jax.ShapeDtypeStruct((batch_size,), dtype, sharding=sharding)
 
 
 def _name(path: Any) -> str:

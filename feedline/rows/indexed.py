@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 import jax
@@ -27,6 +27,11 @@ class Indexed:
     def __len__(self) -> int:
         """The number of rows."""
         raise NotImplementedError
+
+    @property
+    def files(self) -> Iterable[str] | None:
+        """Paths of the files and folders that the rows are made of; None: they are made of other things, too."""
+        return self._paths or None
 
     def __getitem__(self, index: SupportsIndex) -> Any:
         """One row, in memory of its own.

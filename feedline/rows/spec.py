@@ -124,7 +124,7 @@ def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
     """Whether JAX supports a dtype: booleans, NumPy's numbers, and those of ml_dtypes."""
-    if dtype in (np.longdouble, np.clongdouble):
+    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # a duration is an integer for issubdtype
         return False
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
 

@@ -14,7 +14,8 @@ def as_array(name: str, value: Any) -> Array:
     """The value as an array.
 
     Raises:
-      ValueError: it is a masked array with masked values: `np.asarray` would drop the mask.
+      ValueError: it is a masked array with masked values: `np.asarray` would drop the mask. Or it is a column of a
+        table with missing values: `np.asarray` would make them NaN, and integers beside them floats.
       TypeError: NumPy cannot make an array of it.
 
     Example:
@@ -26,6 +27,12 @@ def as_array(name: str, value: Any) -> Array:
         raise ValueError(
             f"{name}: a batch has no mask, and {count} of these {value.size} values are masked; choose values "
             "for them, array.filled(0) for example, and pass the mask as a leaf of its own if the model needs it"
+        )
+    if not isinstance(value, np.ndarray) and (missing := _missing_in(value)):
+        raise ValueError(
+            f"{name}: every row must have a value, and {missing} of this {type(value).__name__} "
+            f"{'is' if missing == 1 else 'are'} missing; fill them, column.fillna(0) with pandas and fill_null(0) "
+            "with Arrow or Polars, and pass column.isna() or is_null() as a leaf of its own if the model needs it"
         )
     try:
         return np.asarray(value)
@@ -74,6 +81,16 @@ def is_in_memory(value: Any) -> bool:
 def is_table(value: Any) -> bool:
     """Whether it is a table of pandas, Polars or Arrow. Indexing one by a number does not give a row."""
     return hasattr(value, "columns") and (hasattr(value, "to_numpy") or hasattr(value, "to_pandas"))
+
+
+def _missing_in(value: Any) -> int:
+    """The number of missing values of a column of pandas, Arrow or Polars. NaN in a NumPy dtype is a value."""
+    if callable(getattr(value, "isna", None)):
+        if is_table(value):
+            return sum(_missing_in(column) for _, column in value.items())
+        return 0 if isinstance(value.dtype, np.dtype) else int(np.sum(value.isna()))
+    count = getattr(value, "null_count", 0)
+    return int(np.asarray(count() if callable(count) else count).sum())
 
 
 def _of_list(name: str, value: list[Any]) -> Array:

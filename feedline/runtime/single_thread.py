@@ -25,5 +25,10 @@ class SingleThread:
                 "its own, or guard it by a lock"
             )
 
+    @property
+    def occupied(self) -> bool:
+        """Whether a thread is inside."""
+        return bool(self._holder)
+
     def __exit__(self, *exception: object) -> None:
         self._holder.pop("thread", None)

@@ -147,6 +147,16 @@ class ArraySource(IndexedSource):
             for gather, target in zip(self._gathers, jax.tree_util.tree_leaves(out), strict=True):
                 gather.read(rows, (slice(None),) * (target.ndim - 1), target)
 
+    @property
+    def files(self) -> Iterable[str] | None:
+        """As of `Indexed`; None also if one of them was replaced: the source reads the file that it has open."""
+        try:
+            for path, version in self._opened.versions.items():
+                version.check(path)
+        except FeedError:
+            return None
+        return super().files if self.picklable else None
+
     def read_leaf(self, leaf: int, rows: Indices, columns: Columns, out: Array) -> None:
         """Write the `columns` of rows[i] of one leaf to out[i], which has the leaf's dtype; errors as `read`."""
         with self._files_unchanged(), self._present([leaf], rows):

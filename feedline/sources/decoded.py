@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.order.epoch import keys_at
+from feedline.rows.bad_rows import raise_of_signal_handler
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import Rows
 from feedline.rows.spec import RowSpec
@@ -90,11 +91,16 @@ def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec
 
 
 class DecodedSource(IndexedSource):
-    """A `RowSource` over encoded records. See `decoded`."""
+    """A `RowSource` over encoded records. See `decoded`.
+
+    Attributes:
+      encoded: the source of the records.
+      decode: writes one of them into its place.
+    """
 
     def __init__(self, source: EncodedSource, decode: Decode, spec: Any) -> None:
-        self._source = source
-        self._decode = decode
+        self.encoded = source
+        self.decode = decode
         self._spec = RowSpec.of(spec)
         self._paths = getattr(source, "_paths", ())
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
@@ -102,10 +108,10 @@ class DecodedSource(IndexedSource):
     @property
     def identity(self) -> dict[str, Any]:
         """That of the records. How they are decoded is not part of it, as a transform is not."""
-        return {"kind": "decoded", "records": self._source.identity}
+        return {"kind": "decoded", "records": self.encoded.identity}
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.encoded)
 
     def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
         """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 without shuffling.
@@ -122,22 +128,22 @@ class DecodedSource(IndexedSource):
             rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist(), strict=True
         )
         for start in range(0, len(rows.index), _RECORDS_AT_ONCE):
-            records = self._source.records(rows.index[start : start + _RECORDS_AT_ONCE])
+            records = self.encoded.records(rows.index[start : start + _RECORDS_AT_ONCE])
             for i, record in enumerate(records, start):
                 self._decode_into(record, targets, i, Row(*next(places)))
 
     @property
     def will_read(self) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
         """As of a `ToldSource`, for records in a store; None for others."""
-        return getattr(self._source, "will_read", None)
+        return getattr(self.encoded, "will_read", None)
 
     def file_of(self, row: int) -> str | None:
         """The file that holds the row."""
-        return self._source.file_of(row)
+        return self.encoded.file_of(row)
 
     def close(self) -> None:
         """Close the source of the records."""
-        self._source.close()
+        self.encoded.close()
 
     def check_decoder(self) -> None:
         """Decode one record twice, over different memory, and compare.
@@ -151,6 +157,7 @@ class DecodedSource(IndexedSource):
             try:
                 once, again = (self._decoded_over(row, byte) for byte in (0x00, 0xFF))
             except RowError as error:
+                raise_of_signal_handler(error)
                 failure = failure or error
                 continue
             for leaf, first, second in zip(self._spec.leaves, once, again, strict=True):
@@ -184,7 +191,7 @@ class DecodedSource(IndexedSource):
 
     def _decode_into(self, record: Record, targets: Sequence[npt.NDArray[Any]], i: int, row: Row) -> None:
         try:
-            returned: Any = self._decode(record, self._spec.tree([leaf[i, ...] for leaf in targets]), row)
+            returned: Any = self.decode(record, self._spec.tree([leaf[i, ...] for leaf in targets]), row)
             if returned is not None:
                 raise TypeError(f"decode writes its row into out, and must not return a {type(returned).__name__}")
         except FeedError:
@@ -194,8 +201,8 @@ class DecodedSource(IndexedSource):
                 f"decode failed on this record with {type(error).__name__}: {error}",
                 stage="read",
                 row=row.index,
-                file=self._source.file_of(row.index),
+                file=self.encoded.file_of(row.index),
             ) from error
 
     def __reduce__(self) -> Any:
-        return DecodedSource, (self._source, self._decode, self.spec)
+        return DecodedSource, (self.encoded, self.decode, self.spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from feedline.rows.indexed import IndexedSource
 from feedline.sources.arrays import ArraySource
+from feedline.sources.dataset_columns import open_dataset
 from feedline.sources.encoded import folder, tar, tfrecord
 from feedline.sources.encoded.array_records import ArrayRecordBytes
 from feedline.sources.encoded.encoded_rows import EncodedRows
@@ -24,6 +26,7 @@ from feedline.sources.groups import GroupSource
 from feedline.sources.hdf5 import columns as hdf5_columns
 from feedline.sources.hdf5 import files as hdf5
 from feedline.sources.hdf5.records import Hdf5Records
+from feedline.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline.sources.remote import arrow as remote_arrow
 from feedline.sources.remote import folder as remote_folder
 from feedline.sources.remote import zarr as remote_zarr
@@ -56,7 +59,12 @@ def _open_remote_arrow(paths: list[str], options: OpenOptions) -> IndexedSource 
     return GroupSource(remote_arrow.grouped, paths, options)
 
 
+def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    return open_dataset(SavedDataset(paths[0]), options)
+
+
 def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    check_no_cache(paths)
     if is_url(paths[0]):
         return _open_remote_arrow(paths, options)
     if arrow_file(Path(paths[0]), options) is not None:
@@ -106,7 +114,8 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
         source = folder.open_folder(paths[0])
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:
         if _suffix(name) in FORMATS.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
-            glob = f"{paths[0].rstrip('/')}/*{Path(name).suffix}"
+            is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
+            glob = f"{paths[0].rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
             raise ValueError(
                 f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
                 f"by a glob: open_source({glob!r})"
@@ -116,6 +125,7 @@ def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
 
 FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
 _FOLDER = Format(_open_folder, frozenset())
+_SAVED = Format(_open_saved, frozenset({"columns"}))
 _ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
 _RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
 _TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
@@ -135,6 +145,15 @@ FORMATS = {
     **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
     ".zarr": Format(_open_zarr, _GROUPED | {"missing_chunks"}),
 }
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
+_TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
+_TEXT = {
+    **dict.fromkeys((".csv", ".tsv"), _TABLE.format("csv")),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), f"{_TOKENS}, and {_TABLE.format('json')}"),
+    ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
+}
+"""What to do with files of text, which have no rows that can be read in any order."""
 
 
 def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
@@ -163,22 +182,24 @@ def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     if is_glob:
         return FILES
     if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
+        if not is_url(paths[0]) and is_saved(paths[0]):
+            return _SAVED
         is_zarr = is_url(paths[0]) and remote_zarr.is_remote_zarr(paths[0], store or Store())
         return FORMATS[".zarr"] if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
-    raise ValueError(
-        f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; rename or convert it, give a folder or a "
-        "glob of files that are a row each, or write a RowSource (the address of a folder in a store ends in /)"
+    name = Path(paths[0])
+    change = _TEXT.get(Path(name.stem).suffix if name.suffix in _COMPRESSED else name.suffix) or (
+        "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
+        "address of a folder in a store ends in /)"
     )
+    raise ValueError(f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; {change}")
 
 
 def _is_packed(path: str) -> bool:
     """Whether it is a file of many rows that was compressed as a whole."""
     name = Path(path)
-    return name.suffix == ".tgz" or (
-        name.suffix in (".gz", ".zst", ".bz2", ".xz") and _suffix(name.stem) in FORMATS
-    )
+    return name.suffix == ".tgz" or (name.suffix in _COMPRESSED and _suffix(name.stem) in FORMATS)
 
 
 def _suffix(path: str) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import glob
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import grain
 import jax
 import numpy as np
 import numpy.typing as npt
 
-from feedline.errors import FeedError, RowError
+from feedline.errors import FeedError, RowError, warn
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline.rows.values import is_in_memory, is_list, is_table
@@ -88,7 +87,7 @@ def open_source(
     Raises:
       FileNotFoundError: no such file, or no match.
       ValueError: truncated, another format, files that do not fit together, or an option of another format.
-      TypeError: a column is not numeric.
+      TypeError: a column is not numeric, or it is no path.
       ImportError: the format needs a library that is not installed; the error says how to install it.
 
     Example:
@@ -105,7 +104,13 @@ def open_source(
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
     if is_dataset(path_or_glob):
         return open_dataset(path_or_glob, options)
-    name: str = os.fsdecode(cast(Any, path_or_glob))
+    if not isinstance(path_or_glob, str | bytes | os.PathLike):
+        as_source(path_or_glob)  # the error of a feed, if it takes no such object either
+        raise TypeError(
+            f"open_source takes a path, a glob or a datasets.Dataset, got a {type(path_or_glob).__name__}, which "
+            "need not be opened; pass it to the feed as it is: feedline.Feed(source, ...)"
+        )
+    name: str = os.fsdecode(path_or_glob)
     listed = matches(name, store or Store()) if is_url(name) else None
     if listed is not None:
         paths = [str(each.url) for each in listed]
@@ -150,14 +155,14 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if is_table(source):
         raise TypeError(
             f"a table is no source, but its numeric columns are, got a {type(source).__name__}; pass "
-            "{name: table[name].to_numpy() for name in names}"
+            "{name: table[name] for name in names}"
         )
     # some subclasses of dict and tuple are no trees for JAX, and may be data sets
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
     if is_tree or is_list(source) or is_in_memory(source):
         return ArraySource([source])
     if is_dataset(source) and source.format["type"] != "custom":
-        warnings.warn(_READ_ROW_BY_ROW, stacklevel=2)
+        warn(_READ_ROW_BY_ROW)
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
     if jax.tree_util.all_leaves([source]):

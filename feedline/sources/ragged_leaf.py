@@ -41,12 +41,12 @@ class RaggedLeaf:
             )
         values, offsets = {name: {"values": given[0]}}, {name: {"offsets": given[1]}}
         self._name = name
+        _check_offsets(name, ArraySource([offsets]))
         self._values = ArraySource([values])
         (value,) = jax.tree.leaves(self._values.spec)
         self.shape, self.dtype = value.shape, value.dtype
         self._pad = _checked_pad(name, pad, self.dtype)
         self._given_pad = np.asarray(pad).item()
-        _check_offsets(name, ArraySource([offsets]))
         # row i of it is (offsets[i], offsets[i + 1])
         self._bounds = ArraySource([offsets], OpenOptions(window=2, stride=1))
         # a row padded to length n is the window of n values that begins with it: one copy, by the C library
@@ -166,4 +166,9 @@ def _check_offsets(name: str, offsets: ArraySource) -> None:
         raise ValueError(
             f"offsets have one more element than there are rows, at least 2, got {len(offsets)} for {name!r}; "
             "they begin with 0 and end with the number of values"
+        )
+    if jax.tree.leaves(offsets[-1]) == [0]:
+        raise ValueError(
+            f"at least one row must have values, and by the offsets all {len(offsets) - 1} rows of {name!r} are "
+            "empty; check what wrote them, or leave the column out"
         )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
-from feedline.rows.bad_rows import check_concerns_a_row
+from feedline.rows.bad_rows import check_concerns_a_row, raise_of_signal_handler
 from feedline.rows.indexed import IndexedSource
 from feedline.rows.record_leaves import as_arrays, digest_of, share_memory, write_record, write_uniform_records
 from feedline.rows.row_source import Rows
@@ -68,7 +68,8 @@ class RecordSource(IndexedSource):
         """Whether the last element lies in the memory of the first: a decoder may use one buffer for all."""
         try:
             return share_memory(first, self._element(len(self._dataset) - 1))
-        except (RowError, TypeError, ValueError):
+        except (RowError, TypeError, ValueError) as error:
+            raise_of_signal_handler(error)
             return True  # unknown
 
     def _identity(self, sampled: Callable[[int], str | None]) -> dict[str, Any]:
@@ -122,7 +123,8 @@ class RecordSource(IndexedSource):
         """
         try:
             records = self._dataset._getitems(indices)
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
+            raise_of_signal_handler(error)
             return map(self._element, indices)
         whole = len(records) == len(indices) and all(record is not None for record in records)
         return records if whole else map(self._element, indices)

@@ -4,7 +4,8 @@ A block is one file: its bytes, and after them a trailer with their length and c
 bytes are mapped into memory, and a mapping starts where the file does). Its name is a digest of the address, the
 version and the range of bytes, so that a replaced object has other files. It is written under another name and
 renamed, so that it appears whole whatever is killed meanwhile. The time of modification of a file says when it
-was last used.
+was last used. Anybody may delete the folder at any time: it is made again, and what is in use stays readable by
+its descriptors.
 
 A library that opens files by path gets an object as a whole file, whose checksum is part of its name. Whoever uses
 it holds a lock of it, and a locked file is not deleted."""
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import mmap
 import os
@@ -24,12 +26,15 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from feedline.errors import FeedError
 from feedline.stores.options import Store
 
+T = TypeVar("T")
+_TRIES = 100
+"""Who deletes a folder may do so again and again, each time just before a file is made in it."""
 _WHOLE = ".whole"
 _READ_BYTES = 1 << 20
 _TRAILER = struct.Struct("<8sQI")  # magic, length, checksum
@@ -45,6 +50,16 @@ _STORED = 1 / 32
 def name_of(address: str, tag: str, start: int, stop: int) -> str:
     """The name of the file for a range of bytes of a version of an object."""
     return hashlib.sha256(f"{address}\n{tag}\n{start}-{stop}".encode()).hexdigest()[:40]
+
+
+def in_folder(folder: str, use: Callable[[], T]) -> T:
+    """What `use` returns, which needs the folder. It is made, once more if somebody deletes it meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the latter is of os.makedirs
+            os.makedirs(folder, exist_ok=True)
+            return use()
+    os.makedirs(folder, exist_ok=True)
+    return use()
 
 
 class BlockCache:
@@ -67,9 +82,9 @@ class BlockCache:
         self._folder = os.path.join(folder, "blocks")
         self._lock = threading.Lock()
         try:
-            os.makedirs(self._folder, exist_ok=True)
+            free = in_folder(self._folder, functools.partial(shutil.disk_usage, self._folder)).free
             if limit_bytes is None:
-                limit_bytes = (shutil.disk_usage(self._folder).free + self._size()) // 2
+                limit_bytes = (free + self._size()) // 2
         except OSError as error:
             raise self._unusable(error) from error
         self.limit_bytes = limit_bytes
@@ -129,7 +144,10 @@ class BlockCache:
     def open_whole(self, name: str, length: int) -> tuple[str, int] | None:
         """The path of a whole file, and a descriptor that keeps it there while it is open; None: there is none."""
         folder = os.path.dirname(self.path(name))
-        for found in os.listdir(folder) if os.path.isdir(folder) else ():
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(folder)
+        for found in names:
             if not (found.startswith(f"{name}-") and found.endswith(_WHOLE)):
                 continue
             path = os.path.join(folder, found)
@@ -169,8 +187,7 @@ class BlockCache:
             )
         folder = os.path.dirname(self.path(name))
         try:
-            os.makedirs(folder, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+            descriptor, temporary = _temporary(folder)
         except OSError as error:
             raise self._unusable(error) from error
         try:
@@ -178,7 +195,8 @@ class BlockCache:
                 os.posix_fallocate(descriptor, 0, length)  # so that others count it, and a full disk is seen
         except OSError as error:
             os.close(descriptor)
-            os.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
             raise self._unusable(error) from error
         return descriptor, temporary
 
@@ -187,7 +205,8 @@ class BlockCache:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             path = f"{self.path(name)}-{_checksum(descriptor):08x}{_WHOLE}"
-            os.replace(temporary, path)
+            with contextlib.suppress(FileNotFoundError):  # somebody deleted the cache: the descriptor is left
+                os.replace(temporary, path)
         except OSError as error:
             raise self._unusable(error) from error
         return path
@@ -218,15 +237,15 @@ class BlockCache:
 
     def _write(self, name: str, data: Any) -> int:
         place = self.path(name)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(place), suffix=".tmp")
+        descriptor, temporary = _temporary(os.path.dirname(place))
         try:
             trailer = _TRAILER.pack(_MAGIC, len(data), zlib.crc32(data))
             view = memoryview(data).cast("B")
             while view:
                 view = view[os.write(descriptor, view) :]
             os.write(descriptor, trailer)
-            os.replace(temporary, place)
+            with contextlib.suppress(FileNotFoundError):  # somebody deleted the cache: the descriptor is left
+                os.replace(temporary, place)
         except BaseException:
             os.close(descriptor)
             with contextlib.suppress(OSError):
@@ -235,8 +254,11 @@ class BlockCache:
         return descriptor
 
     def _files(self) -> Iterator[os.DirEntry[str]]:
-        for folder in os.scandir(self._folder):
-            with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
+        folders: list[os.DirEntry[str]] = []
+        with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
+            folders = list(os.scandir(self._folder))
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
                 if folder.is_dir():
                     yield from os.scandir(folder)
 
@@ -260,8 +282,8 @@ class BlockCache:
         Returns:
           The size of those that are left.
         """
-        os.makedirs(self._folder, exist_ok=True)  # somebody may have deleted the cache
-        with open(os.path.join(self._folder, "lock"), "a") as lock:
+        lock_path = os.path.join(self._folder, "lock")
+        with in_folder(self._folder, lambda: open(lock_path, "a")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the lock of a killed process is gone
             found = self._found()
             size = sum(each for _, each, _ in found)
@@ -304,6 +326,11 @@ def cache_of(options: Store) -> BlockCache:
     """
     key = options.folder, options.cache_bytes
     return _caches.get(key) or _caches.setdefault(key, BlockCache(*key))
+
+
+def _temporary(folder: str) -> tuple[int, str]:
+    """A descriptor and the path of a new file."""
+    return in_folder(folder, lambda: tempfile.mkstemp(dir=folder, suffix=".tmp"))
 
 
 def _deleted(path: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from feedline.errors import FeedError
 from feedline.runtime.exit import close_at_exit
-from feedline.stores.client import TransientError
+from feedline.stores.client import TransientError, UnreachableError
 
 _log = logging.getLogger("feedline")
 T = TypeVar("T")
@@ -26,6 +26,8 @@ AT_ONCE = 64
 """Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
 many of twice the size would hold as much memory, but give half of that."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_UNREACHABLE_S = 10.0
+"""The most patience for a store that was never reached, whose address may be wrong."""
 _WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
 _SAMPLES, _FEWEST_SAMPLES = 256, 20
 _LATE = 1.5
@@ -76,6 +78,8 @@ class Fetcher:
         self._durations: dict[int, collections.deque[float]] = {}
         """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
         self._warned = -math.inf
+        self._outage: str | None = None
+        """The bucket or host that the last warning is about; None once it has answered again."""
 
     def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the thread."""
@@ -104,19 +108,33 @@ class Fetcher:
           size: of the answer in bytes. None: not known, so that nobody can say whether it is late.
 
         Raises:
-          FeedError: errors for longer than `patience_s`.
+          FeedError: errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the
+            first answer.
         """
         failing_since = None
         pause = _FIRST_PAUSE_S
         while True:
-            began = time.monotonic()
             try:
                 async with self._slots:
-                    return await self._hedged(size, request)
+                    began = time.monotonic()
+                    result = await self._hedged(size, request)
+                if failing_since is not None:
+                    self._note_end(time.monotonic() - failing_since, name)
+                return result
             except TransientError as error:
                 failing_since = failing_since or began
                 failing_s, reason = time.monotonic() - failing_since, str(error)
-                if failing_s >= patience_s:
+                unreachable = isinstance(error, UnreachableError)
+                limit_s = min(patience_s, _UNREACHABLE_S) if unreachable else patience_s
+                if unreachable and failing_s >= limit_s:
+                    raise FeedError(
+                        f"a store must be reachable when it is opened, and {name} was not for {failing_s:.0f} s: "
+                        f"{error}; check the address, the network, and where the environment says that the store "
+                        "is (AWS_ENDPOINT_URL)",
+                        stage="read",
+                        file=name,
+                    ) from None
+                if failing_s >= limit_s:
                     raise FeedError(
                         f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
                         f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
@@ -126,21 +144,28 @@ class Fetcher:
                         file=name,
                     ) from None
             self.counts.retries += 1
-            self._warn(failing_s, f"{name}: {reason}", patience_s)
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), patience_s - failing_s))
+            self._warn(failing_s, name, reason, limit_s)
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _warn(self, failing_s: float, what: str, patience_s: float) -> None:
+    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
         """Log, now and then, that a store is failing. Called by the thread only."""
         now = time.monotonic()
         if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
-            self._warned = now
+            self._warned, self._outage = now, _host(name)
             _log.warning(
-                "a store has failed for %.0f s and is asked again until patience_s=%g: %s",
+                "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
                 failing_s,
-                patience_s,
-                what,
+                limit_s,
+                name,
+                reason,
             )
+
+    def _note_end(self, failed_s: float, name: str) -> None:
+        """Log that a store answers again, if its failing was logged. Called by the thread only."""
+        if self._outage == _host(name):
+            self._outage = None
+            _log.warning("a store answers again after %.0f s: %s", failed_s, name)
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
@@ -218,6 +243,11 @@ class Fetcher:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.stop()
+
+
+def _host(name: str) -> str:
+    """The bucket or host of an address."""
+    return "/".join(name.split("/", 3)[:3])
 
 
 async def _drain() -> None:

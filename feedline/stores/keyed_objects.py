@@ -15,7 +15,8 @@ from feedline.stores.cache import cache_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
-from feedline.stores.requests import REQUEST_BYTES, cached, gathered, version_of
+from feedline.stores.origin import Origin, gathered
+from feedline.stores.requests import REQUEST_BYTES, cached
 from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
@@ -36,7 +37,7 @@ class KeyedObjects:
     def __init__(self, prefix: Url, mark: str, mark_version: Version, options: Store) -> None:
         self._prefix, self._mark, self._mark_version = prefix, mark, mark_version
         self._cache = cache_of(options)
-        self._patience_s = options.patience_s
+        self._origin = Origin(options.patience_s)
         self._versions: dict[str, Version | None] = {}
         """Of each object that was asked for, so that none changes unseen. The fetching thread alone uses this and
         the next two."""
@@ -100,7 +101,7 @@ class KeyedObjects:
 
         async def piece(at: int) -> bytes:
             stops = min(at + REQUEST_BYTES, stop)
-            get = functools.partial(cached, self._cache, url, version, at, stops, self._patience_s)
+            get = functools.partial(cached, self._cache, self._origin, url, version, at, stops)
             return await self._getting.once((key, at, stops), get)
 
         return b"".join(await gathered(map(piece, range(start, max(stop, start + 1), REQUEST_BYTES))))
@@ -112,9 +113,9 @@ class KeyedObjects:
 
     async def _asked_version(self, key: str) -> Version | None:
         try:
-            return await version_of(self._prefix.below(key), self._patience_s)
+            return await self._origin.version(self._prefix.below(key))
         except FileNotFoundError:
-            now = await version_of(self._prefix.below(self._mark), self._patience_s)
+            now = await self._origin.version(self._prefix.below(self._mark))
             self._mark_version.check(now, str(self._prefix.below(self._mark)))
             return None
 

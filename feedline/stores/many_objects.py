@@ -12,7 +12,8 @@ from feedline.stores.cache import cache_of, name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
-from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, version_of
+from feedline.stores.origin import Origin
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached
 from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
@@ -36,11 +37,15 @@ class ManyObjects:
 
     Args:
       options: cache and patience.
+      origin: that of another process that reads the same objects.
+
+    Attributes:
+      origin: of the bytes.
     """
 
-    def __init__(self, options: Store) -> None:
+    def __init__(self, options: Store, origin: Origin | None = None) -> None:
         self._cache = cache_of(options)
-        self._patience_s = options.patience_s
+        self.origin = origin or Origin(options.patience_s)
         self._ahead = Ahead()
 
     def versions(self, urls: Sequence[Url]) -> list[Version | None]:
@@ -49,7 +54,7 @@ class ManyObjects:
         Raises:
           FeedError: the store cannot be read.
         """
-        started = [fetcher().run(version_of(url, self._patience_s)) for url in urls]
+        started = [fetcher().run(self.origin.version(url)) for url in urls]
         found: list[Version | None] = []
         for future in started:
             try:
@@ -116,14 +121,14 @@ class ManyObjects:
         return found
 
     async def _cached(self, piece: Part) -> bytes:
-        return await cached(self._cache, *piece, self._patience_s)
+        return await cached(self._cache, self.origin, *piece)
 
     async def _kept(self, piece: Part) -> None:
         await self._cached(piece)
 
 
 def _name(piece: Part) -> str:
-    return name_of(str(piece.url), piece.version.tag, piece.start, piece.stop)
+    return name_of(str(piece.url), piece.version.cache_tag, piece.start, piece.stop)
 
 
 def _pieces(part: Part) -> Iterator[Part]:

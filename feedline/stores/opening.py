@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from feedline.stores.client import Listed, Version, client_of
 from feedline.stores.fetcher import fetcher
 from feedline.stores.options import Store
+from feedline.stores.origin import Origin, gathered
 from feedline.stores.remote_object import RemoteObject
-from feedline.stores.requests import version_of
 from feedline.stores.residency import BLOCK_BYTES, Residency
 from feedline.stores.urls import Url
 
+T = TypeVar("T")
 _FOLDER_SUFFIX = ".zarr"
 
 
@@ -53,8 +54,7 @@ def matches(url: str, options: Store) -> list[Listed] | None:
 def folders(prefix: Url, options: Store) -> tuple[str, ...]:
     """The names of the folders in a folder of a bucket. Errors as of `listing`."""
     client = client_of(prefix.base)
-    request = fetcher().patiently(str(prefix), options.patience_s, None, lambda: client.folders(prefix.key))
-    return fetcher().run(request).result()
+    return _listed(prefix, options, lambda: client.folders(prefix.key, options.patience_s))
 
 
 def listing(prefix: Url, options: Store) -> list[Listed]:
@@ -64,8 +64,11 @@ def listing(prefix: Url, options: Store) -> list[Listed]:
       FeedError: the store cannot be read.
     """
     client = client_of(prefix.base)
-    request = fetcher().patiently(str(prefix), options.patience_s, None, lambda: client.list(prefix.key))
-    return fetcher().run(request).result()
+    return _listed(prefix, options, lambda: client.list(prefix.key, options.patience_s))
+
+
+def _listed(prefix: Url, options: Store, request: Callable[[], Awaitable[T]]) -> T:
+    return fetcher().run(fetcher().patiently(str(prefix), options.patience_s, None, request)).result()
 
 
 def _expression(pattern: str) -> str:
@@ -101,14 +104,13 @@ class RemoteObjects:
 
     def __init__(self, urls: Sequence[str], options: Store) -> None:
         self.residency = Residency(options)
-        parsed = [Url.parse(url) for url in dict.fromkeys(urls)]
-        found = [
-            future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
-        ]
+        parsed = {Url.parse(url): Origin(options.patience_s) for url in dict.fromkeys(urls)}
+        asked = gathered(origin.sampled_version(url) for url, origin in parsed.items())
+        found = fetcher().run(asked).result()
         self.residency.reserve(sum(-(-version.size_bytes // BLOCK_BYTES) for version in found))
         self.by_url = {
-            str(url): RemoteObject(url, version, self.residency)
-            for url, version in zip(parsed, found, strict=True)
+            str(url): RemoteObject(url, version, origin, self.residency)
+            for (url, origin), version in zip(parsed.items(), found, strict=True)
         }
 
     @property

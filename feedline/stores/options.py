@@ -17,8 +17,10 @@ class Store:
         processes and jobs may share it.
       cache_bytes: the size limit of that folder; None: half of the space that is free or that the cache has
         already. The blocks that were not used for the longest time are deleted first.
-      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. A feed
-        itself stops waiting after `Reading(stall_error_s=300)`, so more than that needs both.
+      patience_s: how long a store may fail before that is an error. Until then, requests are repeated. It is also
+        the longest time in which a request may make no progress of 256 KiB, or to its end; at least 5 s. A store
+        that was never reached is an error after 10 s. A feed itself stops waiting after
+        `Reading(stall_error_s=300)`, so more than that needs both.
 
     Example:
       >>> Store(cache="/local/cache", cache_bytes=200 << 30).patience_s

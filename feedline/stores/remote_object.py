@@ -20,7 +20,8 @@ from feedline.stores.ahead import AHEAD
 from feedline.stores.cache import name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
-from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached, fetched, gathered
+from feedline.stores.origin import Origin, gathered
+from feedline.stores.requests import REQUEST_BYTES, bytes_in, cached
 from feedline.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline.stores.urls import Url
 
@@ -40,12 +41,14 @@ class RemoteObject:
       first_block: the number of its first block among all blocks of the source.
 
     Args:
+      origin: of its bytes, which has compared its version.
       residency: the cache and the mapped blocks, of the source that it belongs to.
     """
 
-    def __init__(self, url: Url, version: Version, residency: Residency) -> None:
+    def __init__(self, url: Url, version: Version, origin: Origin, residency: Residency) -> None:
         self.url = url
         self.version = version
+        self._origin = origin
         self._residency = residency
         self._space = AddressSpace(version.size_bytes)
         self.blocks = -(-version.size_bytes // BLOCK_BYTES)
@@ -164,11 +167,11 @@ class RemoteObject:
             os.close(self._residency.cache.store(self._note_name(what, len(each)), each))
 
     def _note_name(self, what: str, length: int) -> str:
-        return name_of(f"{self.url} {what}", self.version.tag, 0, length)
+        return name_of(f"{self.url} {what}", self.version.cache_tag, 0, length)
 
     def name(self, block: int) -> str:
         """Of the file of a block in the cache."""
-        return name_of(str(self.url), self.version.tag, *self._range(block))
+        return name_of(str(self.url), self.version.cache_tag, *self._range(block))
 
     def retire(self, block: int) -> None:
         """Later reads do not find the block, and fetch it again."""
@@ -202,7 +205,7 @@ class RemoteObject:
         absent = await asyncio.to_thread(self._from_cache, run)
         for part in _runs(absent):
             start, stop = self._range(part[0])[0], self._range(part[-1])[1]
-            data = memoryview(await fetched(self.url, self.version, start, stop, self._residency.patience_s))
+            data = memoryview(await self._origin.fetch(self.url, self.version, start, stop))
             await asyncio.to_thread(self._keep, part, data)
 
     def _done(self, run: list[int], future: concurrent.futures.Future[None]) -> None:
@@ -213,11 +216,9 @@ class RemoteObject:
                     del self._pending[block]
 
     async def _sample(self, start: int, stop: int) -> bytes:
-        there = self._residency
-
         async def piece(at: int) -> bytes:
             stops = min(at + REQUEST_BYTES, stop)
-            return await cached(there.cache, self.url, self.version, at, stops, there.patience_s)
+            return await cached(self._residency.cache, self._origin, self.url, self.version, at, stops)
 
         return b"".join(await gathered(map(piece, range(start, stop, REQUEST_BYTES))))
 

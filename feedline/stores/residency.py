@@ -57,13 +57,11 @@ class Residency:
 
     Attributes:
       cache: on local disk.
-      patience_s: how long a store may fail.
       mapped: how many blocks are there.
     """
 
     def __init__(self, options: Store) -> None:
         self.cache = cache_of(options)
-        self.patience_s = options.patience_s
         self._objects: list[_Object] = []
         self._firsts = np.zeros(0, np.int64)
         self._present = np.zeros(0, bool)

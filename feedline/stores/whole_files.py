@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from feedline.errors import FeedError
-from feedline.stores.cache import BlockCache, cache_of, name_of
+from feedline.stores.cache import BlockCache, cache_of, in_folder, name_of
 from feedline.stores.client import Version
 from feedline.stores.fetcher import AT_ONCE, fetcher
 from feedline.stores.options import Store
-from feedline.stores.requests import REQUEST_BYTES, fetched, gathered, version_of
+from feedline.stores.origin import Origin, gathered
+from feedline.stores.requests import REQUEST_BYTES
 from feedline.stores.residency import result_of
 from feedline.stores.urls import Url
 
@@ -34,7 +35,8 @@ class WholeFiles:
     Several processes share them: one fetches an object, while the others wait for it.
 
     Attributes:
-      paths: of the files, in the order of `urls`.
+      paths: of the files, in the order of `urls`: of their descriptors where the system has such paths, since
+        somebody may delete the folder of the cache.
       versions: of the objects.
 
     Args:
@@ -49,9 +51,9 @@ class WholeFiles:
     def __init__(self, urls: Sequence[str], options: Store) -> None:
         cache = cache_of(options)
         parsed = [Url.parse(url) for url in urls]
-        self.versions: list[Version] = [
-            future.result() for future in [fetcher().run(version_of(url, options.patience_s)) for url in parsed]
-        ]
+        origins = [Origin(options.patience_s) for _ in parsed]
+        asked = gathered(origin.sampled_version(url) for url, origin in zip(parsed, origins, strict=True))
+        self.versions: list[Version] = fetcher().run(asked).result()
         size = sum(version.size_bytes for version in dict(zip(urls, self.versions, strict=True)).values())
         if size > cache.limit_bytes:
             raise FeedError(
@@ -65,8 +67,8 @@ class WholeFiles:
         slots = asyncio.Semaphore(_FILES_AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._kept = _Descriptors()
         started = [
-            fetcher().run(_opened(cache, url, version, options.patience_s, slots, self._kept))
-            for url, version in zip(parsed, self.versions, strict=True)
+            fetcher().run(_opened(cache, origin, url, version, slots, self._kept))
+            for origin, url, version in zip(origins, parsed, self.versions, strict=True)
         ]
         try:
             self.paths = [result_of(future, url) for future, url in zip(started, parsed, strict=True)]
@@ -110,9 +112,9 @@ class _Descriptors:
 
 async def _opened(
     cache: BlockCache,
+    origin: Origin,
     url: Url,
     version: Version,
-    patience_s: float,
     slots: tuple[asyncio.Semaphore, asyncio.Semaphore],
     kept: _Descriptors,
 ) -> str:
@@ -121,7 +123,7 @@ async def _opened(
     Args:
       slots: for the objects that have files open meanwhile, and for the requests.
     """
-    name = name_of(str(url), version.tag, 0, version.size_bytes)
+    name = name_of(str(url), version.cache_tag, 0, version.size_bytes)
     async with slots[0], _alone(cache.path(name) + ".lock"):
         found = await _in_thread(cache.open_whole, name, version.size_bytes, undo=_close_found)
         if found is not None:
@@ -130,13 +132,14 @@ async def _opened(
         else:
             descriptor, temporary = await _in_thread(cache.begin_whole, name, version.size_bytes, undo=_drop)
             try:
-                await _fetch(url, version, patience_s, slots[1], descriptor)
+                await _fetch(origin, url, version, slots[1], descriptor)
                 path = await _in_thread(cache.finish_whole, name, descriptor, temporary)
             except BaseException:
                 _drop((descriptor, temporary))
                 raise
         kept.keep(descriptor)
-    return path
+    of_descriptor = f"/proc/self/fd/{descriptor}"
+    return of_descriptor if os.path.exists(of_descriptor) else path
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None) -> T:
@@ -170,13 +173,13 @@ def _drop(begun: tuple[int, str]) -> None:
         os.unlink(temporary)
 
 
-async def _fetch(url: Url, version: Version, patience_s: float, slots: asyncio.Semaphore, descriptor: int) -> None:
+async def _fetch(origin: Origin, url: Url, version: Version, slots: asyncio.Semaphore, descriptor: int) -> None:
     """Write all bytes of an object to a file."""
 
     async def part(start: int) -> None:
         stop = min(start + REQUEST_BYTES, version.size_bytes)
         async with slots:  # as much is in memory as is being fetched
-            data = await fetched(url, version, start, stop, patience_s)
+            data = await origin.fetch(url, version, start, stop)
             await _in_thread(_write, descriptor, memoryview(data).cast("B"), start)
 
     await gathered(map(part, range(0, version.size_bytes, REQUEST_BYTES)))
@@ -191,8 +194,7 @@ def _write(descriptor: int, data: memoryview, start: int) -> None:
 @contextlib.asynccontextmanager
 async def _alone(path: str) -> AsyncIterator[None]:
     """Within the `with` block, no other process has the lock. That of a killed process is gone."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "a") as file:
+    with in_folder(os.path.dirname(path), lambda: open(path, "a")) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -73,16 +73,6 @@ def check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> N
             )
 
 
-def check_same_data(folder: Path, saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose feed had another fingerprint."""
-    for field in ours:
-        if saved.get(field) != ours[field]:
-            raise ValueError(
-                f"the checkpoint {folder} is of other data: its {field} is {saved.get(field)}, this run's is "
-                f"{ours[field]}. Give the data and the seed that it was trained with, or another directory"
-            )
-
-
 def check_same_step(folder: Path, trained: int, delivered: int) -> None:
     """Refuse a checkpoint whose folder, trainer and feed are not at the same step."""
     if not int(folder.name) == trained == delivered:

@@ -21,11 +21,11 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.errors import FeedError
+from feedline.agreement.step_places import StepPlaces
+from feedline.errors import FeedError, OtherDataError
 from feedline.trainer import checkpoint_digests
 from feedline.trainer.checkpoint_checks import (
     check_same_arrays,
-    check_same_data,
     check_same_step,
     checkpoint_removed,
     naming_the_checkpoint,
@@ -81,6 +81,7 @@ class Checkpoints:
         self.directory = directory
         self._feed = feed
         self._replicated_sharding = NamedSharding(mesh, P())
+        self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
         self._every = every
         self._asynchronous = asynchronous
         self._step = 0  # of the last state restored or passed to `after_step`
@@ -147,8 +148,12 @@ class Checkpoints:
         check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
         try:
             self._feed.set_state(found.feed)
-        except ValueError as error:  # not for any other order: weights may change from the state's position on
-            check_same_data(folder, found.feed.get("fingerprint", {}), self._feed.get_state()["fingerprint"])
+        except OtherDataError as error:
+            remedy = error.remedy or "Give the data and the seed that it was trained with"
+            raise ValueError(
+                f"the checkpoint {folder} is of other data: {error.difference}. {remedy}, or another directory"
+            ) from error
+        except ValueError as error:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
         self._step = step
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
@@ -186,6 +191,7 @@ class Checkpoints:
 
         Raises:
           ValueError: the trainer and the feed are not at the same step.
+          ProcessError: the feeds of two processes are not at the same place. Nothing is written then.
           FeedError: this save or the previous one could not be written.
         """
         feed = self._feed.get_state()
@@ -195,6 +201,8 @@ class Checkpoints:
                 f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
                 f"the feed has delivered {feed['step']}; save right after the step that took the feed's last batch"
             )
+        if "position" in feed:
+            self._step_places.compare(trained, feed["epoch"], feed["position"])
         self._wait_until_written()
         if trained == self._manager.latest_step():
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from feedline.agreement.step_places import StepPlaces
 from feedline.errors import FeedError
 from feedline.trainer.evaluate import Evaluating, Evaluation
 from feedline.trainer.fit_checks import check_arguments, check_evaluation, check_functions, check_same_step
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 Callback = Callable[[Progress], None]
 _log = logging.getLogger("feedline")
 _ROWS_SHOWN = 8
+_COMPARED_EVERY = 100
+"""Steps from one comparison of the processes' places to the next, which takes the training thread about 0.6 ms."""
 
 
 class Batches(Protocol):
@@ -40,7 +45,7 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Fitted:
     """What training gives.
 
@@ -67,6 +72,13 @@ class Fitted:
     @property
     def params(self) -> Params:
         return self.state.params
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        return (
+            f"<Fitted: {sum(leaf.size for leaf in leaves):,} parameters, {sum(leaf.nbytes for leaf in leaves):,} "
+            f"bytes, step {self.progress.step:,}, loss {self.progress.loss:.6g}>"
+        )
 
     def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
         """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
@@ -137,7 +149,8 @@ def fit(
     Raises:
       ValueError, TypeError: an argument is wrong, or does not fit the feed.
       FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step, and
-        the rows of its batch. Nothing is saved from that step on. Or a checkpoint cannot be read or written.
+        the rows of its batch with values that are not finite. Nothing is saved from that step on. Or a checkpoint
+        cannot be read or written.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
@@ -230,7 +243,8 @@ class _Run:
         self.history: list[dict[str, float]] = []
         self.stopped = False  # by `then`
         self._feed = feed
-        self._done = done  # steps of earlier runs
+        self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its face
+        self._done = self._compared = done  # steps of earlier runs
         self._step = done  # the last one dispatched
         self._steps_per_call = steps_per_call
         self._test = test
@@ -245,8 +259,11 @@ class _Run:
     ) -> tuple[State, Progress]:
         calls = None if steps is None else max(0, steps - self._done) // self._steps_per_call
         self._places = collections.deque(maxlen=report_every + 8)
+        self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
+        if self._named:
+            self._step_places.compare(self._done, self._feed.epoch, self._feed.position)
         try:
-            return train(
+            state, progress = train(
                 program,
                 state,
                 itertools.islice(self._batches(), calls),
@@ -257,14 +274,15 @@ class _Run:
             )
         except NotFinite as error:
             raise self._naming_rows(error) from error
+        self._compare_places(progress.step)
+        return state, progress
 
     def _batches(self) -> Iterator[Batch]:
         """The feed's batches. Notes where each begins, if the feed says so."""
         # not `iter` on a restored feed: at the end of its last pass it would begin another one
         batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
-        named = hasattr(self._feed, "rows_of")
         while True:
-            place = (self._feed.epoch, self._feed.position) if named else (0, 0)
+            place = (self._feed.epoch, self._feed.position) if self._named else (0, 0)
             try:
                 batch = next(batches)
             except StopIteration:
@@ -281,7 +299,15 @@ class _Run:
         self.stopped = bool(self._then is not None and self._then(self._step))
         return self.stopped
 
+    def _compare_places(self, step: int) -> None:
+        """Compare where the batch of a step began with the other processes."""
+        if self._places:
+            self._compared = step
+            self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
+
     def _report(self, progress: Progress) -> None:
+        if crosses(self._compared, progress.step, _COMPARED_EVERY):
+            self._compare_places(progress.step)
         if self._test is not None:
             metrics = {**progress.metrics, **self._test.metrics(progress.step)}
             progress = dataclasses.replace(progress, metrics=metrics)
@@ -306,21 +332,98 @@ class _Run:
 
     def _told(self, found: str, step: int) -> FeedError:
         """The error for users, with the rows of the step's batch if the feed can tell them."""
-        remedy = "look whether they, or those of the step before, hold extreme values, or lower the learning rate"
-        behind, of_call = divmod(self._step - step, self._steps_per_call)
-        epoch, position = self._places[-1 - behind]
         try:
-            rows = self._feed.rows_of({**self._feed.get_state(), "epoch": epoch, "position": position})
-            rows = rows if self._steps_per_call == 1 else rows[self._steps_per_call - 1 - of_call]
+            state, rows, _ = self._batch_of(step)
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
-            return FeedError(f"{found}; {remedy.replace('they', 'the rows of that step')}", stage="train")
-        shown = ", ".join(map(str, rows[:_ROWS_SHOWN])) + (", …" if len(rows) > _ROWS_SHOWN else "")
+            return FeedError(
+                f"{found}; look whether the rows of that step, or those of the step before, hold extreme values, "
+                "or lower the learning rate",
+                stage="train",
+            )
+        where = {"epoch": state["epoch"], "position": state["position"]}
+        here = "" if jax.process_count() == 1 else " that this process holds"
+        try:
+            # both, whatever the first one holds: all processes read the same batches again
+            read = [(self._not_finite_in(step), "that step"), (self._not_finite_in(step - 1), "the step before")]
+            for (bad, leaves), name in read:
+                if bad:
+                    return FeedError(
+                        f"{found}. The batch of {name} has values that are not finite, in {', '.join(leaves)} of "
+                        f"the training rows {_shown(bad)}; mend these rows, or leave them out",
+                        stage="train",
+                        **where,
+                    )
+            looked = f"all values of it and of the step before{here} are finite"
+        except Exception as error:  # noqa: BLE001  of any type: the loss is what the user must be told of
+            looked = f"its values could not be read again ({type(error).__name__}: {error})"
         return FeedError(
-            f"{found}. The batch of that step holds the training rows {shown}; {remedy}",
+            f"{found}. The batch of that step holds the training rows {_shown(rows)}; {looked}. Look for extreme "
+            "values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the learning rate",
             stage="train",
-            epoch=epoch,
-            position=position,
+            **where,
         )
+
+    def _batch_of(self, step: int) -> tuple[dict[str, Any], Any, int]:
+        """The feed's state before the call with a step; the rows of the step's batch; its number in the call.
+
+        Raises:
+          IndexError: the step is of an earlier run.
+        """
+        behind, after = divmod(self._step - step, self._steps_per_call)
+        epoch, position = self._places[-1 - behind]
+        now, number = self._feed.get_state(), self._steps_per_call - 1 - after
+        taken = now["step"] - (behind + 1) * self._steps_per_call  # which gives the size of the batch
+        state = {**now, "step": taken, "epoch": epoch, "position": position}
+        rows = self._feed.rows_of(state)
+        return state, rows if self._steps_per_call == 1 else rows[number], number
+
+    def _not_finite_in(self, step: int) -> tuple[list[int], list[str]]:
+        """The row indices of a step's batch with values on this process that are not finite, and the leaves.
+
+        The batch is read again; then the feed is where it was. No process waits for others here.
+        """
+        if step <= self._step - len(self._places) * self._steps_per_call:
+            return [], []  # of an earlier run
+        state, rows, number = self._batch_of(step)
+        now = self._feed.get_state()
+        try:
+            self._feed.set_state(state)
+            batch = next(iter(self._feed))
+        finally:
+            self._feed.set_state(now)
+        bad, leaves = _not_finite(batch, None if self._steps_per_call == 1 else number)
+        return [int(rows[i]) for i in bad if rows[i] >= 0], leaves
+
+
+def _shown(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows[:_ROWS_SHOWN])) + (f", … ({len(rows)})" if len(rows) > _ROWS_SHOWN else "")
+
+
+def _not_finite(batch: Batch, number: int | None) -> tuple[list[int], list[str]]:
+    """The rows of a batch with values on this process's devices that are not finite, and the leaves' names.
+
+    Args:
+      number: of the batch, where the leaves are [K, B, ...].
+    """
+    bad, leaves = set[int](), []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        found = set[int]()
+        for shard in leaf.addressable_shards:
+            first = shard.index[0 if number is None else 1].start or 0
+            finite = jax.device_get(_finite_rows(shard.data, number)).tolist()
+            found.update(first + i for i, is_finite in enumerate(finite) if not is_finite)
+        if found:
+            leaves.append(f"batch{jax.tree_util.keystr(path)}")
+        bad |= found
+    return sorted(bad), leaves
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _finite_rows(values: jax.Array, number: int | None) -> jax.Array:
+    of_batch = values if number is None else values[number]
+    return jnp.isfinite(of_batch).all(axis=tuple(range(1, of_batch.ndim)))
 
 
 def _checkpoints(

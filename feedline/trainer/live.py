@@ -104,7 +104,7 @@ def progress_parts(
     if progress.elapsed_s:
         yield f"{progress.rows_per_s:,.0f} rows/s"
         now = None if feed is None else feed.statistics()
-        wait_share = progress.wait_share if now is None or now.au is None else 1 - now.au
+        wait_share = progress.wait_share if now is None or now.wait_share is None else now.wait_share
         yield f"wait {wait_share:.0%}"
         if report is not None and (found := report.of(feed)) is not None:
             yield f"{found.bound} limits"

@@ -118,12 +118,12 @@ def compiled(
     if steps_per_call > 1:
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
     _check_valid(one)
-    params = jax.eval_shape(task.init, jax.random.key(0))
+    params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
                 f"init must give floating-point arrays, and params{jax.tree_util.keystr(path)} is {leaf.dtype}; a "
-                "gradient cannot change it: keep it outside of the parameters"
+                "gradient cannot change it: keep it outside of the parameters (of Equinox, by eqx.partition)"
             )
     _warn_of_unused_valid(task, params, one)
     measured = jax.eval_shape(task.measure, params, one)[0]
@@ -150,6 +150,19 @@ class _Building(NamedTuple):
     @property
     def rows_axis(self) -> int:
         return 0 if self.steps_per_call == 1 else 1
+
+
+def _checked_arrays(params: Params) -> Params:
+    """What `init` gave, if all leaves are arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+            raise TypeError(
+                f"init must give a tree of arrays, and params{jax.tree_util.keystr(path)} is a "
+                f"{type(leaf).__name__}. Of a module of Equinox give the arrays alone: arrays, rest = "
+                "eqx.partition(module, eqx.is_inexact_array), and call eqx.combine(params, rest) in loss; "
+                "docs/training.md says more"
+            )
+    return params
 
 
 def _check_mode(mode: Mode) -> None:

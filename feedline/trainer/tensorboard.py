@@ -26,7 +26,7 @@ class TensorBoardLog(Log):
     the step that it resumed from; a run that begins at its first step hides all of them. To compare trainings,
     give each a folder. A loop of your own calls `write` instead.
 
-    It needs tensorboardX, but neither TensorFlow nor torch: `pip install 'feedline[tensorboard]'`.
+    It needs tensorboardX, but neither TensorFlow nor torch: `pip install '.[tensorboard]'` in the clone.
 
     Args:
       folder: the folder. It is made if there is none.
@@ -65,7 +65,8 @@ class TensorBoardLog(Log):
             if error.name != "tensorboardX":
                 raise
             raise ImportError(
-                "TensorBoardLog needs tensorboardX, which is not installed; pip install 'feedline[tensorboard]'"
+                "TensorBoardLog needs tensorboardX, which is not installed; from the clone: "
+                "pip install '.[tensorboard]'"
             ) from error
         self._events: Any = event_pb2
         self._summaries: Any = summary_pb2

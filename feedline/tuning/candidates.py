@@ -153,8 +153,8 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
 
 
 def held_up_s(window: Window, how: Circumstances) -> float:
-    """The part of the loop's own time in which it waits for the interpreter's lock, at the least."""
-    return min(how.lock_wait_s, window.loop_s) if shares_lock(how) else 0.0
+    """The part of the loop's own time in which it waits for the GIL, at the least."""
+    return min(how.lock_wait_s, window.loop_s) if shares_lock(window, how) else 0.0
 
 
 def _lines(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
@@ -213,9 +213,9 @@ def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Sett
 
 
 def _may_need_workers(window: Window, how: Circumstances) -> bool:
-    """Whether threads seem to take turns: they hold the interpreter's lock, or together use one core."""
+    """Whether threads seem to take turns: they hold the GIL, or together use one core."""
     waits_s = window.wait_s + held_up_s(window, how)
     if how.reader != "threads" or not how.may_use_workers or waits_s < _WORTH_A_TRY * window.period_s:
         return False
     busy = window.mean("cpu_s") / max(1e-12, window.period_s)
-    return shares_lock(how) or (how.threads > 1 and how.cores > 1 and 0.7 < busy < 1.3)
+    return shares_lock(window, how) or (how.threads > 1 and how.cores > 1 and 0.7 < busy < 1.3)

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.agreement.failure_lines import failed_process
@@ -44,7 +45,7 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
             }
             err = stack.enter_context((tmp_path / f"{index}.err").open("w"))
             process = stack.enter_context(
-                subprocess.Popen(
+                programs.started(
                     [sys.executable, PROGRAM, str(abort_after_s), *roles],
                     env={**os.environ, **environ, **of_this},
                     stdin=subprocess.PIPE if role in FAIL else subprocess.DEVNULL,
@@ -53,7 +54,6 @@ def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
                     text=True,
                 )
             )
-            stack.callback(process.kill)
             processes.append(process)
         before = []
         for process, role in zip(processes, roles, strict=True):
@@ -191,7 +191,7 @@ def test_the_monitor_starts_after_jax_has_joined(tmp_path):
 
 def test_the_failure_is_shown_under_feedline_launch_too():
     options = {"command": [sys.executable, str(PROGRAM), "1", "collective", "interrupted"], "processes": 2}
-    launched = subprocess.run(
+    launched = programs.run(
         [
             sys.executable,
             "-c",
@@ -225,7 +225,7 @@ print(poll_failure())
 def test_a_reported_failure_names_the_process_that_failed_not_the_reporter():
     """Several processes may raise the failure of one; the first of them to end reports it to the others."""
     with _reserved_port() as port:
-        told = subprocess.run(
+        told = programs.run(
             [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],
             capture_output=True,
             text=True,

@@ -3,11 +3,11 @@
 import contextlib
 import itertools
 import signal
-import subprocess
 import sys
 import threading
 import time
 
+import programs
 import pytest
 from background import arrived, spawn
 from real_service import joined
@@ -17,7 +17,7 @@ from feedline.agreement.stop import should_stop, stopping
 
 
 def python(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -141,7 +141,7 @@ def test_an_error_in_the_process_comes_through():
 
 @pytest.mark.slow
 def test_the_command_prints_the_table_and_one_object(tmp_path):
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", SHORT, "bench", "modes", "--seconds", "0.02", "--rounds", "1",
          "--cpu-devices", "2", "--json", "--plot", "modes.png"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,

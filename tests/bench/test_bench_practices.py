@@ -1,10 +1,10 @@
 """`feedline bench practices`: each practice is measured on and off, and the compiler sees the difference."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.bench import practices
@@ -62,7 +62,7 @@ def test_a_pair_whose_process_was_killed_is_a_line():
 
 @pytest.mark.slow
 def test_the_command_prints_the_table_and_one_object(tmp_path):
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", SHORT, "bench", "practices", "--seconds", "0.02",
          "--rounds", "1", "--cpu-devices", "2", "--json"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,

@@ -1,10 +1,10 @@
 """The benchmark of columns runs, gives every figure, and reads a saved result of the peers benchmark."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.native.library import implementation
@@ -30,7 +30,7 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("core")
     (folder / "peers.json").write_text(json.dumps(PEERS))
     parts = ["--parts", "feeds", "thread", "order", "memory", "--peers", folder / "peers.json"]
-    return subprocess.run(
+    return programs.run(
         [sys.executable, SCRIPT, "--quick", "--json", "--out", folder / "core.json", *parts],
         capture_output=True, text=True, timeout=300, check=True, cwd=folder,
     ).stdout, json.loads((folder / "core.json").read_text())  # fmt: skip

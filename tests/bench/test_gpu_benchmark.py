@@ -4,12 +4,12 @@ import dataclasses
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import programs
 import pytest
 
 from feedline.bench.workload import Workload
@@ -54,7 +54,7 @@ def module(monkeypatch):
 
 def run(out, *options):
     command = [sys.executable, BENCHMARKS / "gpu.py", "--out", out, "--cpu-devices", "2", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    return programs.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_part_is_merged_into_the_file_and_the_parent_initialises_no_backend(re
     )
     options = ["--out", out, "--cpu-devices", "2", "--part", "registered", "--case", "4 MB"]
     command = [sys.executable, "-c", program, *options]
-    ran = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=400, check=False)
+    ran = programs.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=400, check=False)
     assert ran.returncode == 0, ran.stderr
     merged = json.loads(out.read_text())
     again, before = merged["sections"].pop("registered"), result["sections"]["registered"]

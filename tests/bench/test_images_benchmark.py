@@ -1,13 +1,13 @@
 """The benchmark of images: its data, what recognises an image after a crop, and a short run."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import cv2
 import images_data
 import numpy as np
+import programs
 import pytest
 import simplejpeg
 from images import Images, standings, table
@@ -21,7 +21,7 @@ HERE = ["images_limit", "images_feedline", "images_grain"]
 def test_it_runs_in_this_interpreter(tmp_path):
     out = tmp_path / "images.json"
     options = ["--quick", "--environments", "none", "--work", tmp_path, "--json", "--out", out]
-    ran = subprocess.run(
+    ran = programs.run(
         [sys.executable, SCRIPT, *options, "--only", *HERE, "images_spdl"],
         capture_output=True,
         text=True,

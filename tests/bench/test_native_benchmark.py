@@ -1,10 +1,10 @@
 """The benchmark of the C library runs, and measures every variant in every case."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.native.library import library
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
 @pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the library was not built")
 def test_it_measures_every_variant():
-    done = subprocess.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)
+    done = programs.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["machine"]["columns"] == "C"

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import peers_entrants as entrants
 import peers_environments as environments
+import programs
 import pytest
 from peers import Peers, random_bytes
 from peers_environments import CannotRun, interpreter_for
@@ -54,7 +55,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         "--out",
         str(saved),
     ]
-    ran = subprocess.run(
+    ran = programs.run(
         [sys.executable, entrants.READERS.with_suffix(".py"), *options, "--json"],
         capture_output=True,
         text=True,

@@ -1,10 +1,10 @@
 """The benchmark of tuning runs, and measures every load with "auto" beside a grid."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning.py"
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning.py"
 @pytest.mark.slow
 def test_it_measures_every_load(tmp_path):
     out = tmp_path / "tuning.json"
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, SCRIPT, "--quick", "--json", "--out", out], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr

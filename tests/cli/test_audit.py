@@ -1,5 +1,6 @@
 """`feedline audit` in real processes: correct feeds pass, and each kind of fault is found and named."""
 
+import contextlib
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 from feedline.cli.main import main
@@ -20,7 +22,7 @@ PATIENCE_S = 100
 def audit(target, *options):
     """The exit code, the object that --json prints, and standard error."""
     command = [sys.executable, "-m", "feedline", "audit", str(target), *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=HERE, check=False)
+    done = programs.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=HERE, check=False)
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
@@ -30,9 +32,11 @@ def same(told):
 
 @pytest.mark.slow
 def test_a_correct_feed_passes():
-    code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "2")
+    code, told, err = audit("feeds_to_audit:as_it_should_be", "--processes", "2")
     assert (code, told["ok"], told["difference"]) == (0, True, None)
     outcomes = same(told)
+    last = f"{len(outcomes)} of {len(outcomes)} layouts done, 'model across processes' on 2 processes"
+    assert err.splitlines()[-1] == f"feedline audit: {last}"
     assert [name for name, outcome in outcomes.items() if outcome is None] == [("two workers", 1)]
     for name in ("model across processes", "resumed after kill -9", "resumed, batch size × 2"):
         assert outcomes[name, 2] is True
@@ -170,13 +174,15 @@ def hanging(tmp_path):
 
     def start(*options):
         command = [sys.executable, "-m", "feedline", "audit", "feeds_to_audit:hangs", "--processes", "1", *options]
-        environ = {**os.environ, "FEEDS_TO_AUDIT_PIPE": str(pipe)}
-        auditor = subprocess.Popen(command, cwd=HERE, env=environ, stderr=subprocess.PIPE, text=True)
-        end = os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        environ = {**os.environ, "FEEDS_TO_AUDIT_PIPE": str(pipe), "TMPDIR": str(tmp_path)}
+        started = programs.started(command, cwd=HERE, env=environ, stderr=subprocess.PIPE, text=True)
+        auditor = stack.enter_context(started)
+        end = stack.enter_context(os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0))
         assert heard(end) == b"here"
         return auditor, end
 
-    return start
+    with contextlib.ExitStack() as stack:
+        yield start
 
 
 def heard(end):
@@ -188,17 +194,32 @@ def heard(end):
 @pytest.mark.slow
 def test_a_layout_that_hangs_is_ended(hanging):
     auditor, end = hanging("--limit-s", "3")
-    with auditor, end:
-        _, told = auditor.communicate(timeout=PATIENCE_S)
-        assert "'one device' on 1 process must take no more than 3 s, and process 0 took longer" in told
-        assert (auditor.returncode, heard(end)) == (1, b"")
+    _, told = auditor.communicate(timeout=PATIENCE_S)
+    assert "'one device' on 1 process must take no more than 3 s, and process 0 took longer" in told
+    assert (auditor.returncode, heard(end)) == (1, b"")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_no_process_outlives_the_audit(number, code, hanging):
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [
+        (signal.SIGINT, 130, "feedline: interrupted\n"),
+        (signal.SIGTERM, 143, "feedline: terminated\n"),
+        (signal.SIGHUP, 129, "feedline: terminated\n"),
+        (signal.SIGKILL, -9, ""),
+    ],
+)
+def test_no_process_and_no_folder_outlives_the_audit(number, code, told, hanging, tmp_path):
     auditor, end = hanging()
-    with auditor, end:
-        auditor.send_signal(number)
-        assert auditor.wait(PATIENCE_S) == code
-        assert heard(end) == b""
+    auditor.send_signal(number)
+    _, err = auditor.communicate(timeout=PATIENCE_S)
+    assert (auditor.returncode, err) == (code, f"feedline audit: starting 1 process\n{told}")
+    assert heard(end) == b""
+    if number != signal.SIGKILL:
+        assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.slow
+def test_progress_is_written_as_lines_where_there_is_no_terminal(hanging):
+    auditor, _ = hanging()
+    assert auditor.stderr.readline() == "feedline audit: starting 1 process\n"  # while it goes on

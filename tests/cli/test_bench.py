@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
+import programs
 import pytest
 
 from feedline.cli.main import main
@@ -23,7 +25,7 @@ def make_feed(mesh):
 
 def bench(*arguments, folder):
     """The saved object of one run, which equals the last line that it prints."""
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", "-m", "feedline", "bench", *arguments, "--json", "--out", "out.json"],
         cwd=folder, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -64,8 +66,33 @@ def test_a_feed_of_ones_own_is_measured(target, tmp_path):
 
 
 @pytest.mark.slow
+def test_sigterm_removes_the_generated_rows(tmp_path):
+    options = ["--gib", "0.01", "--rounds", "1000000", "--seconds", "0.01", "--folder", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "feedline",
+        "bench",
+        "feed",
+        "--row-bytes",
+        "256",
+        "--batch-mb",
+        "1",
+        *options,
+    ]
+    with programs.started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as benchmark:
+        assert any("row B" in line for line in benchmark.stdout)
+        while not list(tmp_path.rglob("*")):
+            time.sleep(0.01)
+        benchmark.terminate()
+        _, err = benchmark.communicate(timeout=60)
+    assert (benchmark.returncode, err) == (143, "feedline: terminated\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_a_missing_target_is_named(tmp_path):
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-m", "feedline", "bench", "feed", "nothing.npy"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip

@@ -46,6 +46,11 @@ def here(tmp_path, monkeypatch):
     return name
 
 
+def test_one_file_is_singular(capsys):
+    assert main(["convert", "rows.npz", "out/", "--format", "npy"]) == 0
+    assert capsys.readouterr().out.startswith("10 rows in 1 file, equal to those of the source")
+
+
 @pytest.mark.parametrize("form", ["array_record", "npy", "parquet", "zarr"])
 def test_the_printed_line_opens_the_rows(form, capsys):
     assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
@@ -58,6 +63,42 @@ def test_the_printed_line_opens_the_rows(form, capsys):
     for name, array in ROWS.items():
         assert out[name].dtype == array.dtype
         np.testing.assert_array_equal(out[name], array)
+
+
+def test_a_rerun_says_what_it_has_compared(here, capsys):
+    def said(source, *options):
+        assert main(["convert", source, "out", "--rows-per-shard", "3", *options]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert said("rows.npz") == "10 rows in 4 files, equal to those of the source; open them with"
+    unread = "the source was not read again for {} of them, since its files have the sizes and times of then"
+    assert said("rows.npz") == (
+        f"10 rows in 4 files, finished by an earlier run and not read back; {unread.format(10)}; open them with"
+    )
+    np.savez("rows.npz", **ROWS)
+    assert said("rows.npz") == (
+        "10 rows in 4 files, finished by an earlier run and not read back; the source still has these rows; open "
+        "them with"
+    )
+    Path("out").rename("out.partial")
+    Path("out.partial", "rows-00002-of-00004.npy").unlink()
+    assert said("rows.npz") == "10 rows in 4 files, equal to those of the source; open them with"
+    Path("out").rename("out.partial")
+    Path("out.partial", "rows-00002-of-00004.npy").unlink()
+    assert said("rows.npz") == (
+        f"10 rows in 4 files, read back and equal to those that were converted; {unread.format(7)}; open them with"
+    )
+
+
+def test_the_line_of_dicts_in_rows(here, capsys):
+    Path("nested.py").write_text(
+        "import numpy as np\nrows = {'x': {'a': np.arange(8).reshape(4, 2)}, 'y': np.arange(4)}\n"
+    )
+    assert main(["convert", "nested:rows", "out", "--format", "array_record"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    dtype = "np.dtype([('x', [('a', 'int64', (2,))]), ('y', 'int64', ())])"
+    assert line == f"feedline.open_source('out/*.array_record', dtype={dtype})"
+    assert eval(line, {"feedline": feedline, "np": np})[1]["x"]["a"].tolist() == [2, 3]
 
 
 def test_the_line_of_one_array(capsys):

@@ -1,9 +1,9 @@
 """`feedline diagnose -- command`: a script that is not changed, what it prints, and how it ends."""
 
 import json
-import subprocess
 import sys
 
+import programs
 import pytest
 
 from feedline.cli.main import main
@@ -43,7 +43,7 @@ def diagnosed(tmp_path):
             script,
             str(steps),
         ]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return programs.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     return run
 

@@ -2,14 +2,15 @@
 
 import json
 import math
+import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -49,6 +50,23 @@ def as_json(capsys, *arguments):
 
 
 # --- what it says ---
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["convert"]])
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b]0;title\a.npy", "cleared\x1b[2J.npy", "\x9b31mred.npy", "mirrored\u202e.npy", "not_utf8\udcff.npy"],
+)
+def test_no_control_character_of_a_name_reaches_the_terminal(here, capsys, command, name):
+    rest = ["out"] if command == ["convert"] else []
+    assert main([*command, name, *rest]) == 2  # there is no such file
+    with open(os.fsencode(name), "wb") as file:
+        np.save(file, np.arange(16))
+    assert main([*command, name, *rest]) == 0
+    told = capsys.readouterr()
+    assert all(each.isprintable() for each in (told.out + told.err).replace("\n", ""))
+    assert ascii(name)[1:-1] in told.err
+    assert rest or told.out.startswith(f"{ascii(name)[1:-1]}: 16 rows")
 
 
 def test_the_keys_are_those_of_the_page(here, capsys):
@@ -125,7 +143,7 @@ def test_real_processes_read_the_rows_that_are_described(here, capsys):
     launch = ["launch", "--processes", "2", "--cpu", "--devices-per-process", "2", "--"]
     (here / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "feedline", *launch, sys.executable, "program.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
+    done = programs.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
     found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line[4:5] == "["]
     assert sorted(process for process, _, _ in found) == [0, 1]
     for axis in ("data", "model"):
@@ -151,11 +169,20 @@ def test_a_mesh_that_this_machine_does_not_have(processes, here):
         "pad",
     ]
     command = [sys.executable, "-W", "error", "-m", "feedline", "inspect", "rows.npz", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=here)
+    done = programs.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=here)
     lines = done.stdout.splitlines()
     assert f"Mesh data=32, model=2: 64 devices in {processes} processes, {64 // processes} in each." in lines
     assert len(lines) < 75
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.slow
+def test_characters_that_the_locale_lacks_are_replaced(here):
+    command = [sys.executable, "-m", "feedline", "inspect", "rows.npz", "--batch-size", "8"]
+    environ = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = programs.run(command, capture_output=True, cwd=here, env=environ)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout
 
 
 FEEDS = """

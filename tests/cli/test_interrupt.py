@@ -6,9 +6,10 @@ import sys
 import threading
 import time
 
+import programs
 import pytest
 
-from feedline.cli.interrupt import interrupts_get_through, interrupts_wait
+from feedline.cli.interrupt import Terminated, interrupts_get_through, interrupts_wait, terminations_raise
 
 LONG_S = 60
 
@@ -18,15 +19,24 @@ class InterruptedInItsFinalizer:
         signal.raise_signal(signal.SIGINT)
 
 
+class TerminatedInItsFinalizer:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
 class BrokenInItsFinalizer:
     def __del__(self):
         raise ZeroDivisionError
 
 
-def test_an_interrupt_in_a_finalizer_gets_through():
+@pytest.mark.parametrize(
+    ("finalized", "error"),
+    [(InterruptedInItsFinalizer, KeyboardInterrupt), (TerminatedInItsFinalizer, Terminated)],
+)
+def test_an_interrupt_in_a_finalizer_gets_through(finalized, error):
     never = threading.Event()
-    with pytest.raises(KeyboardInterrupt), interrupts_get_through():  # noqa: PT012  the finalizer comes first
-        InterruptedInItsFinalizer()
+    with pytest.raises(error), interrupts_get_through(), terminations_raise():  # noqa: PT012  the finalizer comes first
+        finalized()
         never.wait(LONG_S)
         pytest.fail("the interrupt was lost")
 
@@ -49,6 +59,17 @@ def test_hooks_are_restored_and_other_errors_are_passed_on(monkeypatch):
     assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM)) == (hook, handler)
 
 
+def test_a_signal_that_is_ignored_or_handled_stays_so():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminations_raise():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
 def test_an_interrupt_is_delayed():
     reached = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  the point is where it is raised
@@ -63,7 +84,7 @@ def test_an_interrupt_is_delayed():
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
 def test_ctrl_c_ends_training_with_a_line(mode):
     endless = ["train", "--cpu-devices", "2", "--mode", mode, "--steps", "1000000000"]
-    with subprocess.Popen(
+    with programs.started(
         [sys.executable, "-m", "feedline", *endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as training:
         assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
@@ -74,7 +95,7 @@ def test_ctrl_c_ends_training_with_a_line(mode):
 
 @pytest.mark.slow
 def test_ctrl_c_while_jax_is_imported_is_as_clean(measured):
-    with subprocess.Popen(
+    with programs.started(
         [sys.executable, "-v", "-m", "feedline", "train", "--steps", "1000000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

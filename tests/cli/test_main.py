@@ -1,9 +1,9 @@
 """The command line as a whole: what it imports, where arguments go, how failures end."""
 
 import doctest
-import subprocess
 import sys
 
+import programs
 import pytest
 
 import feedline
@@ -33,7 +33,7 @@ sys.exit(main())
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return programs.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_examples_run():

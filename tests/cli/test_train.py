@@ -5,11 +5,11 @@ import gzip
 import io
 import json
 import os
-import subprocess
 import sys
 from typing import get_args, get_type_hints
 
 import numpy as np
+import programs
 import pytest
 from launched import FEEDLINE, launched
 
@@ -28,7 +28,7 @@ MEASURED = ["final_loss", "test_accuracy", "rows_per_s", "wait_share", "state"]
 
 def train(*options):
     command = [*FEEDLINE, "train", "--cpu-devices", "4", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    return programs.run(command, capture_output=True, text=True, timeout=180, check=True)
 
 
 def trained_here(*options):
@@ -229,8 +229,10 @@ def test_a_loss_that_is_nan_ends_training_and_names_its_step_and_rows(tmp_path, 
     folder = ["--checkpoint-dir", str(tmp_path / "run"), "--save-every", "1"]
     assert main(["train", "--data", str(tmp_path / "rows.npz"), "--epochs", "3", *options, *folder]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    rows = ", ".join(map(str, order[(step - 1) * 8 : step * 8]))
     assert f"the loss is nan at step {step}, the first at which it is no finite number" in told
-    assert f"The batch of that step holds the training rows {rows}; look whether" in told
+    assert (
+        f"The batch of that step has values that are not finite, in batch['image'] of the training rows {bad};"
+        in told
+    )
     assert told.endswith(f"[stage train, epoch 0, position {(step - 1) * 8}]")
     assert max(int(path.name) for path in (tmp_path / "run").glob("[0-9]*")) == step - 1

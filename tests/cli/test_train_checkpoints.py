@@ -10,6 +10,7 @@ import time
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from launched import FEEDLINE, launched
@@ -125,7 +126,7 @@ def test_checkpoint_options_that_do_not_fit_are_a_one_line_error(tmp_path, capsy
         ),
         (
             ["--seed", "1"],
-            "/1 is of other data: its order is {'seed': 0, 'shuffle': True}, this run's is "
+            "/1 is of other data: its 'order' is {'seed': 0, 'shuffle': True}, this feed's is "
             "{'seed': 1, 'shuffle': True}. Give the data and the seed that it was trained with, or another d",
         ),
     ]:
@@ -149,7 +150,7 @@ def test_ctrl_c_and_sigterm_save_the_last_step(here, tmp_path):
     before = 0
     ways = [(signal.SIGINT, 130, "Ctrl-C", "interrupted"), (signal.SIGTERM, 143, "SIGTERM", "terminated")]
     for number, code, name, ended in ways:
-        with subprocess.Popen(
+        with programs.started(
             command("--steps", "1000000000", *folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as training:
             assert any(
@@ -187,7 +188,7 @@ def test_a_signal_while_the_last_step_is_saved_is_not_lost(tmp_path, capsys, mon
 
 def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):
     told = command("--steps", "1000000000", "--checkpoint-dir", str(tmp_path), "--save-every", "1000000000")
-    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+    with programs.started(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         assert any(line.startswith("step 1 of 1,000,000,000 | loss ") for line in training.stderr)
         training.stderr.close()  # as `2>&1 | tee log` does, where Ctrl-C ends `tee` first
         training.send_signal(signal.SIGTERM)
@@ -198,7 +199,7 @@ def test_sigterm_saves_the_last_step_with_a_closed_stderr(tmp_path):
 def killed_while_saving(folder, chance):
     """Train, and kill the run at a random moment of a save. Returns its first step and the saved steps."""
     told = command("--steps", "1000000000", "--checkpoint-dir", str(folder), "--save-every", "1")
-    with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+    with programs.started(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
         begun = next(line for line in training.stderr if "checkpoints in" in line)
         seen, enough, deadline = set(), chance.randrange(2, 6), time.monotonic() + PATIENCE_S
         while True:
@@ -238,7 +239,7 @@ def test_a_full_disk_is_an_error_and_no_incomplete_checkpoint_is_used(here, tmp_
 
     limited = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); "
     limited += "os.execv(sys.argv[1], sys.argv[1:])"
-    failed = subprocess.run(
+    failed = programs.run(
         [sys.executable, "-c", limited, *command("--steps", "8", "--save-every", "3", *folder)],
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+import programs
 import pytest
 
 MEMBER = [sys.executable, str(Path(__file__).with_name("member.py"))]
@@ -42,7 +43,7 @@ class Launcher:
     }
 
     def run(self, *command, **environ):
-        done = subprocess.run(
+        done = programs.run(
             [str(word) for word in command],
             env={**os.environ, **self.variables, **environ},
             capture_output=True,
@@ -59,18 +60,15 @@ class Launcher:
         options = ["--checkpoint-dir", str(folder), "--steps", "1000000000", "--save-every", "1000000000"]
         with (
             log.open("ab") as out,
-            subprocess.Popen(
+            programs.started(
                 [*map(str, command), *options],
                 env={**os.environ, **self.variables, **environ},
                 stdout=out,
                 stderr=subprocess.STDOUT,
             ) as started,
         ):
-            try:
-                await_line(log, ready)
-                yield started
-            finally:
-                started.kill()
+            await_line(log, ready)
+            yield started
 
     @staticmethod
     def printed(done):

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import programs
 import pytest
 
 from feedline.cluster.binding import Place, bind, own_gpus, plan
@@ -136,7 +136,7 @@ def bound(root, **given):
     arguments = json.dumps({"root": str(root), "devices": (0,), "allowed": None, **given})
     environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environ |= {"FEEDLINE_LOCAL_PROCESSES": "2", "FEEDLINE_PROCESS": str(given.get("devices", [0])[0])}
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-c", program, arguments], capture_output=True, text=True, env=environ, check=True
     )
     return json.loads(done.stdout)

@@ -1,11 +1,13 @@
 """`initialize` in a single process, with the variables of torchrun, and its errors."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
 
+import programs
 import pytest
 
 from feedline.cluster import join
@@ -13,7 +15,7 @@ from feedline.cluster.launchers.process_info import ProcessInfo
 
 
 def python(program, **environ):
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-c", program],
         env={**os.environ, **environ},
         capture_output=True,
@@ -101,21 +103,20 @@ def test_processes_with_the_variables_of_torchrun_compute_together(launcher, joi
             "LOCAL_WORLD_SIZE": "2",
         }
         variables = {**os.environ, **launcher.variables, **common}
-        started = [
-            subprocess.Popen(
-                launcher.member,
-                env={**variables, "RANK": index, "LOCAL_RANK": index},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for index in ("0", "1")
-        ]
-        try:
+        with contextlib.ExitStack() as stack:
+            started = [
+                stack.enter_context(
+                    programs.started(
+                        launcher.member,
+                        env={**variables, "RANK": index, "LOCAL_RANK": index},
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+                for index in ("0", "1")
+            ]
             written = [process.communicate(timeout=120) for process in started]
-        finally:
-            for process in started:
-                process.kill()
     out, err = map("".join, zip(*written, strict=True))
     done = subprocess.CompletedProcess(launcher.member, 0, out, err)
     assert launcher.members(done) == joined_members(2), err

@@ -16,9 +16,9 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 
+import programs
 import pytest
 
 from feedline.cluster.launch import launch
@@ -36,20 +36,15 @@ def started(command, *, before=(), stderr=subprocess.PIPE, unread_s=30, **option
     """A launcher in a process of its own, which is ended with the block and at the deadline."""
     options = {"command": command, "processes": 2, **options}
     program = f"from feedline.cluster import supervisor\nsupervisor._UNREAD_S = {unread_s}\n{LAUNCHER}"
-    with subprocess.Popen(
+    with programs.started(
         [*before, sys.executable, "-c", program, json.dumps(options)],
+        limit_s=DEADLINE_S,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
     ) as launcher:
-        deadline = threading.Timer(DEADLINE_S, launcher.kill)
-        deadline.start()
-        try:
-            yield launcher
-        finally:
-            deadline.cancel()
-            launcher.kill()
+        yield launcher
 
 
 def finished(command, **options):
@@ -493,6 +488,13 @@ def test_a_command_that_cannot_be_run(command, code, message, capfd):
     assert message in capfd.readouterr().err
 
 
+def test_a_folder_of_path_that_is_closed_to_this_user_hides_no_typing_mistake():
+    refused = OSError(errno.EACCES, os.strerror(errno.EACCES))  # what the kernel says of such a folder
+    code, message = cannot_start(["no-such-program"], refused)
+    assert (code, message.partition(";")[0]) == (127, "cannot run no-such-program: No such file or directory")
+    assert cannot_start(["/closed/folder/program"], refused)[0] == 126
+
+
 def test_a_script_without_its_interpreter_is_named(tmp_path, monkeypatch, capfd):
     script = tmp_path / "train"
     script.write_text("#!/no/such/python\n")
@@ -562,7 +564,7 @@ def test_the_handlers_of_the_caller_are_restored():
 
 def run_feedline(*arguments):
     command = [*FEEDLINE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return programs.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
@@ -17,7 +18,85 @@ FEW = ["--steps", "5", "--batch-size", "64", "--json"]  # the last of an option 
 
 @pytest.mark.parametrize("name", ["dgx.sbatch", "mpirun.sh"])
 def test_bash_parses_the_script(name):
-    subprocess.run(["bash", "-n", EXAMPLES / name], check=True)
+    programs.run(["bash", "-n", EXAMPLES / name], check=True)
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """Runs dgx.sbatch with stubs of Slurm's commands. Returns its exit code, their calls, and its messages."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    saves = '[ -z "$STEP" ] || mkdir -p $CHECKPOINTS/$STEP $JAX_COMPILATION_CACHE_DIR'
+    trains = f'case "$*" in *rm\\ -rf*) exit $CLEANING;; esac\n{saves}\nexit $CODE'
+    for name, what in {"srun": trains, "scontrol": "exit $REQUEUING"}.items():
+        (commands / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/did\n{what}\n')
+        (commands / name).chmod(0o755)
+
+    def run(code, restarts=0, step="", cleaning=0, requeuing=0):
+        (tmp_path / "did").write_text("")
+        slurm = {"SUBMIT_DIR": tmp_path, "JOB_ID": 7, "NNODES": 2, "NTASKS_PER_NODE": 8, "CPUS_ON_NODE": 112}
+        given = {"CODE": code, "STEP": step, "CLEANING": cleaning, "REQUEUING": requeuing, "TMPDIR": tmp_path}
+        environ = {f"SLURM_{name}": value for name, value in slurm.items()} | given
+        if restarts:
+            environ["SLURM_RESTART_COUNT"] = restarts
+        done = programs.run(
+            ["bash", EXAMPLES / "dgx.sbatch", "--steps", "5"],
+            env={
+                "PATH": f"{commands}:/usr/bin:/bin",
+                "CHECKPOINTS": str(tmp_path / "runs"),
+                **{name: str(value) for name, value in environ.items()},
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, (tmp_path / "did").read_text(), done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("cleaning", [0, 1])
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_the_sbatch_script_ends_with_the_code_of_training(batch, code, cleaning):
+    ended, did, told = batch(code, cleaning=cleaning)
+    assert ended == code
+    train, clean = did.splitlines()
+    assert "--cpus-per-task=14 " in train  # 112 processors without hyperthreads, for eight processes
+    assert train.endswith(" --steps 5")
+    assert "--ntasks=2 rm -rf " in clean
+    assert ("stays on a node" in told) == bool(cleaning)
+
+
+def test_the_sbatch_script_requeues_what_was_stopped_and_keeps_its_caches(batch, tmp_path):
+    ended, did, _ = batch(143, step=3)
+    assert ended == 143
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".compiled", ".starts", "3"]
+    assert did.splitlines()[1:] == ["scontrol requeue 7"]
+    ended, _, told = batch(143, requeuing=1)
+    assert ended == 143
+    assert "was not requeued" in told
+
+
+def test_the_sbatch_script_ends_when_three_runs_saved_no_step(batch):
+    """Also runs that Slurm requeued, after which the script has no say."""
+    steps = [10, "", "", 20, "", "", ""]
+    for restarts, step in enumerate(steps):
+        ended, did, _ = batch(143, restarts, step)
+        assert (ended, did.splitlines()[-1]) == (143, "scontrol requeue 7")
+    ended, did, told = batch(143, len(steps))
+    assert ended == 1
+    assert "3 runs of this job saved no step after step 20" in told
+    (clean,) = did.splitlines()  # neither trained nor requeued
+    assert "rm -rf" in clean
+    assert batch(0)[0] == 0  # submitted again
+    assert batch(0, restarts=1)[0] == 0
+
+
+def test_the_sbatch_script_asks_for_all_memory_and_a_time_limit():
+    lines = (EXAMPLES / "dgx.sbatch").read_text().splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    assert {"--mem=0", "--exclusive", "--time=04:00:00", "--signal=TERM@120", "--requeue"} <= set(options)
+    assert not [option for option in options if option.startswith("--cpus-per-task")]
 
 
 def test_the_jobset_starts_processes_that_find_each_other():
@@ -93,7 +172,7 @@ def test_the_sbatch_script_trains(launcher, tmp_path):
     """On two nodes without GPUs; options override the lines at its head that ask for GPUs."""
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
-    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+    options = ["--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path}/log"]
     (tmp_path / "wrapper").write_text(f'#!/bin/sh\nmkdir -p "$FEEDLINE_CACHE"; exec {FEEDLINE} "$@"\n')
     (tmp_path / "wrapper").chmod(0o755)
     launcher.run(

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import as_completed
 
+import programs
 import pytest
 from background import spawn
 
@@ -239,10 +240,11 @@ def test_a_second_run_on_the_same_port_fails_and_the_first_goes_on(port, monkeyp
     def started(process):
         monkeypatch.setenv("FEEDLINE_PROCESS", str(process))
         pipe = subprocess.PIPE
-        return subprocess.Popen([sys.executable, "-c", RUN], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        options = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "text": True}
+        return stack.enter_context(programs.started([sys.executable, "-c", RUN], **options))
 
-    first = [started(process) for process in range(2)]
-    try:
+    with contextlib.ExitStack() as stack:
+        first = [started(process) for process in range(2)]
         assert [one.stdout.readline() for one in first] == ["joined\n"] * 2
         for process in (1, 0):
             second = started(process)
@@ -254,7 +256,3 @@ def test_a_second_run_on_the_same_port_fails_and_the_first_goes_on(port, monkeyp
             one.stdin.flush()
         assert [one.communicate(timeout=60)[0] for one in first] == ["ended well\n"] * 2
         assert [one.returncode for one in first] == [0, 0]
-    finally:
-        for one in first:
-            one.kill()
-            one.wait()

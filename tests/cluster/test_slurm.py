@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import programs
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -20,7 +21,7 @@ def _slurm():
     configuration = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
     command = ["sinfo", "--noheader", "--Node", "--responding", "--format=%N"]
     try:
-        nodes = subprocess.run(
+        nodes = programs.run(
             command,
             env={**os.environ, "SLURM_CONF": configuration},
             capture_output=True,
@@ -138,7 +139,7 @@ def test_the_sbatch_script_saves_before_the_time_limit_and_resumes_when_requeued
     log, folder = tmp_path / "log", tmp_path / "runs"
     script = (EXAMPLES / "dgx.sbatch").read_text().replace("#SBATCH --gpus-per-node=8\n", "")
     (tmp_path / "dgx.sbatch").write_text(script)
-    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={log}", "--parsable"]
+    options = ["--nodes=2", "--ntasks-per-node=1", f"--output={log}", "--parsable"]
     feedline = str(Path(sys.executable).with_name("feedline"))
     endless = ["--batch-size", "64", "--layers", "1", "--width", "16", "--steps", "1000000000"]
     done = launcher.run(

@@ -2,11 +2,14 @@
 
 import errno
 import io
+import itertools
+import json
 import os
 import shutil
 import tarfile
 from pathlib import Path
 
+import h5py
 import jax
 import ml_dtypes
 import numpy as np
@@ -16,6 +19,7 @@ from counted import ROWS, Counted, expected
 
 import feedline
 from feedline.conversion import writers
+from feedline.conversion.convert import converting, open_any
 from feedline.conversion.plan import Plan
 
 FORMATS = ("array_record", "npy", "parquet", "zarr")
@@ -39,6 +43,13 @@ def numbers(rows):
         "unsigned": np.full(rows, (1 << 64) - 1, np.uint64),
         "größe_€": np.arange(rows, dtype=">i2"),
     }
+
+
+def steps_of(source, destination, **options):
+    """The steps of a conversion, as the command runs it."""
+    opened = open_any(source)
+    plan = Plan.of(opened, destination, None, options.get("rows_per_shard"))
+    yield from converting(plan, opened)
 
 
 def read(source, rows):
@@ -85,6 +96,25 @@ def test_rows_shapes_and_dtypes_are_those_of_the_source(form):
 def test_one_array_without_a_name(form, array):
     source = feedline.convert(array, "out", format=form, rows_per_shard=3)
     same(read(source, range(len(array))), array)
+
+
+@pytest.mark.parametrize("form", ["array_record", "npy"])
+def test_groups_of_hdf5_stay_dicts(form):
+    rows = numbers(7)
+    with h5py.File("rows.h5", "w") as file:
+        for name in ("image", "label", "masks"):
+            file[f"train/{name}"] = rows[name]
+        file["train/more/half"], file["flag"], file["a/x"], file["trai"] = (rows["half"],) * 4
+    wanted = feedline.open_source("rows.h5")
+    source = feedline.convert("rows.h5", "out", format=form, rows_per_shard=3)
+    assert source.spec == wanted.spec
+    assert source.spec["train"].keys() == {"image", "label", "masks", "more"}
+    jax.tree.map(same, read(source, range(7)), read(wanted, range(7)))
+
+
+def test_a_name_with_a_slash_is_no_dict():
+    source = feedline.convert({"a/b": np.arange(3)}, "out")
+    assert source[2] == {"a/b": 2}
 
 
 @pytest.mark.parametrize("form", ["array_record", "zarr"])
@@ -181,7 +211,11 @@ class Empty(Counted):
         ({"x": np.zeros(3, ml_dtypes.bfloat16)}, "npy", "bfloat16, whose name.*choose zarr"),
         ({"x": np.zeros(3, complex)}, "parquet", "complex128, and 'x'"),
         ({"a/b": np.zeros(3)}, "zarr", "'a/b'"),
-        ({"x": {"y": np.zeros(3)}}, None, "got the leaf row\\['x'\\]\\['y'\\]"),
+        ({"x": {"y": np.zeros(3)}}, "parquet", "dicts in a row, and 'x/y' lies in one; choose npy or array_rec"),
+        ({"x": {"y": np.zeros(3)}}, "zarr", "dicts in a row, and 'x/y' lies in one; choose npy or array_record"),
+        ({"x": {"y": np.zeros(3)}, "x/y": np.zeros(3)}, None, "got \\['x/y', 'x/y'\\]; rename one"),
+        ({"x": {"y/z": np.zeros(3)}}, None, "got the leaf row\\['x'\\]\\['y/z'\\]"),
+        ({"x": (np.zeros(3),)}, None, "got the leaf row\\['x'\\]\\[0\\]"),
         ((np.zeros(3),), None, "got the leaf row\\[0\\]"),
         (Counted(3), "csv", "format must be one of array_record, npy, parquet, zarr, got 'csv'"),
         (feedline.Mixture({"a": {"x": np.zeros(3)}}, {"a": 1}), None, "convert each of its sources"),
@@ -243,11 +277,47 @@ def test_destinations_that_hold_something_else():
 
 
 def test_a_finished_conversion_is_not_done_again():
-    before = (feedline.convert(Counted(), "out"), files_of("out"))[1]
-    again = Counted()
-    feedline.convert(again, "out")
-    assert sum(map(len, again.reads)) == 3  # first, middle and last row
+    np.save("rows.npy", np.arange(400))
+    before = (feedline.convert("rows.npy", "out"), files_of("out"))[1]
+    stages = [step.stage for step in steps_of("rows.npy", "out")]
+    assert stages == ["keep"]
     assert files_of("out") == before
+
+
+def test_a_finished_conversion_is_compared_with_rows_that_have_no_files():
+    before = (feedline.convert(Counted(), "out", rows_per_shard=100), files_of("out"))[1]
+    again = Counted()
+    feedline.convert(again, "out", rows_per_shard=100)
+    assert sorted(rows[0] for rows in again.reads if len(rows) > 1) == [0, 100, 200, 300]
+    assert files_of("out") == before
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_corrected_row_is_noticed_after_the_conversion(workers):
+    np.save("rows.npy", np.arange(400))
+    feedline.convert("rows.npy", "out", rows_per_shard=100)
+    np.save("rows.npy", np.where(np.arange(400) == 150, -1, np.arange(400)))  # not one of the sampled rows
+    with pytest.raises(ValueError, match=r"rows 100 to 199 of the source .*; delete out, or choose"):
+        feedline.convert("rows.npy", "out", rows_per_shard=100, workers=workers)
+
+
+def test_a_source_that_was_only_written_again_is_compared():
+    np.save("rows.npy", np.arange(400))
+    feedline.convert("rows.npy", "out", rows_per_shard=100)
+    np.save("rows.npy", np.arange(400))
+    steps = list(steps_of("rows.npy", "out", rows_per_shard=100))
+    assert steps[-1] == ("compare", 400, 400)
+
+
+def test_a_file_of_the_result_that_is_gone_is_noticed():
+    feedline.convert(Counted(), "out", rows_per_shard=100)
+    Path("out", "rows-00003-of-00004.npy").unlink()
+    with pytest.raises(feedline.FeedError, match=r"must hold 400 rows .* and there are 300 .*delete out"):
+        feedline.convert(Counted(), "out", rows_per_shard=100)
+    lines = Path("out", "conversion.jsonl").read_text().splitlines(keepends=True)
+    Path("out", "conversion.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(ValueError, match=r"lists 3 of 4 files.*delete out"):
+        feedline.convert(Counted(), "out", rows_per_shard=100)
 
 
 def test_one_process_at_a_time():
@@ -295,14 +365,61 @@ def test_the_next_run_continues_after_the_finished_files(form):
     versions = [path.stat().st_ino for path in finished]
     again = Counted()
     source = feedline.convert(again, "out", format=form, rows_per_shard=100)
-    converted = [rows[0] for rows in again.reads if len(rows) > 1]
-    assert converted == [200, 300]
+    compared_and_converted = [rows[0] for rows in again.reads if len(rows) > 1]
+    assert compared_and_converted == [0, 100, 200, 300]
     assert [Path("out", path.name).stat().st_ino for path in finished] == versions
     for name, wanted in expected().items():
         same(read(source, range(ROWS))[name], wanted)
     feedline.convert(Counted(), "at_once", format=form, rows_per_shard=100)
     if form == "npy":
         assert files_of("out") == files_of("at_once")
+
+
+def stopped_after(shards):
+    """A `map` that ends a conversion after some files."""
+
+    def run(function, items):
+        yield from itertools.islice(map(function, items), shards)
+        raise ZeroDivisionError
+
+    return run
+
+
+def test_rows_that_were_corrected_after_their_file_was_finished():
+    np.save("rows.npy", np.arange(400))
+    with pytest.raises(ZeroDivisionError):
+        feedline.convert("rows.npy", "out", rows_per_shard=100, map=stopped_after(2))
+    corrected = np.where(np.arange(400) == 150, -1, np.arange(400))  # not one of the sampled rows
+    np.save("rows.npy", corrected)
+    with pytest.raises(
+        ValueError, match=r"rows 100 to 199 of the source differ .*rows-00001.*; delete this file, or out.partial"
+    ) as caught:
+        feedline.convert("rows.npy", "out", rows_per_shard=100)
+    assert Path("out.partial", "rows-00001-of-00004.npy").exists(), caught.value
+    Path("out.partial", "rows-00001-of-00004.npy").unlink()
+    same(read(feedline.convert("rows.npy", "out", rows_per_shard=100), range(400)), corrected)
+
+
+def test_finished_files_are_kept_unread_while_the_files_of_the_source_are_the_same():
+    np.save("rows.npy", np.arange(400))
+    with pytest.raises(ZeroDivisionError):
+        feedline.convert("rows.npy", "out", rows_per_shard=100, map=stopped_after(2))
+    steps = list(steps_of("rows.npy", "out", rows_per_shard=100))
+    assert steps[:2] == [("keep", 200, 400), ("convert", 200, 400)]
+
+
+def test_a_comparison_is_noted_for_the_next_run():
+    np.save("rows.npy", np.arange(400))
+    with pytest.raises(ZeroDivisionError):
+        feedline.convert("rows.npy", "out", rows_per_shard=100, map=stopped_after(2))
+    np.save("rows.npy", np.arange(400))  # the same rows in another file
+    for compared in (True, False):
+        steps = steps_of("rows.npy", "out", rows_per_shard=100)
+        found = [next(steps) for _ in range(3)]
+        steps.close()
+        assert [step.stage for step in found] == (
+            ["keep", "compare", "compare"] if compared else ["keep", "convert", "convert"]
+        )
 
 
 def test_half_a_line_at_the_end_of_the_manifest():
@@ -312,8 +429,8 @@ def test_half_a_line_at_the_end_of_the_manifest():
     manifest.write_bytes(manifest.read_bytes()[:-20])  # as if the machine had stopped while it was written
     again = Counted()
     feedline.convert(again, "out", rows_per_shard=100)
-    assert [rows[0] for rows in again.reads if len(rows) > 1] == [100, 200, 300]
-    assert len(Path("out", "conversion.jsonl").read_text().splitlines()) == 1 + 4
+    lines = Path("out", "conversion.jsonl").read_text().splitlines()
+    assert [json.loads(line)["shard"] for line in lines[1:]] == [0, 1, 2, 3]
 
 
 def test_a_source_that_has_changed_is_refused():

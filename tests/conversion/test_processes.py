@@ -14,6 +14,7 @@ from pathlib import Path
 
 import counted
 import numpy as np
+import programs
 import pytest
 
 import feedline
@@ -28,37 +29,43 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name != "conversion.jsonl"}
 
 
-def test_killed_and_run_again(tmp_path, monkeypatch):
-    """SIGKILL while a process is inside the third file; the result is that of a run that was not killed."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
+def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
+    """While a process is inside the third file; the result is that of a run that was not killed."""
     monkeypatch.chdir(tmp_path)
     os.mkfifo("reached")
     reached = os.open("reached", os.O_RDONLY | os.O_NONBLOCK)
     lock = os.open("go_on", os.O_RDONLY | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     command = [sys.executable, "-m", "feedline", "convert", "counted:waiting", "out", "--rows-per-shard", "100"]
-    here = {"PYTHONPATH": f"{Path(counted.__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    run = subprocess.Popen(
+    with programs.started(
         [*command, "--workers", "1"],
-        env={**os.environ, **here, "REACHED": "reached", "GO_ON": "go_on"},
+        env=programs.importing(REACHED="reached", GO_ON="go_on"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    ended = os.pidfd_open(run.pid)
-    assert reached in select.select([reached, ended], [], [], PATIENCE_S)[0]
-    run.kill()
-    assert run.wait(PATIENCE_S) == -signal.SIGKILL
-    for descriptor in (lock, reached, ended):  # the process that converts gets the lock, and sees its parent gone
-        os.close(descriptor)
-    run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
+    ) as run:
+        ended = os.pidfd_open(run.pid)
+        assert reached in select.select([reached, ended], [], [], PATIENCE_S)[0]
+        run.send_signal(number)
+        assert run.wait(PATIENCE_S) == code
+        for descriptor in (
+            lock,
+            reached,
+            ended,
+        ):  # the process that converts gets the lock, and sees its parent gone
+            os.close(descriptor)
+        _, err = run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
+    told = "feedline: terminated; finished files are in out.partial, and the same command continues\n"
+    assert err.decode() == ("" if number == signal.SIGKILL else told)
     manifest = Path("out.partial", "conversion.jsonl").read_text().splitlines()
     finished = [json.loads(line)["shard"] for line in manifest[1:]]
     assert finished in ([0], [0, 1])  # the third file may begin before the manifest has the second
 
-    source = counted.waiting()
-    feedline.convert(source, "out", rows_per_shard=100)
-    assert [rows[0] for rows in source.reads if len(rows) > 1] == [
-        100 * shard for shard in range(4) if shard not in finished
-    ]
+    kept = {
+        path: path.stat().st_ino for path in Path("out.partial").glob("rows-*") if int(path.name[5:10]) in finished
+    }
+    feedline.convert(counted.waiting(), "out", rows_per_shard=100)
+    assert {path: Path("out", path.name).stat().st_ino for path in kept} == kept
     feedline.convert(counted.waiting(), "at_once", rows_per_shard=100)
     assert files_of("out") == files_of("at_once")
 
@@ -79,7 +86,7 @@ def test_ray_writes_the_same_files(tmp_path):
     """The example, on a real Ray of this machine."""
     with tempfile.TemporaryDirectory(prefix="ray-") as temporary:  # Ray's sockets need a short path
         environment = {**os.environ, "RAY_TMPDIR": temporary, "HOME": temporary}
-        done = subprocess.run(
+        done = programs.run(
             [sys.executable, EXAMPLE, tmp_path],
             env=environment,
             capture_output=True,

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -116,9 +116,9 @@ def test_options():
 
 @pytest.mark.slow
 def test_the_command_line():
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-m", "feedline", "doctor", "test_feeds:troubled", "--cpu-devices", "4", "--json"],
-        capture_output=True, text=True, cwd=os.path.dirname(__file__), timeout=120, check=False,
+        capture_output=True, text=True, timeout=120, env=programs.importing(),
     )  # fmt: skip
     (line,) = done.stdout.splitlines()
     severities = {check["name"]: check["severity"] for check in json.loads(line)["checks"]}

@@ -11,6 +11,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.cli.main import main
@@ -214,11 +215,11 @@ def test_wide_types_under_x64(tmp_path):
 # --- the command line ---
 
 
-def doctor(*arguments, **options):
+def doctor(*arguments):
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(
+    return programs.started(
         [sys.executable, "-m", "feedline", "doctor", *arguments],
-        env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -247,12 +248,24 @@ def test_a_command_that_goes_on_is_ended_after_its_time(tmp_path):
 
 def test_ctrl_c_ends_the_command_and_shows_what_was_found():
     endless = "import jax, time; jax.jit(lambda x: x + 1)(0); print('running', flush=True); time.sleep(600)"
-    with doctor("--", sys.executable, "-c", endless, start_new_session=True) as ran:
+    with doctor("--", sys.executable, "-c", endless) as ran:
         assert ran.stdout.readline() == "running\n"
         os.killpg(ran.pid, signal.SIGINT)  # as a terminal does
         out, err = ran.communicate(timeout=120)
     assert "the command" in out
     assert ran.returncode in (0, 3, 4), err
+
+
+def test_sigterm_is_passed_on_to_the_command(tmp_path, monkeypatch):
+    """Schedulers, unlike a terminal, may signal the doctor alone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    told = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('told')); "
+    with doctor("--", sys.executable, "-c", f"{told} print('running', flush=True); time.sleep(600)") as ran:
+        assert ran.stdout.readline() == "running\n"
+        ran.terminate()
+        out, err = ran.communicate(timeout=120)  # returns when the command, too, has ended
+    assert (ran.returncode, out, err) == (143, "", "told\nfeedline: terminated\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_without_jax_is_not_observed():

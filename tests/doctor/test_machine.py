@@ -3,10 +3,10 @@
 import math
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 from feedline.cluster.cgroups import GroupLimits, limits
@@ -93,7 +93,7 @@ def test_a_process_that_is_bound_to_one_processor():
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from feedline.doctor import processors as p; print(p.check_threads(p.processors()).severity)"
     )
-    done = subprocess.run([sys.executable, "-c", bound], capture_output=True, text=True, check=True)
+    done = programs.run([sys.executable, "-c", bound], capture_output=True, text=True, check=True)
     assert done.stdout == "warning\n"
 
 
@@ -158,7 +158,7 @@ def test_a_low_limit_of_open_files():
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
         "from feedline.doctor import host as h; print(h.check_open_files(*h.open_files()).finding)"
     )
-    done = subprocess.run([sys.executable, "-c", low], capture_output=True, text=True, check=True)
+    done = programs.run([sys.executable, "-c", low], capture_output=True, text=True, check=True)
     assert done.stdout == "this process may open 128 files\n"
 
 
@@ -314,7 +314,7 @@ def test_constant_operand(right, platform, expected):
 def test_without_the_fusion_a_constant_operand_is_right():
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
     told = "from feedline.doctor import faults; print(faults.constant_operand_is_right())"
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=os.environ | flags
     )
     assert done.stdout == "True\n"

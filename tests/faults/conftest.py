@@ -1,6 +1,7 @@
 """A fixture of the tests of faults: run a program that meets a fault, and see what it leaves."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import programs
 import pytest
 
 PATIENCE_S = 120
@@ -36,21 +38,24 @@ class Program:
     """A Python program in a process of its own, started at once.
 
     Args:
+      stack: whose end ends it.
       script: its text, which is written to `folder`.
       folder: where it runs.
       variables: of its environment.
     """
 
-    def __init__(self, script, folder, *arguments, **variables):
+    def __init__(self, stack, folder, script, *arguments, **variables):
         self._mark = f"{uuid.uuid4()}"
         self._pids = set()
         self._began = time.monotonic()
         (folder / "script.py").write_text(script)
-        self.process = subprocess.Popen(
-            [sys.executable, "script.py", *arguments], cwd=folder, text=True, start_new_session=True,
+        started = programs.started(
+            [sys.executable, "script.py", *arguments], cwd=folder, text=True, limit_s=10 * PATIENCE_S,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=os.environ | variables | {"FEEDLINE_FAULT": self._mark},
         )  # fmt: skip
+        self.process = stack.enter_context(started)
+        stack.callback(self.kill)
 
     def end(self, patience_s=PATIENCE_S):
         """Wait for its end."""
@@ -99,12 +104,5 @@ class Program:
 @pytest.fixture
 def start(tmp_path):
     """Starts a script as a `Program` in the test's folder."""
-    programs = []
-
-    def started(script, *arguments, **variables):
-        programs.append(Program(script, tmp_path, *arguments, **variables))
-        return programs[-1]
-
-    yield started
-    for program in programs:
-        program.kill()
+    with contextlib.ExitStack() as stack:
+        yield functools.partial(Program, stack, tmp_path)

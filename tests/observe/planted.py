@@ -50,7 +50,9 @@ def sleeper(seconds, jitter, every=1):
 def trained(
     read=0.0, host=0.0, place=0.0, loop=LOOP_S, *, jitter=0.2, read_every=1, steps=100, watch=None, **options
 ):
-    """The feed's report after a loop over it, and the true AU by the loop's own clock: time outside `next` ÷ all.
+    """The feed's report after a loop over it, and the share of the time outside of `next` by the loop's own clock.
+
+    The loop sleeps, so the devices are idle in it.
 
     Args:
       read, host, place, loop: seconds a batch.

@@ -68,6 +68,30 @@ def test_the_time_of_a_break_is_not_the_loops_own():
     assert (window.loop_s, window.wait_s, window.last) == (2 / 4, 1.5 / 4, 2)  # the first wait of the pass counts
 
 
+def test_glances_count_in_the_loops_own_time_alone():
+    accounting, expected = Accounting(ahead=-2), []
+    for step in range(1, 21):
+        at = step + 0.25 if step % 2 else step + 0.75  # in `next`, until 0.5; or in the loop's own time
+        accounting.glanced(at, step % 6 == 0)
+        expected += [] if step % 2 else [step % 6 == 0]
+        delivered(accounting, step, step + 0.5)
+        if step == 17:
+            assert accounting.idle_share() == pytest.approx(2 / 8)
+        elif step < 17:
+            assert accounting.idle_share() is None  # too few
+    assert accounting.idle_share() == pytest.approx(sum(expected[:9]) / 9)  # the loop may be within the last one
+
+
+def test_glances_while_the_buffers_fill_or_the_loop_is_elsewhere_do_not_count():
+    accounting = Accounting(ahead=1)
+    for step in range(1, 30):
+        accounting.glanced(step - 0.1, step in (2, 3, 20))  # while the step compiles, and in a break
+        if step == 20:
+            accounting.interrupted()
+        delivered(accounting, step, step + 0.5)
+    assert accounting.idle_share() == 0.0
+
+
 def test_a_rare_pause_of_the_loop_is_left_out_and_a_wait_for_each_tenth_step_is_not():
     for count, pauses in ((100, {50: 4.0}), (100, {10 * i: 0.5 for i in range(1, 10)})):
         accounting, now = Accounting(ahead=0), 0.0
@@ -91,7 +115,7 @@ def test_a_transfer_that_ends_after_the_batch_was_taken_is_late():
     assert accounting.transfer_s() == pytest.approx((0.1 + 1.25) / 2)
     window = Window.of(accounting.latest())
     assert window.late_s == 0.75  # the first batch has no time before it
-    assert window.au == pytest.approx(0.25)
+    assert window.au == pytest.approx(0.25) == 1 - window.wait_share
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
@@ -167,7 +191,7 @@ def test_statistics_of_a_real_feed_agree_with_the_clock():
     def watch(feed):
         seen.append((time.perf_counter(), feed.statistics()))
 
-    _, au = trained(read=4 * LOOP_S, host=2 * LOOP_S, place=LOOP_S, jitter=0.0, steps=40, watch=watch)
+    _, loop_share = trained(read=4 * LOOP_S, host=2 * LOOP_S, place=LOOP_S, jitter=0.0, steps=40, watch=watch)
     (began, first), (ended, last) = seen[0], seen[-1]
     steps = last.batches - first.batches
     assert last.read_s - first.read_s == pytest.approx(steps * 4 * LOOP_S, rel=0.15)
@@ -176,7 +200,7 @@ def test_statistics_of_a_real_feed_agree_with_the_clock():
     assert last.wait_s - first.wait_s + last.loop_s - first.loop_s == pytest.approx(ended - began, rel=0.05)
     assert last.read_cpu_s < 0.2 * last.read_s  # it sleeps
     assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s
-    assert last.au == pytest.approx(au, abs=0.02)
+    assert last.wait_share == pytest.approx(1 - loop_share, abs=0.02)
     assert last.readiness < 0.3
     assert last.placed_bytes == last.batches * ROWS * 4 * 4
     assert last.host_bytes >= 3 * ROWS * 4 * 4

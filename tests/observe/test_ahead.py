@@ -11,6 +11,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from planted import ROWS, Sleeping
 from test_accounting import delivered
@@ -133,10 +134,41 @@ def test_a_look_at_another_time_says_nothing_about_a_wait(look):
     assert accounting.latest()[0].computed_s is None
 
 
+def trained(step):
+    """The report on a loop over rows in memory, once there were some glances."""
+    with feedline.Feed({"x": np.zeros((64, 4), np.float32)}, 8, jax.devices()[0]) as feed:
+        while True:
+            for _, batch in zip(range(20), feed, strict=False):
+                step(batch["x"])
+            if (report := feed.report()).idle_s is not None:
+                return report
+
+
+@pytest.mark.slow
+def test_a_loop_that_sleeps_longer_than_its_steps_take_is_limited_by_its_python():
+    def step(x):
+        float(x.sum())
+        time.sleep(0.03)
+
+    report = trained(step)
+    assert report.bound == "loop"
+    assert report.au < 0.4
+    assert report.idle_s > 0.5 * report.loop_s
+
+
+@pytest.mark.slow
+def test_a_loop_that_fetches_each_loss_is_limited_by_compute():
+    """The devices are idle whenever it asks for a batch: they have computed until then."""
+    turns = turns_for(0.03)
+    report = trained(lambda x: float(busy(jnp.full((128, 128), 1e-3) + x[0, 0], turns)[0, 0]))
+    assert report.bound == "compute"
+    assert report.idle_s < 0.5 * report.loop_s
+
+
 @pytest.fixture
 def watch():
-    watch = StepWatch(lambda look: watch.looks.put(look))
-    watch.looks = queue.SimpleQueue()
+    watch = StepWatch(lambda look: watch.looks.put(look), lambda at, idle: watch.glances.put(idle))
+    watch.looks, watch.glances = queue.SimpleQueue(), queue.SimpleQueue()
     return watch
 
 
@@ -213,3 +245,46 @@ def test_the_generator_of_the_module_random_is_left_alone(watch):
     while watch._due == math.inf:
         time.sleep(1e-3)
     assert random.getstate() == state
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_glance_sees_whether_the_devices_compute(watch, computes):
+    step = busy(jnp.full((128, 128), 1e-3), turns_for(0.5) if computes else 0)
+    if not computes:
+        jax.block_until_ready(step)
+    batch = jnp.zeros(2)
+    watch.placed([batch])
+    assert watch.glances.empty()
+    watch.placed([batch])
+    assert watch.glances.get(timeout=10) == (not computes)
+    jax.block_until_ready(step)
+
+
+def test_one_glance_is_awaited_at_a_time_and_each_ends_its_thread(watch):
+    threads, batch = _thread._count(), jnp.zeros(2)
+    for _ in range(100):
+        watch.placed([batch])
+    assert _thread._count() <= threads + 1
+    watch.glances.get(timeout=10)
+    assert watch.glances.qsize() <= 1
+    while _thread._count() > threads:
+        time.sleep(1e-3)
+
+
+def test_a_step_that_its_call_computes_is_no_idle_time(watch):
+    """The CPU backend computes it on the calling thread, and it has no arrays until then."""
+    program = jax.jit(lambda x: jnp.linalg.svd(x)[1])
+    x = np.random.default_rng(0).normal(size=(400, 400)).astype(np.float32)
+    jax.block_until_ready(program(x))
+    batch = jnp.zeros(2)
+    while watch.glances.qsize() < 5:
+        watch.placed([batch])
+        jax.block_until_ready(program(x))
+    assert sum(watch.glances.get() for _ in range(5)) <= 2  # a glance may come between two steps
+
+
+def test_python_that_holds_the_gil_is_idle_time(watch):
+    batch = jnp.zeros(2)
+    while watch.glances.qsize() < 12:
+        watch.placed([batch])
+    assert sum(watch.glances.get() for _ in range(12)) >= 6  # threads of LAPACK spin for some time after a call

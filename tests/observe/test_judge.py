@@ -14,11 +14,12 @@ from feedline.observe.accounting import BatchTimes
 from feedline.observe.model import Costs, Setting, simulated_wait_s
 from feedline.observe.verdict import Circumstances, ProcessTimes, judge, straggler
 from feedline.observe.window import Window
+from feedline.observe.words import counted, factor, milliseconds, percent, times
 
 HOW = Circumstances("threads", threads=2, workers=0, buffer=2, prefetch=2, cores=8)
 
 
-def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, slot=0.1):
+def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0, loop=0.010, slot=0.1, idle=None):
     """Batches that all took as long, in seconds."""
     step = loop + wait
     batches = [
@@ -29,7 +30,7 @@ def window(count=100, read=0.0, host=0.0, place=0.0, cpu=0.0, wait=0.0, late=0.0
         )
         for i in range(count)
     ]  # fmt: skip
-    return Window(batches, count, True)
+    return Window(batches, count, True, None if idle is None else idle * loop)
 
 
 # --- the simulation ---
@@ -114,10 +115,40 @@ def test_little_waiting_is_compute():
     assert "nothing to change: input could be 2 times as fast as the loop (reading" in report.advice
 
 
+def test_python_during_which_the_devices_are_idle_is_no_compute():
+    report = judge(window(read=0.001, wait=0.0001, loop=0.030, idle=0.99), HOW)
+    assert (report.bound, report.change) == ("loop", None)
+    assert report.au == pytest.approx(0.01 * 0.030 / 0.0301)
+    assert report.wait_share == pytest.approx(0.0001 / 0.0301)
+    assert report.verdict == (
+        "Python in the loop limits training: the devices are idle in it for 99 % of the time, and the loop waits "
+        "for input 0 % (AU 1 %)"
+    )
+    assert "in 29.7 ms of its own, the devices were idle" in str(report)
+    assert "faster step" not in report.advice
+    assert json.loads(json.dumps(report.to_dict()))["idle_s"] == pytest.approx(0.0297)
+
+
+def test_a_loop_whose_devices_compute_mostly_is_compute():
+    assert judge(window(read=0.001, idle=0.0), HOW).au == 1.0
+    report = judge(window(read=0.001, idle=0.3), HOW)
+    assert (report.bound, report.au) == ("compute", pytest.approx(0.7))
+    assert report.advice.endswith(
+        "so does less Python between steps, in which the devices are idle 30 % of the time"
+    )
+
+
+def test_a_loop_that_waits_is_limited_by_its_input_although_it_leaves_the_devices_idle():
+    """Less Python in the loop would make it wait longer, and train no faster."""
+    report = judge(window(read=0.028, wait=0.004, cpu=0.001, idle=0.9), HOW)
+    assert (report.bound, report.au) == ("read", pytest.approx(0.001 / 0.014))
+    assert report.wait_share == pytest.approx(0.004 / 0.014)
+
+
 def test_more_threads_help_reading_that_waits_but_not_reading_that_computes():
     times = {"read": 0.028, "wait": 0.004}
     waits = judge(window(**times, cpu=0.001), HOW)
-    assert waits.advice == "threads 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %"
+    assert waits.advice == "threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %"
     computes = judge(window(**times, cpu=0.028), dataclasses.replace(HOW, cores=2))
     assert computes.change is None
     assert "reading needs 28.0 ms of processor time a batch on 2 cores" in computes.advice
@@ -144,7 +175,39 @@ def test_python_that_holds_the_lock_needs_workers():
     report = judge(window(**times), held)
     assert (report.change.setting, report.change.then) == ("Reading.workers", 4)
     report = judge(window(**times), dataclasses.replace(held, may_use_workers=False))
-    assert "holds the interpreter's lock" in report.advice
+    assert "holds the GIL" in report.advice
+
+
+def test_a_transform_that_sleeps_does_not_hold_the_gil_however_busy_the_machine_is():
+    how = dataclasses.replace(HOW, lock_wait_s=0.004, may_use_workers=True, cores=2)
+    for seconds in (0.0088, 0.100):
+        report = judge(window(host=seconds, cpu=0.0011, wait=seconds / 2 - 0.002, loop=0.002), how)
+        assert (report.bound, report.change.setting) == ("host", "Reading.threads")
+        assert "GIL" not in str(report)
+
+
+@pytest.mark.parametrize("lock_wait_s", [0.0, 0.006])
+def test_no_stage_is_named_that_its_own_figures_clear(lock_wait_s):
+    given = window(read=0.0008, place=0.0004, cpu=0.0005, wait=0.0019)
+    report = judge(given, dataclasses.replace(HOW, lock_wait_s=lock_wait_s))
+    assert min(report.headroom[stage] for stage in ("read", "host", "place")) > 16
+    assert (report.bound, report.held_up, report.change) == ("loop", True, None)
+    assert report.verdict == (
+        "threads of the feed wait for the GIL or a processor: the loop waits for input 16 % of the time (AU 84 %)"
+    )
+    assert report.advice.startswith("no setting helps: a batch needs 0.500 ms of processor time")
+
+
+def test_uneven_reads_are_named_unless_threads_wait_for_the_gil():
+    """A thread of Python that spins delays some reads, and more room would delay them, too."""
+    even = window(read=0.0, cpu=0.0005, wait=0.0019)
+    uneven = [each._replace(read_s=0.080 if i % 10 == 0 else 0.0) for i, each in enumerate(even.batches)]
+    given = dataclasses.replace(even, batches=uneven)
+    report = judge(given, HOW)
+    assert (report.bound, report.held_up) == ("read", False)
+    assert report.change.setting in ("Reading.buffer", "prefetch")
+    held = judge(given, dataclasses.replace(HOW, lock_wait_s=0.006))
+    assert (held.bound, held.held_up, held.change) == ("loop", True, None)
 
 
 def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
@@ -161,7 +224,7 @@ def test_a_report_as_values_is_json_and_has_all_that_the_text_says():
         "  placing          0.000 ms of threads  headroom over 1000 ×",
         "  training loop     10.0 ms of the loop headroom 1.4 ×",
         "  judged by the latest 100 batches",
-        "advice: threads 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %",
+        "advice: threads 2 → 3, buffer 2 → 3: reading 14.0 → 9.33 ms, wait 29 % → 0 %",
     ]
 
 
@@ -178,6 +241,24 @@ def test_every_way_of_reading_gets_an_advice(reader, factor):
         assert len(report.advice) > 20
         assert math.isfinite(report.wait_share)
         assert report.change is None or report.change.wait_share < report.wait_share
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(150.4, "150"), (1.504, "1.5"), (999.6, "over 1000"), (9e9, "over 1000"), (0.752, "0.752"), (1e-9, "0.001")],
+)
+def test_a_factor_has_no_exponent(value, text):
+    assert (factor(value), times(value)) == (text, f"{text} ×")
+
+
+def test_nothing_is_less_than_nothing_and_one_is_singular():
+    assert (milliseconds(-1e-12), percent(-1e-9), milliseconds(1.2345)) == ("0.000", "0 %", "1,234")
+    assert [counted(n, "batch") for n in (0, 1, 1234)] == ["0 batches", "1 batch", "1,234 batches"]
+    report = str(judge(window(count=1, read=0.0001, loop=0.015, wait=-1e-12), HOW))
+    assert "0.000 ms waiting" in report
+    assert "-0" not in report
+    assert "could be 300 times as fast" in report
+    assert "the latest 1 batch\n" in report
 
 
 # --- several processes ---

@@ -38,7 +38,7 @@ def test_each_field_of_the_statistics_is_a_value_and_no_value_comes_from_nowhere
     numbers = {getattr(FULL, name) for name in NUMBERS} | {*FULL.source_epochs.values()}
     numbers |= {*STORES.values(), 1100} - {1600}  # 1600 requests are 1100 first ones, 200 retries and 300 hedges
     assert numbers - {*values.values()} == set()
-    assert {*values.values()} - numbers == {1 - FULL.au}
+    assert {*values.values()} - numbers == set()
     assert {metric.name for metric, _, _ in samples(FULL)} == {
         metric.name for metric in METRICS if metric.name not in ("feedline_bound", "feedline_headroom_ratio")
     }
@@ -68,14 +68,16 @@ def test_a_report_adds_what_limits_training_and_the_headroom(sharding):
         values = {(m.name, label): value for m, label, value in samples(feed.statistics(), report)}
     bounds = {label: value for (name, label), value in values.items() if name == "feedline_bound"}
     assert bounds.pop(report.bound) == 1.0
-    assert [*bounds.values()] == [0.0] * 4
+    assert [*bounds.values()] == [0.0] * 5
     headroom = {label: value for (name, label), value in values.items() if name == "feedline_headroom_ratio"}
     assert headroom == report.headroom
 
 
 def test_scalars_are_rates_since_the_statistics_before():
     before = Statistics(batches=10, rows=100, wait_s=1.0, placed_bytes=1000, au=0.5, wait_p50_s=0.1)
-    now = Statistics(batches=30, rows=500, wait_s=2.0, read_s=4.0, placed_bytes=5000, au=0.9, wait_p50_s=0.2)
+    now = Statistics(
+        batches=30, rows=500, wait_s=2.0, read_s=4.0, placed_bytes=5000, au=0.8, wait_share=0.1, wait_p50_s=0.2
+    )
     found = scalars(now, before, elapsed_s=2.0)
     expected = {
         "feedline/batches_per_second": 10.0,
@@ -83,11 +85,11 @@ def test_scalars_are_rates_since_the_statistics_before():
         "feedline/placed_bytes_per_second": 2000.0,
         "feedline/wait_seconds_per_batch": 0.05,
         "feedline/stage_seconds_per_batch/read": 0.2,
-        "feedline/au_ratio": 0.9,
+        "feedline/au_ratio": 0.8,
+        "feedline/wait_ratio": 0.1,
         "feedline/wait_p50_seconds": 0.2,
     }
     assert {name: found[name] for name in expected} == expected
-    assert found["feedline/wait_ratio"] == pytest.approx(0.1)
     assert "feedline/transfer_seconds" not in found
     first = scalars(now)
     assert first == {name: value for name, value in found.items() if "_per_" not in name}

@@ -7,11 +7,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from xml.etree import ElementTree
 
 import numpy as np
+import programs
 import pytest
 from matplotlib import image
 
@@ -131,6 +131,13 @@ def test_a_page_shows_the_whole_report(name, tmp_path):
     assert {"AU 51 %", "AU 99 %"} & set(page.texts)
     assert {"Wait share 49 %", "Wait share 1 %"} & set(page.texts)
     assert "Headroom" in page.texts
+
+
+def test_idle_devices_are_a_part_of_the_loops_own_time(tmp_path):
+    report = dataclasses.replace(COMPUTE, bound="loop", idle_s=0.0039, au=0.24)
+    (loop, busy), (idle, alone), *_ = saved(report, tmp_path).rectangles("measured")
+    assert (loop, idle) == ("loop", "idle")
+    assert alone / busy == pytest.approx(3, rel=0.01)
 
 
 def test_bars_are_as_long_as_their_times(tmp_path):
@@ -282,7 +289,9 @@ def test_another_suffix_is_an_error(name, tmp_path):
 
 def test_a_picture_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^pictures need matplotlib: pip install 'feedline\[bench\]'$"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"^pictures need matplotlib; from the clone: pip install '\.\[bench\]'$"
+    ):
         READ.save(tmp_path / "r.png")
     assert os.listdir(tmp_path) == []
 
@@ -311,12 +320,11 @@ except OSError as error:
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
     (tmp_path / "r.html").write_text("before")
-    here = os.path.dirname(__file__)
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-B", "-c", FULL_DISK, tmp_path / "r.html"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])},
+        env=programs.importing(),
     )
     assert done.stdout == "File too large\n", done.stderr
     assert os.listdir(tmp_path) == ["r.html"]
@@ -361,7 +369,7 @@ def browse(path, width, *options):
         f"--window-size={width},1400",
     ]
     command = [BROWSER, profile, *window, *options, path.as_uri()]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    told = programs.run(command, capture_output=True, text=True, timeout=180)
     assert told.returncode == 0, told.stderr
     return told.stdout
 

@@ -264,5 +264,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "feedline.observe.prometheus")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ImportError, match=r"need prometheus_client, .*; pip install 'feedline\[prometheus\]'"):
+    with pytest.raises(
+        ImportError, match=r"need prometheus_client, .*; from the clone: pip install '\.\[prometheus\]'"
+    ):
         importlib.import_module("feedline.observe.prometheus")

@@ -5,12 +5,12 @@ import logging
 import os
 import resource
 import signal
-import subprocess
 import threading
 import time
 
 import jax
 import numpy as np
+import programs
 import pytest
 from planted import ROWS, Sleeping
 from trace_file import ONE, Trace, feed_of
@@ -160,13 +160,13 @@ def test_a_file_that_cannot_be_written_whole(name, tmp_path, caplog):
 def tiny_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
+    mounted = programs.run(
         ["mount", "-t", "tmpfs", "-o", "size=16k", "none", folder], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("no permission to mount a file system")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    programs.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

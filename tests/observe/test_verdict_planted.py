@@ -1,4 +1,4 @@
-"""Each bottleneck, planted in a real feed, alone and in pairs: the report names it, and its AU is the true one."""
+"""Each bottleneck, planted in a real feed, alone and in pairs: the report names it, and the loop's waits."""
 
 import itertools
 import os
@@ -28,9 +28,8 @@ def steps(factor):
     return 240 if factor < 2 else 60
 
 
-def assert_true(report, au):
-    assert report.au == pytest.approx(au, abs=0.03)  # 0.02 on a quiet machine
-    assert report.wait_share == pytest.approx(1 - report.au)
+def assert_true(report, loop_share):
+    assert report.wait_share == pytest.approx(1 - loop_share, abs=0.03)  # 0.02 on a quiet machine
     assert report.drained
 
 
@@ -40,7 +39,7 @@ def assert_true(report, au):
 def test_one_stage_binds(stage, factor):
     report, au = trained(**{stage: seconds(factor)}, steps=steps(factor))
     assert_true(report, au)
-    assert report.au == pytest.approx(1 / factor, rel=0.15)  # as planted, and the work around a sleep
+    assert 1 - report.wait_share == pytest.approx(1 / factor, rel=0.15)  # as planted, and the work around a sleep
     assert report.bound == stage
     assert report.headroom[stage] == pytest.approx(1 / factor, rel=0.15)
     assert all(report.headroom[other] > 2 for other in {"read", "host", "place"} - {stage})
@@ -48,10 +47,10 @@ def test_one_stage_binds(stage, factor):
 
 @pytest.mark.parametrize("factor", [0, 1 / 5, 1 / 2, 1 / 1.3])
 @timed
-def test_compute_binds(factor):
+def test_a_loop_that_sleeps_binds(factor):
     report, au = trained(read=seconds(factor), steps=160)
     assert_true(report, au)
-    assert report.bound == "compute"
+    assert report.bound == "loop"
     assert report.change is None
 
 
@@ -70,7 +69,8 @@ def test_the_predicted_gain_comes(stage, factor):
     change = report.change
     assert (change.setting, change.now) == ("Reading.threads", THREADS)
     assert change.then == pytest.approx(THREADS * factor, abs=1.6)
-    after, au = trained(**{stage: seconds(factor)}, steps=120, threads=change.then)
+    buffer = change.buffer[1] if change.buffer else 2
+    after, au = trained(**{stage: seconds(factor)}, steps=120, threads=change.then, buffer=buffer)
     assert_true(after, au)
     assert after.wait_share == pytest.approx(change.wait_share, abs=0.06)
 
@@ -112,7 +112,7 @@ def test_a_full_queue_does_not_hide_a_slow_producer():
     assert waits[-1] - waits[0] < 0.1 * LOOP_S * 59
     assert au > 0.9
     assert report.bound == "read"
-    assert report.au == pytest.approx(1 / 1.3, rel=0.15)
+    assert 1 - report.wait_share == pytest.approx(1 / 1.3, rel=0.15)
     assert not report.drained
 
 

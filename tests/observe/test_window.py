@@ -87,3 +87,16 @@ def test_the_rate_needs_a_run_of_batches(count, last, hidden_s):
 def test_what_the_loop_waited_counts_if_it_is_more():
     batches = [each._replace(wait_s=0.020) for each in queue_that_drains(100, input_s=0.015)]
     assert Window(batches, 100, True).wait_s == pytest.approx(0.020)
+
+
+def test_au_is_the_share_of_the_time_in_which_the_devices_compute():
+    """Half of the time in `next` they still compute; of the loop's own they are idle for nine tenths."""
+    batches = [batch(i * 0.012, wait=0.002)._replace(computed_s=0.001, late_s=0.0005) for i in range(20)]
+    window = Window.of(batches, 0.9)
+    assert window.period_s == pytest.approx(0.012)
+    assert window.wait_share == pytest.approx((0.001 + 0.0005) / 0.012)
+    assert window.idle_s == pytest.approx(0.009)
+    assert window.au == pytest.approx((0.012 - 0.0015 - 0.009) / 0.012)
+    unknown = Window.of(batches)
+    assert unknown.idle_s is None
+    assert unknown.au == pytest.approx(1 - unknown.wait_share)

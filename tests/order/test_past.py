@@ -43,7 +43,9 @@ def test_weights_may_change_from_the_position_of_a_state_on(phases, last):
     assert check(own, last) == (0, Cursor(0, last))
     if last < 5000:
         with pytest.raises(
-            ValueError, match=r"over other data: its 'order' is \{.*'phases': .* this feed's is \{"
+            ValueError,
+            match=r"over other data: its 'order' is \{.*'phases': .* this feed's is \{.* must stay as they were; "
+            rf".* as a phase, Mixture\(sources, weights=\[\(0, old weights\), \({last + 1}, new weights\)\]\)",
         ):
             check(own, last + 1)
         assert check(own, last + 1, allow=("order",))[1].position == last + 1
@@ -58,9 +60,10 @@ def test_in_a_later_epoch_all_weights_are_of_the_past():
 
 
 def test_other_sources_and_seeds_are_no_future():
-    for own in ({**SAVED, "data": "e"}, {**SAVED, "order": {**SAVED["order"], "seed": 1}}):
-        with pytest.raises(ValueError, match="over other data"):
-            check(own, 0)
+    other_weights = {**SAVED["order"], "phases": [[0, B]]}
+    for own in ({"data": "e"}, {"order": {**SAVED["order"], "seed": 1}}, {"order": {**other_weights, "seed": 1}}):
+        with pytest.raises(ValueError, match=r"over other data.*Give the feed the same source and order"):
+            check({**SAVED, **own}, 5)
 
 
 def test_a_position_beyond_an_epoch_that_became_shorter_is_refused():

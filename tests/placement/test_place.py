@@ -23,7 +23,7 @@ from partitions import (
     processes,
 )
 
-from feedline.placement.place import Placement, broadcast, check_shardings, mask_spec, sharded_like, sharded_spec
+from feedline.placement.place import Placement, broadcast, check_shardings, row_spec, sharded_like, sharded_spec
 from feedline.placement.plan import plan_leaf
 
 BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
@@ -223,4 +223,4 @@ def test_an_object_that_is_no_sharding_is_refused(refuse, sharding, message):
 def test_the_mask_is_sharded_as_the_batch_axis_of_the_first_leaf():
     spec = {"b": struct_of_rows(BY_ROW), "a": struct_of_rows(BY_ROW_AND_COLUMN)}
     rows_only = NamedSharding(BY_ROW_AND_COLUMN.mesh, P("a"))
-    assert mask_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)
+    assert row_spec(spec, 8) == jax.ShapeDtypeStruct((8,), np.bool_, sharding=rows_only)

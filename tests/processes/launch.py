@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import socket
 import subprocess
@@ -12,10 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import programs
+
 from .values import CaseFailure
 
 PATIENCE_S = 180.0
 """How long one case, or the start, may take before the process writes its stacks and ends."""
+LIMIT_S = 3600.0
+"""How long all cases may take."""
 
 
 class Topology(NamedTuple):
@@ -46,11 +49,8 @@ def launch(
       before: the folder of the launch before this one.
       patience_s: per case.
     """
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={topology.devices}",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    devices = f"--xla_force_host_platform_device_count={topology.devices}"
+    environment = programs.importing(XLA_FLAGS=devices)
     with contextlib.ExitStack() as stack:
         address = f"localhost:{stack.enter_context(_reserved_port())}"
         processes = []
@@ -58,10 +58,8 @@ def launch(
             output = stack.enter_context(_output(folder, i).open("wb"))
             settings = [address, str(topology.processes), str(i), str(folder), str(before or ""), str(patience_s)]
             command = [sys.executable, "-W", "error", "-m", f"{__package__}.process", *settings, *modules]
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
+            options = {"env": environment, "stdout": output, "stderr": subprocess.STDOUT, "limit_s": LIMIT_S}
+            processes.append(stack.enter_context(programs.started(command, **options)))
         for process in processes:
             process.wait()
 

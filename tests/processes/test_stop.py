@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import programs
 import pytest
 from launched import FEEDLINE, PATIENCE_S
 
@@ -36,14 +37,14 @@ def trained(folder, steps):
 
 
 def run(*command):
-    done = subprocess.run([*LAUNCH, *command], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = programs.run([*LAUNCH, *command], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done
 
 
 def ended_by(number, command, ready):
     """Signals the launcher once a line of output matches `ready`. Returns its exit code, output and seconds."""
-    with subprocess.Popen(
+    with programs.started(
         [*LAUNCH, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as launcher:
         assert any(re.search(ready, line) for line in launcher.stdout)
@@ -81,7 +82,7 @@ def test_all_processes_save_the_same_step_and_training_resumes_exactly(tmp_path,
 def test_a_signal_to_one_process_ends_the_loop_of_all(tmp_path, measured):
     """In a loop that calls `should_stop` itself; the signal goes to a process other than process 0."""
     tell = ["sh", "-c", 'echo "pid $$"; exec "$@"', "-", *EXAMPLE, str(tmp_path / "a"), str(ENDLESS)]
-    with subprocess.Popen([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+    with programs.started([*LAUNCH, *tell], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         pids = {}
         for line in launcher.stdout:
             pids |= {int(process): int(pid) for process, pid in re.findall(PIDS, line)}
@@ -117,7 +118,7 @@ LOOP_THAT_NEVER_ASKS = (
 def test_a_second_sigterm_kills_a_program_that_does_not_call_should_stop(measured):
     """jax catches SIGTERM, and the program goes on."""
     command = [*LAUNCH, sys.executable, "-c", LOOP_THAT_NEVER_ASKS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+    with programs.started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         assert sum("ready" in line for line in (launcher.stdout.readline() for _ in range(2))) == 2
         launcher.send_signal(signal.SIGTERM)
         assert any("SIGTERM caught" in line for line in launcher.stderr)
@@ -154,11 +155,10 @@ WITH_WORKERS = (
 def test_worker_processes_keep_reading_after_the_signal(tmp_path):
     """Slurm, `feedline launch` and Ctrl-C at a terminal signal every process of a job."""
     (tmp_path / "script.py").write_text(WITH_WORKERS)
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, tmp_path / "script.py", tmp_path / "rows.npy"],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        start_new_session=True,
     )
     assert (done.returncode, done.stdout) == (0, "read on\n"), done.stderr

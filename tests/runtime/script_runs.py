@@ -1,8 +1,9 @@
 """Runs a script until it and all its child processes have ended."""
 
-import subprocess
 import sys
 import time
+
+import programs
 
 BEFORE = """
 import os, signal, sys, threading, time
@@ -21,7 +22,7 @@ def run(tmp_path, body, *, timeout_s=180, flags=("-W", "error"), before=()):
     """
     script = tmp_path / "script.py"
     script.write_text(f"{BEFORE}{body}")
-    done = subprocess.run(
+    done = programs.run(
         [*before, sys.executable, *flags, script], capture_output=True, text=True, timeout=timeout_s, cwd=tmp_path
     )
     ended = time.time()

@@ -263,7 +263,6 @@ def test_a_ctrl_c_that_the_program_catches_does_not_end_its_workers(tmp_path, pr
         f"""
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.setpgrp()
     np.save("x.npy", np.arange(800))
     order = feedline.Order(shuffle=False)
     reading = feedline.Reading(workers=2)

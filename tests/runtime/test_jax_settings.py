@@ -52,6 +52,22 @@ def lane(index, count):
     return grain.MapDataset.range(index, 32, count).map(wide_by_jax).to_iter_dataset(grain.ReadOptions(0, 0))
 
 
+def test_a_state_moves_between_32_and_64_bits():
+    """The fingerprint has the source's dtypes, which x64 does not change; those of `feed.spec` are JAX's."""
+    rows = {"n": np.arange(32), "f": np.arange(32.0)}
+    told = {"batch['f']": ["float64", []], "batch['n']": ["int64", []]}
+    for wide_after in (True, False):
+        with jax.enable_x64(not wide_after), Feed(rows, 8, SHARDING) as feed:
+            first = np.asarray(next(feed)["n"])
+            state = feed.get_state()
+            second = np.asarray(next(feed)["n"])
+        with jax.enable_x64(wide_after), Feed(rows, 8, SHARDING) as feed:
+            feed.set_state(state)
+            assert feed.spec["n"].dtype == (np.int64 if wide_after else np.int32)
+            assert state["fingerprint"]["spec"] == feed.get_state()["fingerprint"]["spec"] == told
+            assert first.tolist() != second.tolist() == np.asarray(next(feed)["n"]).tolist()
+
+
 def check(batches):
     assert [batch["n"].dtype for batch in batches] == [np.int64] * 4
     assert [batch["f"].dtype for batch in batches] == [np.float64] * 4

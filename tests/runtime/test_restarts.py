@@ -3,12 +3,12 @@
 And an exception that cannot be pickled comes through with its words."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import SingleDeviceSharding
 
@@ -93,7 +93,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_workers_that_end_or_stop_are_replaced(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-W", "error", "script.py"], capture_output=True, text=True, timeout=200, cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")

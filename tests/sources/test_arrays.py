@@ -167,8 +167,8 @@ def test_a_truncated_or_foreign_file_is_refused_before_it_is_read(tmp_path):
         pass
     with pytest.raises(ValueError, match="it holds no arrays"):
         open_source(tmp_path / "none.npz")
-    with pytest.raises(ValueError, match=r"files of rows end in \.npy, .*, got .*rows\.csv"):
-        open_source(tmp_path / "rows.csv")
+    with pytest.raises(ValueError, match=r"files of rows end in \.npy, .*, got .*rows\.odd; rename"):
+        open_source(tmp_path / "rows.odd")
 
 
 def test_objects_in_files_are_refused(tmp_path):

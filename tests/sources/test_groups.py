@@ -2,11 +2,11 @@
 
 import os
 import pickle
-import subprocess
 import sys
 
 import jax
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -122,7 +122,7 @@ try:
 except feedline.FeedError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    run = programs.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert "a file must not change while a feed reads it, and it has 8192 bytes and had 8" in run.stdout
 

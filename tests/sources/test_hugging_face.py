@@ -1,10 +1,12 @@
 """Datasets of Hugging Face: rows are compared with those of `dataset[i]`, which shares no code with ours."""
 
 import datetime
+import json
 import os
 import pickle
 import re
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import datasets
 import grain
 import jax
 import numpy as np
+import programs
 import pytest
 import simplejpeg
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
@@ -393,6 +396,104 @@ def test_damage_is_an_error(tmp_path):
         feedline.open_source(datasets.load_from_disk(folder))
 
 
+# --- folders of save_to_disk ---
+
+
+@pytest.mark.parametrize("variant", ["on disk", "one row", "some of a format", "all of a format", "shuffled"])
+def test_a_saved_folder_is_the_dataset_that_it_loads_as(tmp_path, variant):
+    VARIANTS[variant](numbers(), str(tmp_path / "first")).save_to_disk(tmp_path / "saved", num_shards=1)
+    expected = feedline.open_source(datasets.load_from_disk(tmp_path / "saved"))
+    source = feedline.open_source(tmp_path / "saved")
+    assert (source.spec, source.identity) == (expected.spec, expected.identity)
+    for opened in (source, pickle.loads(pickle.dumps(source))):
+        for row in range(len(expected)):
+            jax.tree.map(np.testing.assert_array_equal, opened[row], expected[row])
+
+
+def test_a_saved_folder_is_read_without_the_library(tmp_path):
+    saved(numbers(), tmp_path / "saved")
+    done = programs.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, feedline; sys.modules['datasets'] = None; source = feedline.open_source(sys.argv[1]); "
+            "print(len(source), source.spec['grey'])",
+            str(tmp_path / "saved"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{COUNT} ShapeDtypeStruct(shape=(2, 3), dtype=uint8)\n"
+
+
+def test_a_saved_folder_of_images_and_chosen_columns(tmp_path):
+    photos = Dataset.from_dict(
+        {"image": JPEGS, "text": WORDS, "label": [1] * COUNT},
+        features=Features({"image": Image(), "text": Value("string"), "label": ClassLabel(names=["a", "b"])}),
+    )
+    expected = feedline.open_source(saved(photos, tmp_path / "saved"))
+    source = feedline.open_source(tmp_path / "saved")
+    assert [source[i] for i in range(COUNT)] == [expected[i] for i in range(COUNT)]
+    assert feedline.open_source(tmp_path / "saved", columns=["label"])[3] == {"label": 1}
+    with pytest.raises(ValueError, match="window is for"):
+        feedline.open_source(tmp_path / "saved", window=3)
+
+
+def test_caches_of_map_are_no_rows(tmp_path):
+    dataset = saved(of(range(6), Value("int32")), tmp_path / "saved", 2)
+    dataset.map(lambda row: {"x": row["x"] + 100})
+    (cache,) = (tmp_path / "saved").glob("cache-*.arrow")
+    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; open the folder by its path: .*/saved'"):
+        feedline.open_source(tmp_path / "saved" / "*.arrow")
+    assert [row["x"] for row in feedline.open_source(tmp_path / "saved")] == list(range(6))
+    assert len(feedline.open_source(tmp_path / "saved" / "data-*.arrow")) == 6
+    assert feedline.open_source(cache)[0]["x"] == 100
+    (tmp_path / "saved" / "state.json").unlink()  # as in the folder of load_dataset
+    with pytest.raises(ValueError, match=rf"{cache.name} is such a cache; leave it out, by the glob"):
+        feedline.open_source(tmp_path / "saved" / "*.arrow")
+
+
+def test_rows_that_a_file_of_indices_selects(tmp_path):
+    """As versions of `datasets` before 2 saved a dataset that was shuffled or selected from."""
+    folder = tmp_path / "saved"
+    saved(of(range(6), Value("int32")), folder, 2)
+    saved(Dataset.from_dict({"indices": np.array([4, 1, 1], np.uint64)}), tmp_path / "indices", 1)
+    (tmp_path / "indices" / "data-00000-of-00001.arrow").rename(folder / "indices.arrow")
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "_indices_files": [{"filename": "indices.arrow"}]}))
+    source = feedline.open_source(folder)
+    assert [row["x"] for row in source] == [4, 1, 1]
+    for pattern in ("data-*.arrow", "data-00000-of-00002.arrow"):
+        with pytest.raises(ValueError, match=r"a file of indices selects .*; open the folder by its path"):
+            feedline.open_source(folder / pattern)
+
+
+def test_a_folder_of_splits_names_one_of_them(tmp_path):
+    datasets.DatasetDict({"test": of([1], Value("int8")), "train": of([2], Value("int8"))}).save_to_disk(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"the dataset of one split, .* open one of them: open_source\('.*/test'\)"
+    ):
+        feedline.open_source(tmp_path)
+    assert feedline.open_source(tmp_path / "train")[0]["x"] == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "match"),
+    [
+        ([{"filename": "../data-00000-of-00001.arrow"}], "must name files of its folder, got '../data"),
+        (["data-00000-of-00001.arrow"], "must name files under '_data_files', got "),
+        ([{"filename": "gone.arrow"}], "gone.arrow"),
+        ([], "this dataset has no files"),
+    ],
+)
+def test_a_damaged_state_of_a_saved_folder(tmp_path, files, match):
+    saved(of([1], Value("int8")), tmp_path / "saved", 1)
+    (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": files}))
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        feedline.open_source(tmp_path / "saved")
+
+
 # --- row by row, files and workers ---
 
 
@@ -400,8 +501,14 @@ def test_a_feed_reads_the_dataset_itself_row_by_row(tmp_path):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     dataset = of([[1, 2], [3, 4]], List(Value("int8")))
     order = feedline.Order(shuffle=False)
-    with pytest.warns(UserWarning, match=r"feedline.open_source\(dataset\) reads the memory"):
+    told = r"feedline.open_source\(dataset\) reads the memory"
+    with pytest.warns(UserWarning, match=told) as caught:
         feed = feedline.Feed(dataset, 2, sharding, order=order)
+    with pytest.warns(UserWarning, match=told) as caught_of_mixture:
+        feedline.Mixture({"a": dataset}, {"a": 1})
+    assert (
+        caught[0].filename == caught_of_mixture[0].filename == __file__
+    )  # the user's line, not one of feedline's
     with feed:
         np.testing.assert_array_equal(next(feed)["x"], [[1, 2], [3, 4]])
     with warnings.catch_warnings():

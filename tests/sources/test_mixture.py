@@ -276,7 +276,7 @@ def test_the_statistics_count_the_epochs_of_each_source(sharding):
         assert_delivers(feed, expected(arrays().order), 3)
         statistics = feed.statistics()
         assert statistics.source_epochs == {"web": 30 / 20, "code": 18 / 7, "books": 12 / 3}
-        assert str(statistics).endswith("\nepochs of each source: web 1.5, code 2.571, books 4")
+        assert "epochs of each source: web 1.5, code 2.571, books 4" in str(statistics).splitlines()
         assert "web 1.5, code 2.571, books 4" in statistics._repr_html_()
         feed.seek(0, 10)
         assert feed.statistics().source_epochs["books"] == 2 / 3
@@ -298,7 +298,7 @@ def test_a_bad_row_is_replaced_by_one_of_its_source(sharding, tmp_path, policy):
             whole["valid"] = ~np.isin(np.arange(200), bad)
         assert_delivers(feed, whole, 10)
     noted = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
-    assert {(note["row"], note["position"]) for note in noted} == {(24, p) for p in bad if p < 160}
+    assert [(note["row"], note["position"]) for note in noted] == [(24, bad[0])]  # once
 
 
 def test_the_error_of_a_bad_row_names_it(sharding):

@@ -345,7 +345,8 @@ GOOD = ragged([1, 2, 3])
         ({"x": (GOOD[0], np.zeros((2, 2), int))}, (6,), 0, r"integers in one axis, got int64\[2, 2\]"),
         ({"x": (GOOD[0], np.array([0]))}, (6,), 0, r"at least 2, got 1 for 'x'"),
         ({"x": (GOOD[0], np.array([], int))}, (6,), 0, r"at least one row"),
-        ({"x": (GOOD[0][:0], np.array([0, 0]))}, (6,), 0, r"at least one row"),
+        ({"x": (GOOD[0][:0], np.array([0, 0]))}, (6,), 0, r"one row must have values, .* all 1 rows of 'x'"),
+        ({"x": (GOOD[0], np.array([0, 0, 0]))}, (6,), 0, r"all 2 rows of 'x' are empty; check what wrote them"),
         ({"x": (["a"], np.array([0, 1]))}, (6,), 0, r"a list may mean rows or columns"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ def store():
     fetcher().counts.hedged = 0
     with serving() as served:
         yield served
+    client_of.cache_clear()  # keeps connections open: some 20 for each store, and 1,000 files may be the limit
 
 
 @pytest.fixture
@@ -27,5 +28,4 @@ def bucket(store, monkeypatch):
     for name, value in store.variables().items():
         monkeypatch.setenv(name, value)
     client_of.cache_clear()
-    yield store
-    client_of.cache_clear()
+    return store

@@ -1,6 +1,7 @@
 """A store on this machine: HTTP with ranges and ETags, and planted latency, bandwidth, errors and cuts."""
 
 import contextlib
+import email.utils
 import functools
 import hashlib
 import http.server
@@ -21,9 +22,10 @@ class Store:
       latency_s: before each answer.
       bytes_s: of each connection; None: unlimited.
       fault: (method, path, (start, stop) or None) → None, a status to answer, "cut" for a connection that is cut
-        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, or a number
-        of seconds to wait.
+        in the body, "drop" for one that is cut before the answer, "html" for a page instead of data, "trickle" for
+        an answer of a byte every tenth of a second, or a number of seconds to wait.
       requests: (method, path, (start, stop) or None) of each request.
+      validators: the bytes of an object → the headers that say which version it has.
     """
 
     def __init__(self, objects=None):
@@ -32,6 +34,7 @@ class Store:
         self.bytes_s = None
         self.fault = lambda method, path, part: None
         self.requests = []
+        self.validators = strong
         self.most_at_once = self._now = 0
         self._lock = threading.Lock()
         self.url = ""
@@ -65,6 +68,11 @@ class Store:
 @functools.lru_cache(maxsize=64)
 def etag(data):
     return f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+
+
+def strong(data):
+    """The validators of most stores."""
+    return [("ETag", etag(data)), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")]
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -101,6 +109,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "html":
             self._reply(200, b"<!DOCTYPE html><html>Sign in</html>", [("Content-Type", "text/html")])
             return
+        if fault == "trickle":
+            self.wfile.flush()
+            self.wfile = _Trickling(self.wfile)
         path, _, query = self.path.partition("?")
         asked = urllib.parse.parse_qs(query)
         if "list-type" in asked:
@@ -111,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if status != 200:
             self._reply(status, b"no", [])
             return
-        headers = [("ETag", etag(data)), ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")]
+        headers = list(store.validators(data))
         match = self.headers.get("If-Match")
         if match is not None and match != etag(data):
             self._reply(412, b"", headers)
@@ -147,6 +158,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(max(0.0, began + min(len(body), start + (1 << 16)) / rate - time.monotonic()))
 
 
+class _Trickling:
+    """A file that writes a byte every tenth of a second, until the other side closes the connection."""
+
+    closed = False
+
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, data):
+        for byte in bytes(data):
+            self._file.write(bytes([byte]))
+            self._file.flush()
+            time.sleep(0.1)
+
+    def flush(self):
+        self._file.flush()
+
+    def close(self):
+        self._file.close()
+
+
 def _listing(store, bucket, asked):
     """A page of the keys of a bucket, in the XML of S3."""
     prefix, most = asked.get("prefix", [""])[0], int(asked.get("max-keys", ["1000"])[0])
@@ -162,12 +194,16 @@ def _listing(store, bucket, asked):
         else:
             keys.append(key)
     page = keys[:most]
-    parts = [
-        f"<Contents><Key>{escape(key)}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>"
-        f"<ETag>{escape(etag(store.objects[f'/{bucket}/{key}']))}</ETag>"
-        f"<Size>{len(store.objects[f'/{bucket}/{key}'])}</Size></Contents>"
-        for key in page
-    ]
+    parts = []
+    for key in page:
+        data = store.objects[f"/{bucket}/{key}"]
+        validators = dict(store.validators(data))
+        tag, date = validators.get("ETag"), validators.get("Last-Modified", "Thu, 01 Jan 1970 00:00:00 GMT")
+        parts.append(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(data)}</Size>"
+            f"<LastModified>{email.utils.parsedate_to_datetime(date):%Y-%m-%dT%H:%M:%S}.000Z</LastModified>"
+            + (f"<ETag>{escape(tag)}</ETag></Contents>" if tag else "</Contents>")
+        )
     parts += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
     if len(page) < len(keys):
         parts.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>")

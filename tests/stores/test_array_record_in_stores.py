@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+import programs
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -126,17 +127,13 @@ def test_processes_fetch_a_file_once(store, url, files, tmp_path):
     start = [sys.executable, "-c", script, url, str(tmp_path), str(files / "0.array_record")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     store.bytes_s = 1000.0
-    killed = subprocess.Popen(start, **pipes)
-    while len(store.gets()) < 2:  # one request each for a half
-        time.sleep(0.01)
-        assert killed.poll() is None
-    killed.kill()
-    killed.communicate()
+    with programs.started(start, **pipes) as killed:
+        while len(store.gets()) < 2:  # one request each for a half
+            time.sleep(0.01)
+            assert killed.poll() is None
     assert not whole(tmp_path)
     store.bytes_s = None
     store.requests.clear()
-    running = [subprocess.Popen(start, **pipes) for _ in range(2)]
-    assert [process.stdout.readline() for process in running] == ["True\n", "True\n"]
+    with programs.started(start, **pipes) as first, programs.started(start, **pipes) as second:
+        assert [process.stdout.readline() for process in (first, second)] == ["True\n", "True\n"]
     assert sum(stop - start for start, stop in store.gets()) == len(store.objects["/0.array_record"])
-    for process in running:
-        process.communicate()

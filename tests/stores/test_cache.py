@@ -1,5 +1,6 @@
 """The cache on local disk: damage, limits, several processes, kills."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 
+import programs
 import pytest
 
 from feedline.stores.cache import BlockCache, name_of
@@ -112,11 +114,9 @@ while True:
 
 def test_processes_share_a_cache_and_may_be_killed(tmp_path):
     """Whatever is there is whole, and the limit holds, while three processes write and two are killed."""
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(i)], stdout=subprocess.PIPE)
-        for i in (0, 7, 20)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        commands = [[sys.executable, "-c", WRITER, str(tmp_path), str(i)] for i in (0, 7, 20)]
+        writers = [stack.enter_context(programs.started(each, stdout=subprocess.PIPE)) for each in commands]
         assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 3
         cache, seen, until = BlockCache(str(tmp_path), 1 << 20), 0, time.monotonic() + 1
         while time.monotonic() < until or not seen:
@@ -126,11 +126,6 @@ def test_processes_share_a_cache_and_may_be_killed(tmp_path):
                 seen += found is not None
         for writer in writers[:2]:
             writer.send_signal(signal.SIGKILL)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-            writer.stdout.close()
     for i in range(40):
         assert read(cache, f"{i:040}", 50_000) in (None, bytes([i]) * 50_000)
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix != ".tmp" and p.is_file()) < 1.3 * (

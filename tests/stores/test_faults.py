@@ -1,19 +1,24 @@
 """Stores in trouble: errors, cuts, delays, wrong answers; and addresses that are refused."""
 
+import concurrent.futures
 import re
-import subprocess
+import socket
 import sys
 import time
 
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from store_server import etag
+from store_server import Store, etag, serving
 from test_arrays_in_stores import BLOCK, ROWS, npy
 
 import feedline
+from feedline.stores.client import client_of
 from feedline.stores.fetcher import fetcher
+from feedline.stores.origin import Origin
+from feedline.stores.urls import Url
 
 OUT = np.empty((3000,), np.uint8)
 
@@ -22,6 +27,13 @@ OUT = np.empty((3000,), np.uint8)
 def source(store, options):
     store.objects["/x.npy"] = npy(ROWS)
     return feedline.open_source(f"{store.url}/x.npy", store=options)
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as listening:  # bound, so that nobody else takes it; without listen, it refuses
+        listening.bind(("127.0.0.1", 0))
+        yield listening.getsockname()[1]
 
 
 def read_all(source):
@@ -52,11 +64,12 @@ def test_a_store_that_is_gone_for_a_while_costs_waiting_and_is_named_in_the_log(
     store.fault = lambda *request: 503 if time.monotonic() < back else None
     read_all(source)
     assert time.monotonic() > back
-    (message,) = caplog.messages  # once a minute
+    failing, again = caplog.messages  # once a minute
     expected = (
-        r"a store has failed for \d+ s and is asked again until patience_s=10: http.*: 503 Service Unavailable"
+        r"a store has failed for \d+ s, and is asked again until it has failed for 10 s: http.*: 503 Service "
     )
-    assert re.fullmatch(expected, message)
+    assert re.match(expected, failing)
+    assert re.fullmatch(r"a store answers again after \d+ s: http.*x.npy", again)
 
 
 def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_path):
@@ -69,6 +82,38 @@ def test_one_that_is_gone_for_longer_is_an_error_and_nothing_is_lost(store, tmp_
     np.testing.assert_array_equal(source[1], ROWS[1])  # in the cache
     store.fault = lambda *request: None
     read_all(source)
+
+
+@pytest.mark.slow
+def test_patience_is_a_limit_on_time_without_progress(store, tmp_path):
+    """A store that sends a byte now and then gives no error of its own, neither when it is opened nor later."""
+    store.objects["/x.npy"] = npy(ROWS)
+    options = feedline.Store(cache=tmp_path, patience_s=5)
+    store.fault = lambda *request: "trickle"
+    with pytest.raises(
+        feedline.FeedError, match=r"within patience_s=5, and .*x.npy failed for .* no progress in 5"
+    ):
+        feedline.open_source(f"{store.url}/x.npy", store=options)
+    store.fault = lambda *request: None
+    source = feedline.open_source(f"{store.url}/x.npy", store=options)
+    store.fault = lambda method, path, part: "trickle" if method == "GET" else None
+    with pytest.raises(feedline.FeedError, match="no progress in 5"):
+        source[4999]
+    store.fault = lambda *request: None
+    read_all(source)
+
+
+def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, options, monkeypatch):
+    monkeypatch.setattr("feedline.stores.client._SHORTEST_S", 1.0)
+    store.objects["/x.bin"] = bytes(3 << 20)
+    url = Url.parse(f"{store.url}/x.bin")
+    origin = Origin(0.0)
+    version = fetcher().run(origin.version(url)).result()
+    store.bytes_s = 1 << 20  # three seconds
+    assert len(fetcher().run(origin.fetch(url, version, 0, 3 << 20)).result()) == 3 << 20
+    store.fault = lambda *request: "trickle"
+    with pytest.raises(feedline.FeedError, match=r"no progress in 1 s"):
+        fetcher().run(origin.fetch(url, version, 0, 3 << 20)).result()
 
 
 @pytest.mark.slow
@@ -145,6 +190,54 @@ def test_a_name_with_credentials_and_their_trouble_later_are_no_lasting_faults(s
     assert failed
 
 
+UNREACHABLE = r"a store must be reachable when it is opened, and {} was not for \d+ s: {}; check the address"
+
+
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        ("http://127.0.0.1:{port}/x.npy", "connection refused"),
+        ("http://store.invalid/x.npy", "the name of the host does not resolve"),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_told_long_before_the_patience_ends(
+    address, cause, tmp_path, unused_port, monkeypatch
+):
+    monkeypatch.setattr("feedline.stores.fetcher._UNREACHABLE_S", 0.3)
+    url = address.format(port=unused_port)
+    with pytest.raises(feedline.FeedError, match=UNREACHABLE.format(re.escape(url), cause)):
+        feedline.open_source(url, store=feedline.Store(cache=tmp_path, patience_s=600))
+
+
+@pytest.mark.slow
+def test_a_wrong_endpoint_is_told_in_ten_seconds(tmp_path, unused_port, monkeypatch):
+    for name, value in Store().variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused_port}")
+    client_of.cache_clear()
+    began = time.monotonic()
+    with pytest.raises(feedline.FeedError, match=UNREACHABLE.format(r"s3://corpus/x.npy", "connection refused")):
+        feedline.open_source("s3://corpus/x.npy", store=feedline.Store(cache=tmp_path))
+    assert time.monotonic() - began < 60  # the patience is 240 s
+    client_of.cache_clear()
+
+
+def test_a_server_that_answered_once_may_be_away_for_as_long_as_the_patience(options, monkeypatch):
+    monkeypatch.setattr("feedline.stores.fetcher._UNREACHABLE_S", 0.1)
+    with serving({"/x.npy": npy(ROWS)}) as store:
+        source = feedline.open_source(f"{store.url}/x.npy", store=options)
+        store.fault = lambda *request: "drop"  # the connections that are open
+    before = fetcher().counts.retries
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_all, source)
+        while (
+            fetcher().counts.retries < before + 16 and not reading.done()
+        ):  # of four requests: after more than a tenth of a second
+            time.sleep(0.01)
+        with serving({"/x.npy": npy(ROWS)}, int(store.url.rpartition(":")[2])):
+            reading.result()
+
+
 def test_a_redirect_without_an_address_names_the_region(store, source):
     """As of a bucket in another region."""
     store.fault = lambda *request: 301
@@ -182,7 +275,7 @@ def test_a_fork_of_a_fork_is_refused_and_its_parent_reads_on(store, tmp_path):
         tmp_path / "a",
         tmp_path / "b",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = programs.run(command, capture_output=True, text=True, timeout=120)
     told, read = done.stdout.splitlines()
     assert told.startswith("the threads that read stores do not survive a fork, and this process was forked from")
     assert int(read) == ROWS[4999].sum()

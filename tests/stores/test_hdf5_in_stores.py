@@ -2,10 +2,12 @@
 
 import io
 import pickle
+import sys
 
 import h5py
 import jax
 import numpy as np
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -110,6 +112,24 @@ def test_changes_and_troubles_are_no_bad_rows(store, tmp_path):
     with pytest.raises(feedline.FeedError, match="must not change") as caught:
         source[COUNT - 1]
     assert not isinstance(caught.value, feedline.RowError)
+
+
+FAILS = """
+import sys
+import feedline
+feedline.open_source(sys.argv[1], store=feedline.Store(cache=sys.argv[2], patience_s=0.2))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_for_a_store_in_trouble_has_its_exit_code(store, tmp_path):
+    """And not that of SIGSEGV: HDF5 calls h5py at the end of the process, if the file was not closed."""
+    store.objects["/x.h5"] = hdf5(x={"data": X})
+    store.fault = lambda method, *request: 503 if method == "GET" else None
+    command = [sys.executable, "-c", FAILS, f"{store.url}/x.h5", tmp_path]
+    ended = programs.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "FeedError: a store must answer within patience_s=0.2" in ended.stderr.splitlines()[-1]
 
 
 def test_what_is_no_hdf5(store, options):

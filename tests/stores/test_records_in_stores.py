@@ -7,9 +7,11 @@ import tarfile
 import jax
 import numpy as np
 import pytest
+import store_server
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.rows import digests
 from feedline.stores.fetcher import fetcher
 
 RANDOM = np.random.default_rng(3)
@@ -65,6 +67,25 @@ def test_records_and_identity_are_those_of_the_local_file(write, suffix, store, 
     ]
     with pytest.raises(feedline.FeedError, match="its ETag is"):
         pickle.loads(pickle.dumps(remote))
+
+
+def test_an_object_of_the_same_tag_is_not_read_by_an_old_index(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_server, "etag", lambda data: '"the tag of all versions"')
+    monkeypatch.setattr(digests, "of_samples", lambda size, samples: [size, "samples that miss the change"])
+    store.objects["/x.tar"] = tar(RECORDS)
+    options = feedline.Store(cache=tmp_path, patience_s=10)
+    expected = feedline.open_source(f"{store.url}/x.tar", store=options).records(np.arange(200))
+    moved = [*RECORDS[:99], RECORDS[99][:-2048], RECORDS[100] + bytes(2048), *RECORDS[101:]]
+    store.objects["/x.tar"] = tar(moved)
+    assert len(tar(moved)) == len(tar(RECORDS))
+    for path in (tmp_path / "blocks").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    again = feedline.open_source(f"{store.url}/x.tar", store=options)
+    assert again[150] == expected[150]
+    with pytest.raises(feedline.FeedError, match=r"built again with the same size.*Delete that index") as error:
+        again[100]
+    assert error.value.file == f"{store.url}/x.tar"
 
 
 def test_damage_is_a_bad_row_and_a_store_in_trouble_is_not(store, tmp_path):

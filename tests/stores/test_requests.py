@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
+import programs
 import pytest
 import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -168,7 +168,7 @@ assert none == 20, open_files()
 source = feedline.open_source('s3://corpus/*.array_record', store=options)
 assert len(source) == 60 and source[59] == bytes(100)
 """
-    ended = subprocess.run(
+    ended = programs.run(
         [sys.executable, "-c", script, str(tmp_path / "cache")],
         capture_output=True, text=True, timeout=120, env={**os.environ, **store.variables()},
     )  # fmt: skip

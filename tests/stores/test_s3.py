@@ -62,8 +62,9 @@ def test_globs_over_a_bucket(bucket, options):
         feedline.open_source("s3://corpus/train/*.npz", store=options)
     with pytest.raises(FileNotFoundError, match=r"there is no object s3://corpus/no\.npy"):
         feedline.open_source("s3://corpus/no.npy", store=options)
-    with pytest.raises((FileNotFoundError, feedline.FeedError), match="s3://absent"):
-        feedline.open_source("s3://absent/x.npy", store=options)
+    for address in ("s3://absent/x.npy", "s3://absent/*.npy", "s3://absent/photos/"):
+        with pytest.raises(FileNotFoundError, match="there is no bucket s3://absent; check its name"):
+            feedline.open_source(address, store=options)
 
 
 def test_credentials_are_nowhere(bucket, options, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import logging
 import os
 import random
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import programs
 import pytest
 from mlp_oracle import made_up_rows
 from mlp_tasks import program_of, sharding_of, task_of
@@ -214,10 +214,12 @@ def test_another_model_is_refused(sizes, optimizer, told, three):
 
 def test_other_data_is_refused(three):
     with pytest.raises(
-        ValueError, match=r"/3 is of other data: its data is \w+, this run's is \w+\. Give the data"
+        ValueError, match=r"/3 is of other data: its 'data' is '\w+', this feed's is '\w+'\. Give the data"
     ):
         restore(three, rows=made_up_rows(200, seed=1))
-    with pytest.raises(ValueError, match=r"its order is {'seed': 3, 'shuffle': True}, this run's is {'seed': 4, "):
+    with pytest.raises(
+        ValueError, match=r"its 'order' is {'seed': 3, 'shuffle': True}, this feed's is {'seed': 4, "
+    ):
         restore(three, order=feedline.Order(seed=4))
 
 
@@ -408,7 +410,7 @@ def test_a_checkpoint_without_digests_is_restored_with_a_warning(three, tmp_path
 
 
 def test_the_digests_are_those_of_sha256sum(three):
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "files.sha256"], cwd=three / "3", check=True)
+    programs.run(["sha256sum", "--check", "--strict", "--quiet", "files.sha256"], cwd=three / "3", check=True)
 
 
 def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):

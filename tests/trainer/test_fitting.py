@@ -62,6 +62,29 @@ def rows_of_steps(steps, **options):
             yield np.asarray(batch["x"])[valid], np.asarray(batch["y"])[valid]
 
 
+def test_the_result_is_shown_in_a_line():
+    fitted = fit_on(feed_of(), steps=5)
+    assert repr(fitted) == f"<Fitted: 4 parameters, 16 bytes, step 5, loss {fitted.progress.loss:.6g}>"
+
+
+def test_a_resume_with_other_weights_says_to_give_a_phase(tmp_path):
+    halves = {"a": {"x": X[:100], "y": Y[:100]}, "b": {"x": X[100:], "y": Y[100:]}}
+
+    def train(weights, steps):
+        rows = feedline.Mixture(halves, weights)
+        return fit_on(feed_of(rows=rows, order=None), steps=steps, checkpoint_dir=tmp_path, save_every=5)
+
+    old, new = {"a": 1, "b": 1}, {"a": 1, "b": 3}
+    train(old, 5)
+    with pytest.raises(
+        ValueError,
+        match=r"/5 is of other data: its 'order' is {'phases': \[\[0, {'a': 1, 'b': 1}\]\]}, this feed's is .*"
+        r"\(120, new weights\)\]\), or another directory$",
+    ):
+        train(new, 6)
+    assert train([(0, old), (5 * 24, new)], 6).progress.step == 6
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_it_descends_as_numpy_does(mode):
     fitted = fit_on(feed_of(mode), mode, steps=35, seed=4)
@@ -165,7 +188,10 @@ def test_a_bad_loss_names_its_step_and_rows_and_keeps_the_last_good_checkpoint(m
                 save_every=1,
             )
         assert f"the loss is nan at step {step}, the first" in str(told.value)
-        assert f"holds the training rows {', '.join(map(str, rows[step - 1]))}; look" in str(told.value)
+        assert (
+            "The batch of that step has values that are not finite, in batch['x'] of the training rows 77;"
+            in str(told.value)
+        )
         assert (told.value.epoch, told.value.position) == (0, 8 * (step - 1))
         assert max(int(path.name) for path in tmp_path.glob("[0-9]*")) == step - 1
 
@@ -206,7 +232,64 @@ def test_a_bad_loss_inside_a_call_names_its_own_step_and_rows():
         with pytest.raises(feedline.FeedError) as told:
             fit_on(feed_of(rows=rows, batch_size=8, steps_per_call=per_call), steps=60)
         assert f"at step {step}, the first" in str(told.value)
-        assert f"the training rows {', '.join(map(str, each[step - 1]))}; look" in str(told.value)
+        assert "in batch['x'] of the training rows 77; " in str(told.value)
+
+
+def test_a_bad_loss_names_every_row_at_fault_and_leaves_the_feed_where_it_was():
+    x, y = X.copy(), Y.copy()
+    order = feedline.Order(shuffle=False)
+    x[[35, 37, 60], 1], y[36] = np.inf, np.nan
+    sizes = [(0, 8), (2, 16)]  # step 3 has rows 16 to 31, step 4 rows 32 to 47
+    with feed_of(rows={"x": x, "y": y, "n": np.arange(200)}, batch_size=sizes, order=order) as feed:
+        with pytest.raises(
+            feedline.FeedError, match=r"step 4, .* in batch\['x'\], batch\['y'\] of the training"
+        ) as told:
+            fit(feed, init, loss, optax.sgd(RATE), steps=6)
+        assert " of the training rows 35, 36, 37; " in str(told.value)
+        assert (feed.get_state()["step"], feed.position) == (6, 2 * 8 + 4 * 16)
+        assert next(feed)["n"][0] == 2 * 8 + 4 * 16
+
+
+def test_a_bad_gradient_is_traced_to_the_step_before():
+    """The loss masks the value, but its gradient is 0 × nan."""
+    y = np.ones(200, np.float32)
+    y[21] = np.nan
+
+    def masked(params, batch):
+        return jnp.where(jnp.isnan(batch["y"]), 0, params * batch["y"]).sum(), {}
+
+    told = (
+        r"nan at step 4, .* The batch of the step before has values that are not finite, in .* training rows 21;"
+    )
+    feed = feed_of(rows={"y": y}, batch_size=8, order=feedline.Order(shuffle=False))
+    with feed, pytest.raises(feedline.FeedError, match=told):
+        fit(feed, lambda key: jnp.ones(()), masked, optax.sgd(RATE), steps=8)
+
+
+def test_finite_rows_of_a_bad_loss_are_said_to_be_finite():
+    told = r"that step holds the training rows (\d+, ){8}… \(24\); all values of it and of the step before are"
+    with feed_of() as feed, pytest.raises(feedline.FeedError, match=told):
+        fit(feed, init, loss, optax.sgd(1e30), steps=20)
+
+
+def test_a_bad_loss_is_told_when_its_batch_cannot_be_read_again():
+    x, ended = X.copy(), []
+    x[77, 1] = np.nan
+
+    def transform(batch, rows):
+        if ended:
+            raise OSError("gone")
+        return batch
+
+    def end(step):
+        ended.extend([step] if step == 24 else [])
+
+    told = r"training rows .*; its values could not be read again \(OSError: gone\)"
+    with (
+        feed_of(rows={"x": x, "y": Y}, batch_size=8, transform=transform, prefetch=0) as feed,
+        pytest.raises(feedline.FeedError, match=told),
+    ):
+        fit(feed, init, loss, optax.sgd(RATE), steps=24, report_every=99, after_step=end)
 
 
 def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
@@ -380,6 +463,10 @@ def test_a_resumed_feed_need_not_be_an_iterator(tmp_path):
         ({"callbacks": print}, "callbacks must be a list of functions of a Progress"),
         ({"practices": None}, "practices must be a feedline.trainer.Practices, got None"),
         ({"after_step": 3}, "after_step must be a function, got int"),
+        (
+            {"init": lambda key: {"layers": [jnp.zeros(3), jax.nn.relu]}},  # as a module of Equinox has it
+            r"tree of arrays, and params\['layers'\]\[1\] is a custom_jvp\. .* = eqx\.partition\(module, ",
+        ),
         (
             {"init": lambda key: {"a": [jnp.zeros((), int)]}},
             r"params\['a'\]\[0\] is int32; a gradient cannot change",

@@ -9,6 +9,7 @@ import time
 
 import jax
 import numpy as np
+import programs
 import pytest
 from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -34,7 +35,7 @@ def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
     mesh = Mesh(jax.devices(), "d")
     with (
         feedline.Feed({"x": np.arange(8)}, 8, NamedSharding(mesh, PartitionSpec("d"))) as feed,
-        subprocess.Popen(
+        programs.started(
             [sys.executable, "-c", HOLDER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other,
     ):

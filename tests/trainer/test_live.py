@@ -11,6 +11,7 @@ import time
 
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from rich.console import Console
 
@@ -51,7 +52,7 @@ class Counting:
         return self.judged
 
 
-SEEN = Statistics(batches=1000, rows=128000, placed_bytes=128000 * 25_000, au=0.59)
+SEEN = Statistics(batches=1000, rows=128000, placed_bytes=128000 * 25_000, au=0.02, wait_share=0.41)
 
 
 def told(progress, steps=2000, feed=None, width=None):
@@ -164,7 +165,7 @@ def trained(*options):
     environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     for name in ("COLUMNS", "LINES"):
         environ.pop(name, None)
-    with subprocess.Popen(
+    with programs.started(
         command, stdin=terminal, stdout=subprocess.DEVNULL, stderr=terminal, env=environ
     ) as training:
         os.close(terminal)
@@ -174,6 +175,7 @@ def trained(*options):
                 text += read
         except OSError:  # the other end was closed
             pass
+        training.wait()
     os.close(controller)
     assert training.returncode == 0, text.decode()
     return text.decode()

@@ -266,7 +266,7 @@ def test_without_tensorboardx_the_error_names_the_extra(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(
-        ImportError, match=r"^TensorBoardLog needs tensorboardX, .*; pip install 'feedline\[tensorb"
+        ImportError, match=r"^TensorBoardLog needs tensorboardX, .*; from the clone: pip install '\.\[tensorb"
     ):
         TensorBoardLog(tmp_path)
 

@@ -1,5 +1,6 @@
 """The three modes: same batches, same losses, same state, and nothing that passes through the host."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -175,9 +177,11 @@ def test_refused_modes(monkeypatch):
 @pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one():
     worker = Path(__file__).with_name("two_processes.py")
-    with _reserved_port() as port:
-        command = [sys.executable, worker, f"127.0.0.1:{port}"]
-        started = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, worker, f"127.0.0.1:{stack.enter_context(_reserved_port())}"]
+        options = {"stdout": subprocess.PIPE, "text": True, "env": programs.importing()}
+        each = [programs.started([*command, str(i)], **options) for i in range(2)]
+        started = [stack.enter_context(process) for process in each]
         results = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert results[0] == results[1]

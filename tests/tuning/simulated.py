@@ -25,6 +25,7 @@ class Load:
       holds_lock: whether threads take turns while they need a processor.
       every: each so many batches take as many times as long, and the others nothing.
       at_a_time: reads that storage serves at a time.
+      call_s: what each call takes beside that, however few rows it makes.
     """
 
     make_s: float
@@ -35,6 +36,7 @@ class Load:
     every: int = 1
     cores: int = 8
     at_a_time: int = 1000
+    call_s: float = 0.0
 
     def readers(self, settings):
         """How many threads or workers make batches at a time, and how much slower each is than alone."""
@@ -52,8 +54,9 @@ class Load:
             return max(0.0, seconds * (1 + noise * draw.gauss(0, 1)))
 
         ahead = settings.prefetch + settings.buffer + 1 + 2 * settings.workers
+        calls_s = self.call_s * _how(self, settings).parts
         costs = [
-            Costs(about(self.make_s * self.every * slower) if i % self.every == 0 else 0.0,
+            Costs(about(self.make_s * self.every * slower + calls_s) if i % self.every == 0 else 0.0,
                   about(self.place_s), about(self.loop_s))
             for i in range(BATCHES + 8 * ahead)
         ]  # fmt: skip

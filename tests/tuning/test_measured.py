@@ -54,8 +54,9 @@ def test_a_fifth_is_a_gain_however_noisy_the_steps_are():
     assert not Measured(0.0081, 0.005, 0.5).is_faster_than(before)
 
 
-def test_what_threads_wait_for_the_interpreters_lock_is_waiting():
+def test_what_threads_that_compute_wait_for_the_gil_is_waiting():
     window, how = steps([0.010] * 64)
+    window = dataclasses.replace(window, batches=[each._replace(host_cpu_s=2.0) for each in window.batches])
     held = dataclasses.replace(how, lock_wait_s=0.002)
     assert Measured.of(window, how).wait_share == pytest.approx(0.5)
     assert Measured.of(window, held).wait_share == pytest.approx(0.7)

@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from simulated import ALL, START, Load, bounds, exhaustive
 
+from feedline.observe.verdict import judge
 from feedline.options import Settings
 from feedline.tuning.search import MOST_CHANGES, Measured, Tuning
 
@@ -16,6 +17,7 @@ SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)
 HOLDS_LOCK = Load(make_s=0.030, place_s=0.0005, loop_s=0.010, busy=1.0, holds_lock=True)
 DECODE = Load(make_s=0.050, place_s=0.0005, loop_s=0.010, busy=1.0)
 SLOW_TRANSFER = Load(make_s=0.001, place_s=0.030, loop_s=0.010)
+CALLS = Load(make_s=0.001, place_s=0.0005, loop_s=0.004, call_s=0.015)
 UNEVEN = Load(make_s=0.006, place_s=0.0, loop_s=0.010, every=10)
 # an example that fails takes too long to be made smaller
 QUICKLY = settings(max_examples=30, derandomize=True, phases=[Phase.explicit, Phase.generate])
@@ -25,6 +27,7 @@ LOADS = {
     "holds lock": HOLDS_LOCK,
     "decode": DECODE,
     "slow transfer": SLOW_TRANSFER,
+    "fixed time per call": CALLS,
     "uneven": UNEVEN,
 }
 
@@ -82,6 +85,25 @@ def test_what_the_loads_need():
     assert Run(SLOW_TRANSFER, bounds(SLOW_TRANSFER)).now.threads >= 4
     uneven = Run(UNEVEN, bounds(UNEVEN, tunable=frozenset({"buffer", "prefetch"}))).now
     assert uneven.buffer + uneven.prefetch >= 6
+
+
+@pytest.mark.parametrize("load", [CALLS, SLOW_DISK, dataclasses.replace(CALLS, make_s=0.020), UNEVEN])
+@pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(16, 0, 3, 2)])
+def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
+    now, seen = start, []
+    while (report := judge(*load.measured(now))).wait_share >= 0.05:
+        assert now not in seen
+        seen.append(now)
+        change = report.change
+        if change is None:
+            assert report.advice.startswith(f"buffer {now.buffer} → ")
+            now = now._replace(buffer=int(report.advice.split()[3].rstrip(":")))
+            continue
+        now = now._replace(**{change.setting.removeprefix("Reading."): change.then})
+        if change.buffer is not None:
+            now = now._replace(buffer=change.buffer[1])
+        assert judge(*load.measured(now)).wait_share <= change.wait_share + 0.02, (seen, now)
+    assert len(seen) <= 4
 
 
 @QUICKLY
@@ -247,10 +269,13 @@ def test_sentences():
     run = Run(SLOW_DISK, bounds(SLOW_DISK))
     first, second, *_, last = run.tuning.history
     assert first == (
-        "tries threads 2 → 8, because the loop waits 75 % of the time and a simulation promises 10.2 ms a step"
+        "tries threads 2 → 8, buffer 2 → 8, because the loop waits 75 % of the time and a simulation promises "
+        "10.1 ms a step"
     )
-    assert second == "keeps threads 2 → 8: 10.2 ms a step, wait 2 %, before 40.5 ms a step, wait 75 %"
-    assert last.startswith("stays with threads 12, workers 0, buffer 2, prefetch 2: ")
+    assert second == (
+        "keeps threads 2 → 8, buffer 2 → 8: 10.1 ms a step, wait 1 %, before 40.5 ms a step, wait 75 %"
+    )
+    assert last.startswith("stays with threads 8, workers 0, buffer 8, prefetch 2: ")
 
 
 def last_sentence(load, **options):

@@ -59,7 +59,7 @@ def test_settings_are_judged_by_batches_that_were_taken_after_the_change(tuner):
     after = Accounts(proposal, at=time.perf_counter())
     after.batches = before.batches + after.batches
     looked(tuner, after)
-    assert tuner.history[1].startswith(f"keeps threads 2 → {proposal.threads}: ")
+    assert tuner.history[1].startswith(f"keeps threads 2 → {proposal.threads}, buffer 2 → {proposal.buffer}: ")
     assert len(tuner.window(after.batches).batches) == len(before.batches)
 
 

@@ -95,8 +95,8 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
     Returns:
       {"processes", "build_cpu_s": median to open and plan, "describe_cpu_s": median to describe it to the others,
       "heap_bytes": Python's objects that stay, among them the mesh and jax's map of it, "step_cpu_s": median for
-      order, addresses and copy of the rows of a step, "slab_bytes": of this process's part of a batch}, and the
-      description.
+      order, addresses and copy of the rows of a step, "slab_bytes": of this process's part of a batch}, each time
+      also with its "..._samples", and the description.
     """
     process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
     stages_of(source, 2, 1).close()  # what every first feed of a process allocates
@@ -110,14 +110,13 @@ def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any]
         describes.append(took_s)
         steps += _steps(stages, rows // batch - _STEPS, batch)
         stages.close()
-    figures = {
+    figures: dict[str, Any] = {
         "processes": processes,
-        "build_cpu_s": statistics.median(builds),
-        "describe_cpu_s": statistics.median(describes),
         "heap_bytes": heap,
-        "step_cpu_s": statistics.median(steps),
         "slab_bytes": stages.placement.local_bytes,
     }
+    for name, samples in (("build_cpu_s", builds), ("describe_cpu_s", describes), ("step_cpu_s", steps)):
+        figures[name], figures[f"{name}_samples"] = statistics.median(samples), samples
     return figures, description
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,11 @@ class FolderSource(EncodedRows):
         except OSError as error:
             raise changed(str(error.filename), f"it cannot be read ({error.strerror})") from error
 
+    @property
+    def files(self) -> Iterable[str]:
+        """Their paths, in the order of the rows."""
+        return map(self.file_of, range(len(self)))
+
     def __len__(self) -> int:
         return len(self._names)
 
@@ -178,6 +183,11 @@ def open_folder(folder: str) -> FolderSource:
 
 def mixed_error(folder: str, file: bytes, inner: bytes) -> ValueError:
     """The error for a folder with files beside folders."""
+    if file == b"dataset_dict.json":  # of Hugging Face: DatasetDict.save_to_disk
+        return ValueError(
+            f"a source is the dataset of one split, and {folder} has a folder for each; open one of them: "
+            f"open_source({os.path.join(folder, os.fsdecode(inner))!r})"
+        )
     return ValueError(
         f"the files of a folder lie directly in it, or all of them in class folders, and {folder} has "
         f"{os.fsdecode(file)} beside the folder {os.fsdecode(inner)}; move one of them away, or "

@@ -1,14 +1,16 @@
 """Index files, which say where the records of a file lie. They are made once, and kept beside the file.
 
-An index is one line, the CRC-32 of a JSON object and that object, and then little-endian int64[records, parts, 2]:
-the offset and the length of each part of each record. It belongs to one version of its file: size, time of
-modification and sampled bytes. An index that is damaged, or of another version, is made again.
+An index is one line, the CRC-32 of a JSON object and that object, and then little-endian int64[records, parts, 4]:
+where each part of each record lies, and the CRC-32 of its header. It belongs to one version of its file: size,
+time of modification and sampled bytes. An index that is damaged, or of another version, is made again. A file that
+was built again may have the version of the old one, but not its headers, which are compared when a record is read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -24,14 +26,18 @@ import numpy as np
 from feedline.rows import digests
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.opening import opening
+from feedline.stores.cache import in_folder
 from feedline.stores.client import Version
 from feedline.stores.options import Store
 from feedline.stores.remote_file import open_object
 from feedline.stores.remote_object import RemoteObject
 
-_FORMAT = 1  # a file with another number is made again
+_FORMAT = 2  # a file with another number is made again
+ENTRY = 4
+"""Integers of a part: offset and length of its header, length of the data after it, CRC-32 of the header."""
 _MOST_HEADER_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
+_TRIES = 10
 
 
 class Scan(NamedTuple):
@@ -39,7 +45,7 @@ class Scan(NamedTuple):
 
     Attributes:
       fields: the names of the parts of a record; None: a record is one part.
-      parts: offset and length of each part of each record, in the order of the records and of `fields`.
+      parts: the `ENTRY` of each part of each record, in the order of the records and of `fields`.
     """
 
     fields: tuple[str, ...] | None
@@ -122,16 +128,24 @@ def open_remote_shard(item: RemoteObject, form: Form, store: Store) -> Shard:
     path, version = str(item.url), item.version
     digest = digests.of_samples(item.size, item.samples(digests.samples_of_file(item.size)))
     belongs = {"index": _FORMAT, "of": form.name, "file": [*digest, version.tag]}
-    name = hashlib.sha256(path.encode()).hexdigest()[:32]
-    place = os.path.join(store.folder, "index", f"{name}.feedline-index")
-    shard = _found(place, path, version, belongs)
+    place = _remote_place(store, path)
+    shard = _found(place, path, version, belongs) if version.is_strong else None
     if shard is None:
         scanned = form.scan(open_object(item, sequential=True), item.size, path)
-        _write([place], belongs, scanned, 0o666)
-        shard = _found(place, path, version, belongs)
-    if shard is None:
+        if not version.is_strong:  # another object may have the same `belongs`
+            place = _remote_place(store, f"{path} {hashlib.sha256(scanned.parts).hexdigest()}")
+        for _ in range(_TRIES):  # somebody may delete the cache meanwhile
+            _write([place], belongs, scanned, 0o666)
+            shard = _found(place, path, version, belongs)
+            if shard is not None:
+                return shard
         raise OSError(f"{place} cannot be read although it was just written; check the disk")
     return shard
+
+
+def _remote_place(store: Store, of: str) -> str:
+    name = hashlib.sha256(of.encode()).hexdigest()[:32]
+    return os.path.join(store.folder, "index", f"{name}.feedline-index")
 
 
 def _beside(path: str) -> str:
@@ -157,7 +171,7 @@ def _found(place: str, path: str, version: FileVersion | Version, belongs: dict[
             fields, count, checksum = header["fields"], header["count"], header["crc32"]
             parts = 1 if fields is None else len(fields)
             size = os.fstat(file.fileno()).st_size
-            if size != len(line) + 16 * parts * count or _checksum(file) != checksum:
+            if size != len(line) + 8 * ENTRY * parts * count or _checksum(file) != checksum:
                 return None
     except (OSError, KeyError, TypeError):
         return None
@@ -200,15 +214,14 @@ def _write(places: Sequence[str], belongs: dict[str, Any], scanned: Scan, mode: 
     """
     fields = scanned.fields
     payload = np.asarray(scanned.parts, "<i8").tobytes()
-    count = len(scanned.parts) // 2 // (1 if fields is None else max(1, len(fields)))
+    count = len(scanned.parts) // ENTRY // (1 if fields is None else max(1, len(fields)))
     header = {**belongs, "fields": fields, "count": count, "crc32": zlib.crc32(payload)}
     text = json.dumps(header).encode() + b"\n"
     content = b"%08x " % zlib.crc32(text) + text + payload
     errors = []
     for place in places:
         try:
-            os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
-            _replace(place, content, mode & 0o666)
+            in_folder(os.path.dirname(place) or ".", functools.partial(_replace, place, content, mode & 0o666))
         except OSError as error:
             errors.append(f"{place}: {error.strerror}")
         else:

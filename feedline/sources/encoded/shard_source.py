@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +16,15 @@ from feedline.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline.sources.encoded.records import Record
 from feedline.sources.encoded.remote_shards import RemoteParts, RemoteShards
-from feedline.sources.encoded.shard_index import Form, Shard, open_remote_shard, open_shard
+from feedline.sources.encoded.shard_index import ENTRY, Form, Shard, open_remote_shard, open_shard
 from feedline.sources.formats.file_version import FileVersion, changed
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.stores.client import Version
 from feedline.stores.options import Store
 
 Indices = npt.NDArray[np.int64]
-_PART_BYTES = 16  # offset and length in the index
+_TRIES = 10
+_ENTRY_BYTES = 8 * ENTRY
 
 
 class ShardSource(EncodedRows):
@@ -96,15 +99,28 @@ class ShardSource(EncodedRows):
     def _opened(self) -> list[Shard]:
         if self._remote is None:
             return [open_shard(path, self._form) for path in self._paths]
-        store, objects = self._options.store or Store(), self._remote.objects.by_url
-        return [open_remote_shard(objects[path], self._form, store) for path in self._paths]
+        return [self._opened_remote(path, self._remote) for path in self._paths]
+
+    def _opened_remote(self, path: str, remote: RemoteShards) -> Shard:
+        return open_remote_shard(remote.objects.by_url[path], self._form, self._options.store or Store())
+
+    def _index(self, shard: Shard) -> OpenFile:
+        """The index of a file. Errors as of an `OpenFile`."""
+        remote = self._remote
+        for _ in range(_TRIES if remote is not None else 0):
+            with contextlib.suppress(FileNotFoundError):
+                return self._files.get(shard.index, None, shard.index_line)
+            assert remote is not None
+            self._opened_remote(shard.path, remote)  # somebody deleted the cache, where the index was
+        return self._files.get(shard.index, None, shard.index_line)
 
     def _places(self, rows: Indices) -> Iterator[tuple[str, Indices]]:
         """The files of some rows, and where in them their parts lie."""
         for number, local, _ in self._rows.split(rows):
             shard = self._shards[number]
-            index = self._files.get(shard.index, None, shard.index_line)
-            yield shard.path, self._located(shard, index, local).reshape(-1, 2)
+            index = self._index(shard)
+            offset, header, length, _ = self._located(shard, index, local).reshape(-1, ENTRY).T
+            yield shard.path, np.stack([offset, header + length], axis=1)
 
     def file_of(self, row: int) -> str:
         """The file that holds the row."""
@@ -122,18 +138,22 @@ class ShardSource(EncodedRows):
         first = int(self._rows.firsts[number] + local[0])
         path = shard.index
         try:
-            index = self._files.get(shard.index, None, shard.index_line)
+            index = self._index(shard)
             parts = self._located(shard, index, local)
             path = shard.path
             file = self._data_file(shard)
-            stored = file.read(parts[:, :, 0].ravel(), parts[:, :, 1].ravel())
+            offset, header, length, _ = parts.reshape(-1, ENTRY).T
+            # apart, since cutting the header off a large part would copy it; small ones are merged all the same
+            offsets, lengths = np.stack([offset, offset + header], 1), np.stack([header, length], 1)
+            stored = file.read(offsets.ravel(), lengths.ravel())
             file.check()
         except (OSError, MemoryError) as error:
             raise unreadable(error, first, path) from error
         data = []
-        for i, length in enumerate(parts[:, :, 1].ravel().tolist()):
-            data.append(self._data(stored[i], length, number, int(local[i // parts.shape[1]])))
-            stored[i] = b""  # the copy of the next part gets its memory: new pages cost more than the copy
+        for i, entry in enumerate(parts.reshape(-1, ENTRY).tolist()):
+            self._check_header(stored[2 * i], entry, number, int(local[i // parts.shape[1]]))
+            data.append(self._data(stored[2 * i + 1], entry, number, int(local[i // parts.shape[1]])))
+            stored[2 * i + 1] = b""  # the copy of the next part gets its memory: new pages cost more than the copy
         if self.fields is None:
             return list(data)
         width = len(self.fields)
@@ -146,19 +166,18 @@ class ShardSource(EncodedRows):
         return self._remote.parts(shard.path)
 
     def _located(self, shard: Shard, index: OpenFile, local: Indices) -> Indices:
-        """int64[k, parts, 2]: offset and length of each part of these records, within the file."""
+        """int64[k, parts, 4]: the entries of these records, of which all lie within the file."""
         names = shard.fields or ("",)
-        width = len(names) * _PART_BYTES
+        width = len(names) * _ENTRY_BYTES
         entries = b"".join(index.read(len(shard.index_line) + local * width, np.full(len(local), width)))
         index.check()
         if len(entries) != len(local) * width:
             raise changed(shard.index, "it is shorter than it was")
-        parts = np.frombuffer(entries, "<i8").reshape(len(local), len(names), 2)
+        parts = np.frombuffer(entries, "<i8").reshape(len(local), len(names), ENTRY)
         if self.fields is not None:
             parts = parts[:, [names.index(field) for field in self.fields]]
-        offset, length = parts[:, :, 0], parts[:, :, 1]
-        size = shard.version.size_bytes
-        if not ((offset >= 0) & (length >= 0) & (length <= size) & (offset <= size - length)).all():
+        places, size = parts[:, :, :3], shard.version.size_bytes
+        if not ((places >= 0) & (places <= size)).all() or (places.sum(axis=2) > size).any():
             raise FeedError(
                 f"an index must name parts of its file, and {shard.index} names bytes beyond the {size} of "
                 f"{shard.path}; delete the index, which is then made again",
@@ -167,13 +186,26 @@ class ShardSource(EncodedRows):
             )
         return parts.astype(np.int64, copy=False)
 
-    def _data(self, part: bytes, length: int, number: int, local: int) -> bytes:
+    def _check_header(self, found: bytes, entry: Sequence[int], number: int, local: int) -> None:
+        """Refuse a file that was built again with its old version: its records lie elsewhere."""
+        if zlib.crc32(found) == entry[3]:
+            return
+        path, index = self._shards[number].path, self._shards[number].index
+        raise FeedError(  # no bad row: substitutes would hide that all rows have changed
+            f"an index must be that of its file, and record {local} has another header than when {index} was "
+            "made: the file was built again with the same size and time, or is damaged. Delete that index, which "
+            "is then made again, and build a new feed",
+            stage="read",
+            file=path,
+        )
+
+    def _data(self, part: bytes, entry: Sequence[int], number: int, local: int) -> bytes:
+        path = self._shards[number].path
         try:
-            if len(part) != length:
-                raise ValueError(f"{length - len(part)} bytes of it are missing")
+            if len(part) != entry[2]:
+                raise ValueError(f"{entry[2] - len(part)} bytes of it are missing")
             return self._form.data_of(part)
         except ValueError as error:
-            path = self._shards[number].path
             raise RowError(
                 f"a record must be read as it was written, and of record {local} {error}; the file is damaged, "
                 "copy or write it again, or take another row with feedline.Reading(bad_rows='substitute')",

@@ -10,7 +10,7 @@ import numpy as np
 
 from feedline.sources.encoded.byte_columns import Columns, column_of, is_bytes, names_with_bytes
 from feedline.sources.formats import arrow, extras
-from feedline.sources.formats.arrow_columns import naming_file, row_of
+from feedline.sources.formats.arrow_columns import naming_file, rows_by_name
 from feedline.sources.formats.open_options import OpenOptions
 from feedline.sources.formats.opening import opening, readable
 from feedline.sources.formats.parquet import extent_of
@@ -146,13 +146,6 @@ def _compressed(path: Path, schema: Any, kinds: dict[str, str]) -> TableFile:
 
 
 def kinds_of(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
-    """The type of each column. TypeError: it holds neither bytes nor numbers."""
-    kinds = {}
-    for name in names:
-        kind = schema.field(name).type
-        if is_bytes(kind):
-            kinds[name] = "bytes"
-        else:
-            row = row_of(kind, f"column {name!r} of {path}")
-            kinds[name] = f"{row.dtype}{list(row.shape)}"
-    return kinds
+    """The type of each column. TypeError: some hold neither bytes nor numbers; it lists all of them."""
+    rows = rows_by_name(schema, names, path, lambda kind: "bytes" if is_bytes(kind) else None)
+    return {name: row if row == "bytes" else f"{row.dtype}{list(row.shape)}" for name, row in rows.items()}

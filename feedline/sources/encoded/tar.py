@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
+import zlib
 from array import array
 from collections.abc import Iterable
 from typing import BinaryIO
@@ -33,8 +34,8 @@ def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
             "gunzip or unzstd (images are compressed already)"
         )
     file.seek(0)
-    samples = _Samples(path)
     bounded = _Bounded(file, size_bytes)
+    samples = _Samples(path, bounded, size_bytes)
     try:
         archive = tarfile.open(fileobj=bounded, mode="r:")  # noqa: SIM115  # closing it would not close the file
         at = -1
@@ -43,7 +44,7 @@ def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
             if member.offset <= at:
                 raise ValueError(f"the header at byte {at} leads back to {member.offset}")
             at = member.offset
-            samples.add(member, size_bytes)
+            samples.add(member)
         end = archive.offset
     except _RefusedError:
         raise
@@ -63,18 +64,20 @@ class _RefusedError(ValueError):
 class _Samples:
     """The records of an archive, while its members come one by one."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, file: _Bounded, size_bytes: int) -> None:
         self._path = path
+        self._file = file
+        self._size_bytes = size_bytes
         self._fields: tuple[str, ...] | None = None
         self._first_key = ""
         self._parts: array[int] = array("q")
         self._keys: set[str] = set()
         self._key: str | None = None
         """The key of the record whose members are being collected."""
-        self._found: dict[str, tuple[int, int]] = {}
-        """Offset and length of each of its fields so far."""
+        self._found: dict[str, tuple[int, int, int, int]] = {}
+        """The entry of each of its fields so far."""
 
-    def add(self, member: tarfile.TarInfo, size_bytes: int) -> None:
+    def add(self, member: tarfile.TarInfo) -> None:
         """Add the next member.
 
         Raises:
@@ -94,10 +97,10 @@ class _Samples:
         split = _NAME.fullmatch(name)
         if split is None or _META.fullmatch(name):
             return
-        if member.size < 0 or member.offset_data + member.size > size_bytes:
+        if member.size < 0 or member.offset_data + member.size > self._size_bytes:
             raise self._error(
                 f"members must lie within the archive, and {_short(name)} has {member.size} bytes from byte "
-                f"{member.offset_data} on, of {size_bytes}; the archive is truncated",
+                f"{member.offset_data} on, of {self._size_bytes}; the archive is truncated",
                 "copy it again",
             )
         key, field = split[1], split[2].lower()
@@ -112,7 +115,10 @@ class _Samples:
             self._key = key
         if field in self._found:
             raise self._error(f"a record must have each field once, and there are two members {_short(name)}")
-        self._found[field] = member.offset_data, member.size
+        header_bytes = member.offset_data - member.offset  # of a long name several blocks
+        self._file.seek(member.offset)
+        checksum = zlib.crc32(self._file.read(header_bytes))
+        self._found[field] = member.offset, header_bytes, member.size, checksum
 
     def _finish(self) -> None:
         """Add the record that is complete."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import struct
+import zlib
 from array import array
 from collections.abc import Callable
 from typing import BinaryIO
 
-from feedline.sources.encoded.shard_index import Scan
+from feedline.sources.encoded.shard_index import ENTRY, Scan
 from feedline.sources.formats import extras
 
 SUFFIXES = (".tfrecord", ".tfrecords")
@@ -19,7 +20,7 @@ _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda") 
 
 
 def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
-    """Where the records of a file lie: each part is the data of a record and its checksum.
+    """Where the records of a file lie: each part is the header of a record, its data and their checksum.
 
     Raises:
       ValueError: it is not a TFRecord file, or is compressed, damaged or truncated.
@@ -34,14 +35,14 @@ def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
             block = file.read(_READ_BYTES)
         header = block[at - start : at - start + _HEADER.size]
         if len(header) < _HEADER.size:
-            raise _truncated(path, len(parts) // 2, at, f"ends {_HEADER.size - len(header)} bytes too early")
+            raise _truncated(path, len(parts) // ENTRY, at, f"ends {_HEADER.size - len(header)} bytes too early")
         length, checksum = _HEADER.unpack(header)
         if masked(crc32c(header[:8])) != checksum:
-            raise _damaged(path, len(parts) // 2, at, header)
+            raise _damaged(path, len(parts) // ENTRY, at, header)
         stop = at + _HEADER.size + length + _CHECKSUM_BYTES
         if stop > size_bytes:
-            raise _truncated(path, len(parts) // 2, at, f"promises bytes up to {stop}, of {size_bytes}")
-        parts.extend((at + _HEADER.size, length + _CHECKSUM_BYTES))
+            raise _truncated(path, len(parts) // ENTRY, at, f"promises bytes up to {stop}, of {size_bytes}")
+        parts.extend((at, _HEADER.size, length + _CHECKSUM_BYTES, zlib.crc32(header)))
         at = stop
     return Scan(None, parts)
 

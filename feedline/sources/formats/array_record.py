@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +61,11 @@ class ArrayRecordSource(IndexedSource):
     def identity(self) -> dict[str, Any]:
         """Sizes and sampled bytes of every file: no path, so a moved data set stays the same."""
         return self._files.identity
+
+    @property
+    def files(self) -> Iterable[str] | None:
+        """As of `Indexed`; None where a function of the user decodes the records."""
+        return super().files if self._options.decode is None else None
 
     def __len__(self) -> int:
         return len(self._shards)

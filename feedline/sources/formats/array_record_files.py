@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feedline.errors import RowError
+from feedline.errors import RowError, warn
 from feedline.rows import digests
 from feedline.rows.shards import Indices, Shards
 from feedline.sources.formats import extras
@@ -146,9 +145,8 @@ def _opened(local: str, path: str) -> tuple[Any, FileVersion]:
         r"group_size:(\d+)", reader.writer_options_string() or ""
     )  # missing in files of old versions
     if grouped and int(grouped[1]) > 1:
-        warnings.warn(
+        warn(
             f"{path} was written in groups of {grouped[1]} records, which are decompressed whole whichever of "
-            "them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')",
-            stacklevel=2,
+            "them a read asks for; write it with ArrayRecordWriter(path, 'group_size:1')"
         )
     return reader, version

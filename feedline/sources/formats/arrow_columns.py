@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from feedline.sources.formats.opening import folder_error
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
 """`pyarrow.Buffer` → the same memory as uint8[n]."""
+_MOST_SHOWN = 20
+_IN_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
@@ -111,14 +113,14 @@ def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
     if types.is_integer(kind) or types.is_floating(kind):
         letter = "f" if types.is_floating(kind) else "i" if types.is_signed_integer(kind) else "u"
         return jax.ShapeDtypeStruct((), np.dtype(f"{letter}{kind.bit_width // 8}"))
-    raise TypeError(
-        f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind, types)}, and write the "
-        "file again, as docs/tables.md shows, or leave the column out with columns=[...]"
-    )
+    raise TypeError(f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind)}")
 
 
-def _remedy(kind: Any, types: Any) -> str:
-    """How to convert a column of an unsupported type to numbers."""
+def _remedy(kind: Any) -> str:
+    """How to convert a column of an unsupported type to numbers, of `pyarrow` and `pyarrow.compute as pc`."""
+    types = extras.require("pyarrow", "arrow").types
+    while types.is_fixed_size_list(kind):
+        kind = kind.value_type
     if types.is_dictionary(kind):
         return "take its codes: column.combine_chunks().indices"
     if types.is_string_view(kind):
@@ -129,8 +131,10 @@ def _remedy(kind: Any, types: Any) -> str:
         return "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices"
     if types.is_date32(kind) or types.is_time32(kind):
         return "cast it: column.cast(pyarrow.int32())"
+    if types.is_duration(kind):
+        return f"count seconds: pc.divide(column.cast(pyarrow.int64()), {_IN_A_SECOND[kind.unit]})"
     if types.is_temporal(kind):
-        return "cast it: column.cast(pyarrow.int64())"
+        return "count from a start, in a unit that fits int32: pc.seconds_between(pc.min(column), column)"
     if types.is_decimal(kind):
         return "cast it: column.cast(pyarrow.float64())"
     if types.is_binary(kind) or types.is_large_binary(kind):
@@ -166,15 +170,49 @@ def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.Sh
     Raises:
       ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
     """
-    names = names_of(schema, path)
-    spec = {
-        name: row_of(schema.field(name).type, f"column {name!r} of {path}")
-        for name in options.chosen(names, str(path))
-    }
+    spec: dict[str, jax.ShapeDtypeStruct] = rows_by_name(
+        schema, options.chosen(names_of(schema, path), str(path)), path
+    )
     for name, row in spec.items():
         if min(row.shape, default=0) < 0:
             raise ValueError(f"column {name!r} of {path} has rows of shape {row.shape}; the file is damaged")
     return spec
+
+
+def rows_by_name(
+    schema: Any, names: Sequence[str], path: object, others: Callable[[Any], Any] = lambda kind: None
+) -> dict[str, Any]:
+    """Shape and dtype of one row of each of these columns.
+
+    Args:
+      others: what stands for a type that is read in another way; None for all other types.
+
+    Raises:
+      TypeError: columns have rows that differ in size or are not numbers. It lists all of them.
+    """
+    found: dict[str, Any] = {}
+    refused = []
+    for name in names:
+        kind = schema.field(name).type
+        try:
+            found[name] = others(kind) or row_of(kind, name)
+        except TypeError:
+            refused.append(f"{name!r} is {kind}: {_remedy(kind)}")
+    if refused:
+        them = "it" if len(refused) == 1 else "them"
+        leave = f", or leave {them} out: columns=[{_few([repr(name) for name in found], ', ')}]" if found else ""
+        raise TypeError(
+            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(names)} of "
+            f"{path} {'has' if len(refused) == 1 else 'have'} others. {_few(refused, '; ')}. Convert {them}, and "
+            f"write the file again, as docs/tables.md shows{leave}"
+        )
+    return found
+
+
+def _few(words: Sequence[str], separator: str) -> str:
+    """The first words, and how many more there are."""
+    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return separator.join(words[:_MOST_SHOWN]) + more
 
 
 @contextlib.contextmanager

@@ -7,15 +7,15 @@ from typing import Any
 
 
 def require(module: str, extra: str) -> Any:
-    """The module `module`, which `pip install feedline[extra]` brings.
+    """The module `module`, which `pip install '.[extra]'` in the clone brings.
 
     Raises:
       ImportError: it is not installed.
 
     Example:
-      >>> require("feedline_has_none", "parquet")
+      >>> require("feedline_has_no", "parquet")
       Traceback (most recent call last):
-      ImportError: feedline_has_none reads this format and is not installed; pip install 'feedline[parquet]'
+      ImportError: feedline_has_no reads this format and is not installed; from the clone: pip install '.[parquet]'
     """
     try:
         return importlib.import_module(module)
@@ -24,5 +24,5 @@ def require(module: str, extra: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != package:
             raise  # the package is installed, and one of its own dependencies is not
         raise ImportError(
-            f"{package} reads this format and is not installed; pip install 'feedline[{extra}]'"
+            f"{package} reads this format and is not installed; from the clone: pip install '.[{extra}]'"
         ) from error

@@ -14,6 +14,7 @@ import numpy as np
 
 from feedline.errors import FeedError, RowError
 from feedline.rows import digests
+from feedline.rows.bad_rows import raise_of_signal_handler
 from feedline.rows.shards import EvenLengths
 from feedline.sources.formats.file_version import FileVersion
 from feedline.sources.formats.grouped_file import Group, GroupedFile
@@ -123,6 +124,7 @@ def sampled_rows(array: ZarrArray, failures: list[RowError]) -> list[Any]:
         try:
             return array.row(row)
         except RowError as error:
+            raise_of_signal_handler(error)
             failures.append(error)
             return np.empty(0, np.uint8)
 

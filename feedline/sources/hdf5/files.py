@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ def opened(path: Path | RemoteObject) -> Iterator[Any]:
         with opening(path):
             pass  # h5py's errors do not say what to do
     try:
-        with h5py.File(remote or str(path), "r", locking=None if remote else "best-effort") as file:
+        with _file(h5py, remote or str(path), locking=None if remote else "best-effort") as file:
             if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
                 raise ValueError("it is already open for writing in this process")
             yield file
@@ -100,6 +101,15 @@ def opened(path: Path | RemoteObject) -> Iterator[Any]:
                 "that was killed, run h5clear -s (Debian: hdf5-tools) and check the data"
             ) from error
         raise ValueError(f"{message}It may be truncated or another format; write it again with h5py") from error
+
+
+def _file(h5py: Any, file: RemoteFile | str, locking: str | None) -> Any:
+    try:
+        return h5py.File(file, "r", locking=locking)
+    except BaseException as error:
+        # HDF5 would end a process by SIGSEGV that exits while the error, and so a variable of h5py, is there
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def read_file(path: Path | RemoteObject, options: OpenOptions) -> File:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from feedline.errors import FeedError, RowError
 from feedline.rows import digests
+from feedline.rows.bad_rows import raise_of_signal_handler
 from feedline.rows.shards import Indices, Shards
 from feedline.sources.encoded.byte_columns import ByteColumn, column_of, is_bytes
 from feedline.sources.encoded.encoded_rows import EncodedRows
@@ -108,7 +109,8 @@ class DatasetRecords(EncodedRows):
         for row in self._found.sampled_rows:
             try:
                 record = self.records(row.reshape(1))[0]
-            except RowError:  # on all machines, or the processes are told that their data differ
+            except RowError as error:  # on all machines, or the processes are told that their data differ
+                raise_of_signal_handler(error)
                 record = b"a bad row"
             for value in record.values() if isinstance(record, Mapping) else [record]:
                 data = value if isinstance(value, bytes) else np.asarray(value).tobytes()

@@ -15,6 +15,7 @@ from feedline.stores.client import Listed, Version
 from feedline.stores.many_objects import ManyObjects, Part, whole
 from feedline.stores.opening import listing
 from feedline.stores.options import Store
+from feedline.stores.origin import Origin
 from feedline.stores.urls import Url
 
 _READ_WHOLE_BYTES = 1 << 18
@@ -22,7 +23,8 @@ _READ_WHOLE_BYTES = 1 << 18
 
 
 class _Place(NamedTuple):
-    """Where the files lie, as little memory: the bucket, the prefix of all keys, sizes and tags by row."""
+    """Where the files lie, as little memory: the bucket, the prefix of all keys, and by row sizes, and tags with
+    nonces, a line each."""
 
     base: str
     prefix: str
@@ -31,7 +33,7 @@ class _Place(NamedTuple):
 
     def part(self, name: str, row: int) -> Part:
         url = Url(self.base, f"{self.prefix}{name}")
-        return whole(url, Version(int(self.sizes[row]), self.tags[row]))
+        return whole(url, Version(int(self.sizes[row]), *self.tags[row].split("\n")))
 
 
 class RemoteFolder(FolderSource):
@@ -43,6 +45,7 @@ class RemoteFolder(FolderSource):
       place: where the objects lie, and their versions.
       names, classes, class_ends: as of a `FolderSource`.
       options: cache and patience.
+      origin: as of `ManyObjects`.
     """
 
     def __init__(
@@ -52,11 +55,12 @@ class RemoteFolder(FolderSource):
         classes: Sequence[str] | None,
         class_ends: Sequence[int],
         options: Store,
+        origin: Origin | None = None,
     ) -> None:
         super().__init__(f"{place.base}/{place.prefix}".removesuffix("/"), names, classes, class_ends)
         self._place = place
         self._options = options
-        self._objects = ManyObjects(options)
+        self._objects = ManyObjects(options, origin)
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool]:
@@ -95,7 +99,8 @@ class RemoteFolder(FolderSource):
         return found
 
     def __reduce__(self) -> Any:
-        return RemoteFolder, (self._place, self._names, self.classes, self._class_ends, self._options)
+        given = self._place, self._names, self.classes, self._class_ends, self._options, self._objects.origin
+        return RemoteFolder, given
 
 
 def _sampled(part: Part) -> list[Part]:
@@ -159,6 +164,6 @@ def _opened(
     listed: Sequence[Listed], prefix: str, classes: list[str] | None, ends: list[int], options: Store
 ) -> RemoteFolder:
     sizes = np.array([each.version.size_bytes for each in listed], np.int64)
-    tags = FileNames([each.version.tag.encode() for each in listed])
+    tags = FileNames([f"{each.version.tag}\n{each.version.nonce}".encode() for each in listed])
     names = FileNames([os.fsencode(each.url.key[len(prefix) :]) for each in listed])
     return RemoteFolder(_Place(listed[0].url.base, prefix, sizes, tags), names, classes, ends, options)

@@ -122,9 +122,9 @@ def test_an_index_that_names_other_bytes_is_an_error(path):
     """With right checksums, so that it is taken as it is."""
     read(path)
     line, payload = index_of(path).read_bytes().split(b"\n", 1)
-    for offset, length in ((-1, 4), (12, -1), (12, 1 << 60), (1 << 62, 1 << 62), (len(path.read_bytes()), 1)):
-        parts = np.frombuffer(payload, "<i8").reshape(3, 2).copy()
-        parts[1] = offset, length
+    for offset, length in ((-1, 4), (12, -1), (12, 1 << 60), (1 << 62, 1 << 62), (59, 1), (43, 5)):
+        parts = np.frombuffer(payload, "<i8").reshape(3, 4).copy()
+        parts[1] = offset, 12, length, 0
         header = json.loads(line.partition(b" ")[2]) | {"crc32": zlib.crc32(parts.tobytes())}
         text = json.dumps(header).encode() + b"\n"
         index_of(path).write_bytes(b"%08x " % zlib.crc32(text) + text + parts.tobytes())

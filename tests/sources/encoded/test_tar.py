@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from webdataset import TarWriter, tariterators
 
 import feedline
+from feedline.rows import digests
 from feedline.sources.encoded.records import EncodedSource
 
 SAMPLES = [
@@ -168,6 +169,30 @@ def test_a_huge_member_is_not_allocated(tmp_path):
             ValueError, match=r"must lie within the archive|cannot be read as a tar archive|must end"
         ):
             feedline.open_source(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_an_archive_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(digests, "of_file", lambda path: [os.path.getsize(path), "samples that miss the change"])
+    path, long = tmp_path / "x.tar", "a folder/" * 12  # a name of several blocks
+    members = [(f"{long}{i}.{suffix}", b"%d" % i * 900) for i in range(4) for suffix in ("jpg", "txt")]
+    source = feedline.open_source(archive(path, members, form))
+    assert source[1] == {"jpg": b"1" * 900, "txt": b"1" * 900}
+    for other in (
+        [members[i] for i in (0, 1, 3, 2, 4, 5, 6, 7)],  # fields of record 1 exchanged
+        [(members[0][0], b"0" * 400), (members[1][0], b"0" * 1400), *members[2:]],
+    ):
+        time = path.stat().st_mtime_ns
+        archive(path, other, form)
+        os.utime(path, ns=(time, time))
+        again = feedline.open_source(path)
+        assert again[3] == source[3]
+        with pytest.raises(feedline.FeedError, match=r"built again with .*Delete that index") as error:
+            [again[i] for i in range(4)]
+        assert not isinstance(error.value, feedline.RowError)
+        assert error.value.file == str(path)
+    (tmp_path / ".x.tar.feedline-index").unlink()
+    assert feedline.open_source(path)[0] == {"jpg": b"0" * 400, "txt": b"0" * 1400}
 
 
 @settings(max_examples=150)

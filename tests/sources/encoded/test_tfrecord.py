@@ -19,6 +19,7 @@ from tensorboardX.record_writer import RecordWriter
 from tfrecords import crc32c, encoded, masked
 
 import feedline
+from feedline.rows import digests
 from feedline.sources.encoded.records import EncodedSource
 
 RECORDS = [b"first", b"", b"\0" * 5000, bytes(range(256)) * 40, b"last"]
@@ -236,6 +237,24 @@ def test_files_that_change_are_an_error(tmp_path):
         again[1]
     with pytest.raises(FileNotFoundError):
         feedline.open_source(path)
+
+
+def test_a_file_that_was_built_again_is_not_read_by_its_old_index(tmp_path, monkeypatch):
+    """The bytes of an old record, with their checksum, may lie within a new one."""
+    monkeypatch.setattr(digests, "of_file", lambda path: [os.path.getsize(path), "samples that miss the change"])
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(encoded([b"first", b"inner", b"last" * 10]))
+    time, size = path.stat().st_mtime_ns, path.stat().st_size
+    assert feedline.open_source(path)[1] == b"inner"
+    path.write_bytes(encoded([(bytes(21) + encoded([b"inner"])[12:]).ljust(size - 16)]))
+    os.utime(path, ns=(time, time))
+    again = feedline.open_source(path)
+    assert len(again) == 3
+    with pytest.raises(feedline.FeedError, match=r"built again with the same size.*Delete that index") as error:
+        again[1]
+    assert not isinstance(error.value, feedline.RowError)
+    (tmp_path / ".x.tfrecord.feedline-index").unlink()
+    assert len(feedline.open_source(path)) == 1
 
 
 @settings(max_examples=100)

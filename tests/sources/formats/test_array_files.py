@@ -5,7 +5,6 @@ import io
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import time
 import zipfile
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
+import programs
 import pytest
 
 import feedline
@@ -335,7 +335,7 @@ except feedline.FeedError as error:
 @pytest.mark.slow
 def test_a_truncated_file_is_an_error_and_no_signal(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1000, 1000)))
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-c", TRUNCATES, tmp_path / "x.npy"], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")

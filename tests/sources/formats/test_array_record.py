@@ -60,8 +60,11 @@ def test_a_decoder_reads_many_records_at_once(tmp_path, is_source_of):
 def test_groups_of_records_read_the_same_and_warn(tmp_path, is_source_of):
     records = _records(500)
     _write(tmp_path / "x.array_record", [record.tobytes() for record in records], "group_size:64")
-    with pytest.warns(UserWarning, match=r"x\.array_record was written in groups of 64 .* 'group_size:1'"):
+    with pytest.warns(
+        UserWarning, match=r"x\.array_record was written in groups of 64 .* 'group_size:1'"
+    ) as caught:
         source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
+    assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="groups of 64"):  # unpickled, it opens the file again
         is_source_of(source, {"image": records["image"], "label": records["label"]})
 

@@ -1,11 +1,11 @@
 """Damaged Parquet and Arrow files: rows of the file, or an error that names it; never the end of the process."""
 
 import collections
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -44,7 +44,7 @@ def test_each_damaged_copy_gives_rows_or_an_error_with_its_name(tmp_path, name):
     if name != "x.parquet":  # has lists of one length only by the Arrow schema in its metadata
         columns["list"] = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(40, dtype=np.int16)), 2)
     KINDS[name](pa.table(columns), tmp_path / name)
-    run = subprocess.run(
+    run = programs.run(
         [sys.executable, str(READ), str(tmp_path / name), "400"], capture_output=True, text=True, timeout=300
     )
     lines = run.stdout.splitlines()

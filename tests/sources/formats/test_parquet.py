@@ -1,11 +1,13 @@
 """Parquet and Arrow files against the arrays that they were written from."""
 
 import datetime
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
@@ -130,7 +132,21 @@ _LABELS = pa.array(["b", "a"]).dictionary_encode()
     [
         (_LABELS, "dictionary", "take its codes", lambda c: c.combine_chunks().indices, [0, 1]),
         ([datetime.date(2020, 1, 1)] * 2, "date32", "pyarrow.int32", lambda c: c.cast(pa.int32()), [18262] * 2),
-        (_TIMES, "timestamp", "pyarrow.int64", lambda c: c.cast(pa.int64()), [1577836800000000, 1577923200000000]),
+        (_TIMES, "timestamp", "seconds_between", lambda c: pc.seconds_between(pc.min(c), c), [0, 86400]),
+        (
+            pa.array([datetime.time(0, 0, 1), datetime.time(0, 1)]),
+            "time64",
+            "seconds_between",
+            lambda c: pc.seconds_between(pc.min(c), c),
+            [0, 59],
+        ),
+        (
+            pa.array([1_500, 61_000], pa.duration("ms")),
+            "duration",
+            r"pc.divide.column.cast.pyarrow.int64..., 1000",
+            lambda c: pc.divide(c.cast(pa.int64()), 1000),
+            [1, 61],
+        ),
         (pa.array([1, 2], pa.decimal128(9)), "decimal", "float64", lambda c: c.cast(pa.float64()), [1.0, 2.0]),
         ([[1], [2]], "list<", "pyarrow.list_", lambda c: c.cast(pa.list_(pa.int64(), 1)), [[1], [2]]),
         (
@@ -148,8 +164,8 @@ def test_columns_of_other_rows_are_refused_with_a_remedy(
 ):
     table = pa.table({"odd": values, "fine": [1, 2]})
     KINDS[kind](table, tmp_path / f"x.{kind}")
-    rule = rf"column 'odd' of .*x\.{kind} must have rows of one size that are numbers, got {found}"
-    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*columns="):
+    rule = rf"rows of one size that are numbers, and 1 of the 2 of .*x\.{kind} has others. 'odd' is {found}"
+    with pytest.raises(TypeError, match=rf"{rule}.*{type_name}.*Convert it, .*columns=\['fine'\]"):
         feedline.open_source(tmp_path / f"x.{kind}")
     assert list(feedline.open_source(tmp_path / f"x.{kind}", columns=["fine"]).spec) == ["fine"]
     KINDS[kind](table.set_column(0, "odd", remedy(table["odd"])), tmp_path / f"y.{kind}")
@@ -157,6 +173,30 @@ def test_columns_of_other_rows_are_refused_with_a_remedy(
     out = np.empty((2, *source.spec["odd"].shape), source.spec["odd"].dtype)
     source.read(np.arange(2), {"odd": out})
     assert out.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [False, True])
+def test_all_columns_that_cannot_be_read_are_listed(tmp_path, kind, text):
+    odd = {"when": _TIMES, "label": _LABELS, "price": pa.array([1, 2], pa.decimal128(9))}
+    KINDS[kind](
+        pa.table({**odd, "fine": [1, 2], **({"text": ["a", "b"]} if text else {})}), tmp_path / f"x.{kind}"
+    )
+    with pytest.raises(TypeError) as caught:
+        feedline.open_source(tmp_path / f"x.{kind}")
+    assert re.findall(r"'(\w+)' is (\w+)[^:]*: (\w+)", str(caught.value)) == [
+        ("when", "timestamp", "count"),
+        ("label", "dictionary", "take"),
+        ("price", "decimal128", "cast"),
+    ]
+    assert f"3 of the {5 if text else 4} of" in str(caught.value)
+    assert f"leave them out: columns=['fine'{', ' + repr('text') if text else ''}]" in str(caught.value)
+
+
+def test_a_table_of_many_such_columns_lists_some(tmp_path):
+    KINDS["parquet"](pa.table({f"c{i}": _TIMES for i in range(30)}), tmp_path / "x.parquet")
+    with pytest.raises(TypeError, match=r"30 of the 30 of .*'c19' is [^']*; … 10 more. Convert them, .* shows$"):
+        feedline.open_source(tmp_path / "x.parquet")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -280,7 +320,9 @@ def test_a_missing_library_is_an_error_with_the_line_that_installs_it(tmp_path, 
         (tmp_path / f"x.{kind}").touch()
         for module in ("pyarrow", "pyarrow.parquet", "pyarrow.ipc"):
             monkeypatch.setitem(sys.modules, module, None)  # so that importing it fails
-        with pytest.raises(ImportError, match=rf"pyarrow reads this format .*; pip install 'feedline\[{kind}\]'"):
+        with pytest.raises(
+            ImportError, match=rf"pyarrow reads this format .*; from the clone: pip install '\.\[{kind}\]'"
+        ):
             feedline.open_source(tmp_path / f"x.{kind}")
 
 

@@ -4,10 +4,10 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 
 import numpy as np
+import programs
 import pytest
 import tensorstore as ts
 
@@ -192,7 +192,7 @@ feedline.open_source(sys.argv[1])
 def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
     """Else TensorStore would abort the process when it reads it."""
     path = edit(write(tmp_path / "x.zarr", 2), 2, chunks=[(3 << 26) + 1, 4])
-    done = subprocess.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
+    done = programs.run([sys.executable, "-c", UNDER_A_LIMIT, path], capture_output=True, text=True)
     assert "one of its chunks must fit into memory, and takes 3221225488 bytes of" in done.stderr
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.agreement.taken import counts
+from feedline.agreement.in_step import counts
 
 from .cases import case
 from .launch import TOPOLOGIES
@@ -21,7 +21,7 @@ def new_feed(here, **options):
     before = counts()
     feed = feedline.Feed(ROWS, SIZE, sharding_of("data", here.devices), **options)
     (key,) = counts().keys() - before.keys()
-    return feed, lambda: counts()[key]
+    return feed, lambda: counts()[key].batches
 
 
 @case(on=lambda: TOPOLOGIES[:1])

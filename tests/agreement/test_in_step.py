@@ -1,0 +1,152 @@
+"""What processes have done with a feed is compared where their programs are at the same place."""
+
+import pytest
+from real_service import joined
+
+from feedline.agreement import in_step as module
+from feedline.agreement.in_step import Count, InStep, Place, counts, ends_differ, more_than
+
+KEY = "feedline/agree/2-a/1"
+PLACE = Place(step=5, epoch=2, position=0)
+
+
+@pytest.fixture(autouse=True)
+def no_other_feeds(monkeypatch):
+    monkeypatch.setattr(module, "_of_feeds", set())
+    monkeypatch.setattr(module, "coordination", lambda: "joined")  # the clients here are given
+    module._gone.clear()
+
+
+@pytest.fixture(scope="module")
+def services():
+    with joined(2) as found:
+        yield found
+
+
+@pytest.fixture
+def feeds(services, request):
+    """A feed of each of two processes."""
+    return [InStep(service, f"{KEY}/{request.node.name}/3", 2) for service in services]
+
+
+def test_counts_of_feeds_that_are_gone_do_not_pile_up():
+    training = InStep(None, "training", 2)
+    for number in range(1000):
+        InStep(None, f"evaluation {number}", 2).batches = 7
+        training.batches += 1
+    assert len(counts()) == module._KEPT_COUNTS + 1
+    assert counts()["training"] == (1000, 0, False)
+    assert counts()["evaluation 999"] == (7, 0, False)
+    del training  # as when main returns: the end of the program tells others of it
+    assert counts()["training"] == (1000, 0, False)
+    assert more_than({"training": [999, 0], "evaluation 0": [3, 0]}) == (999, 1000)
+    assert len(module._of_feeds) == 0
+
+
+def test_a_feed_may_go_after_the_names_of_the_module(monkeypatch):
+    """As at the end of the program."""
+    feed = InStep(None, "the last", 2)
+    feed.batches = 5
+    with monkeypatch.context() as at_exit:
+        at_exit.setattr(module, "_gone", None)
+        at_exit.setattr(module, "Count", None)
+        del feed
+    assert counts()["the last"] == (5, 0, False)
+
+
+@pytest.mark.parametrize("other", [(12, 0), (14, 0), (13, 1)])
+def test_ends_after_other_counts_differ_and_equal_ones_do_not(other):
+    feed = InStep(None, KEY, 2)
+    feed.batches = 13
+    assert ends_differ(0, {KEY: [13, 0], "a feed of others": [7, 0]}, 1) is None
+    assert ends_differ(0, {KEY: [*other, True]}, 1) is None  # it ended after an error of `next`
+    assert f"process 0 took {Count(*other)}, and process 1 took 13 batches; look for" in ends_differ(
+        0, {KEY: other}, 1
+    )
+
+
+def test_equal_moves_are_in_step_and_each_is_compared_with_its_own_number(feeds):
+    for batches, place in [(5, PLACE), (9, Place(9, 0, 32)), (9, PLACE)]:
+        for feed in feeds:
+            feed.batches = batches
+            assert feed.moved(place) is None
+    assert [feed.count for feed in feeds] == [(9, 3, False)] * 2
+
+
+@pytest.mark.parametrize(
+    ("batches", "place"),
+    [(6, PLACE), (5, PLACE._replace(step=6)), (5, PLACE._replace(epoch=3)), (5, PLACE._replace(position=8))],
+)
+def test_a_move_elsewhere_or_after_other_batches_is_told_as_often_as_it_is_tried(feeds, batches, place):
+    feeds[0].batches, feeds[1].batches = 5, batches
+    assert feeds[0].moved(PLACE) is None
+    for _ in range(2):
+        found = feeds[1].moved(place)
+        assert "in feed 3 (feeds are counted as they are built): process 0 went to epoch 2, position 0" in found
+        assert f"process 1 went to epoch {place.epoch}, position {place.position} after {batches} batches" in found
+
+
+def test_a_missed_move_is_told_once_a_batch_was_taken_without_it(feeds):
+    mover, other = feeds
+    mover.batches = other.batches = 5
+    assert mover.moved(PLACE) is None
+    mover.batches = 9
+    assert mover.missed_move() is None  # its own
+    assert other.missed_move() is None  # it may still make that move
+    other.batches = 6
+    assert (
+        "process 0 went to epoch 2, position 0 after 5 batches, and process 1 took 6 without"
+        in other.missed_move()
+    )
+
+
+def test_a_move_that_was_made_while_another_thread_looked_is_not_missed(feeds):
+    """The look finds the move of process 0; then the training thread of process 1 makes it and takes a batch."""
+    mover, other = feeds
+    assert mover.moved(PLACE) is None
+
+    class Late:
+        process = 1
+
+        def try_get(self, key):
+            found = services_of_other.try_get(key)
+            other._service = services_of_other
+            assert other.moved(PLACE) is None
+            other.batches += 1
+            return found
+
+    services_of_other, other._service = other._service, Late()
+    assert other.missed_move() is None
+
+
+def test_only_the_latest_moves_stay_in_the_service(feeds, services):
+    for step in range(2 * module._KEPT_MOVES):
+        assert feeds[0].moved(Place(step, 1, 0)) is None
+    assert len(services[0].dir(f"{feeds[0].key}/in_step/moves")) == module._KEPT_MOVES
+    assert feeds[1].moved(Place(0, 1, 0)) is None  # too far behind to be compared
+
+
+@pytest.mark.parametrize("batches", [12, 13])
+def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(feeds, services, batches):
+    for feed in feeds:
+        feed.batches = 12
+        assert feed.moved(PLACE) is None
+    feeds[1].batches = batches
+    assert feeds[0].closed() is None
+    found = feeds[1].closed()
+    if batches == 12:
+        assert found is None
+    else:
+        assert "process 0 took 12 batches and made 1 moves" in found
+        assert "process 1 took 13 batches and made 1 moves" in found
+    assert services[0].dir(feeds[0].key) == {}
+
+
+def test_counts_that_an_error_left_are_not_compared_and_later_ones_are(feeds):
+    one, other = feeds
+    one.batches, other.batches = 12, 11
+    other.failed_at = 11  # the error of its `next` was caught, and the feed closed
+    assert one.closed() is None
+    assert other.closed() is None
+    other.batches = 13
+    assert other.count == (13, 0, False)

@@ -1,0 +1,99 @@
+"""The pictures of saved results: words that can be read, one unit on an axis, bars with their spread."""
+
+import itertools
+import json
+from pathlib import Path
+
+import plot_peers
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from feedline.bench import plots
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def saved(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (plot_peers.drawn, "peers_fastest"),
+        (plot_peers.drawn, "peers"),
+        *((plots.drawn, name) for name in ("modes", "scale", "feed", "order", "place", "overlap", "resume")),
+    ],
+)
+def test_no_words_overlap_or_leave_the_picture(draw, name):
+    figure = draw(saved(name))
+    FigureCanvasAgg(figure).draw()
+    boxes, beyond = {}, _beyond(figure)
+    for text in figure.findobj(Text):
+        box = text.get_window_extent()
+        if text.get_visible() and text.get_text().strip() and box.width and text not in beyond:
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, text.get_text()
+            boxes[text] = box.padded(-1)
+    for (one, box), (other, beside) in itertools.combinations(boxes.items(), 2):
+        assert not box.overlaps(beside), (one.get_text(), other.get_text())
+    assert figure.get_size_inches()[0] == 9  # at GitHub's width, a point is a point
+    assert min(text.get_fontsize() for text in boxes) >= 7
+
+
+def _beyond(figure):
+    """The labels of ticks beyond the ends of their axis, which are not drawn."""
+    found = set()
+    for axes in figure.axes:
+        for axis, side, (low, high) in (
+            (axes.xaxis, 0, axes.bbox.intervalx),
+            (axes.yaxis, 1, axes.bbox.intervaly),
+        ):
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                at = axes.transData.transform([(tick.get_loc(),) * 2])[0][side]
+                if not low - 1 <= at <= high + 1:
+                    found |= {tick.label1, tick.label2}
+    return found
+
+
+def test_each_library_has_one_linear_bar_in_rows_a_second_that_can_be_read():
+    figure = plot_peers.drawn(saved("peers"))
+    words = [text.get_text() for chart in figure.axes for text in chart.texts]
+    assert "3.69 k: feedline 9,545 ×" in words  # and not "0.00369 M"
+    assert "20.4 M: feedline 1.9 ×" in words
+    assert not [word for word in words if word.startswith("0.")]
+    for chart in figure.axes:
+        assert chart.get_xscale() == "linear"
+        assert [bar.get_width() for bar in chart.patches].count(0) == 0
+    libraries = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(libraries) == len(set(libraries)) == len(figure.axes[1].patches)
+
+
+def test_entrants_that_failed_are_named():
+    result = saved("peers_fastest") | {"failures": {"litdata": "no space left"}}
+    assert plot_peers.drawn(result)._supxlabel.get_text().endswith("\nNot measured: litdata")
+
+
+def test_a_step_in_each_mode_has_its_spread_and_says_why_it_is_missing():
+    result = saved("modes")
+    result["modes"]["pmap"] = {"devices": 8, "rows": 1024, "error": "ran out of memory"}
+    bars, _ = plots.drawn(result).axes
+    assert len(bars.patches) == 4
+    spreads = [line.get_segments()[0][:, 1] for line in bars.collections[:1]]
+    samples = result["modes"]["jit_single"]["step_ms_samples"]
+    assert list(spreads[0]) == pytest.approx([min(samples), max(samples)])
+    assert [label.get_text() for label in bars.get_xticklabels()][2] == "pmap\nran out of memory"
+
+
+def test_milliseconds_and_bytes_have_axes_of_their_own():
+    result = saved("scale")
+    for each in result["results"]["simulated"]:
+        for name in ("build", "describe", "step"):
+            median = each["process"][f"{name}_cpu_s"]
+            each["process"][f"{name}_cpu_s_samples"] = [median / 2, median, 2 * median]
+    calls, times, memory = plots.drawn(result).axes
+    assert [axes.get_ylabel() for axes in (calls, times, memory)] == ["calls", "CPU milliseconds", "MiB of heap"]
+    assert len(memory.lines) == 1
+    step = result["results"]["simulated"][0]["process"]["step_cpu_s"] * 1e3
+    assert list(times.collections[2].get_segments()[0][:, 1]) == pytest.approx([step / 2, 2 * step])

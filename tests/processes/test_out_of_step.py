@@ -1,0 +1,93 @@
+"""Processes that take different batches of a feed are told, all of them, with names and counts."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import programs
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("out_of_step.py")
+IN_FEED = r"feedline: the processes are out of step in feed 1 \(feeds are counted as they are built\): "
+AT_STEP = r"the processes are out of step: at step {} of training, the feed of process \d is at epoch {}"
+
+
+def run(*arguments):
+    """Exit code and output of the two processes."""
+    command = [sys.executable, "-m", "feedline", "launch", "--processes", "2", "--cpu", "--"]
+    environ = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    done = programs.run(
+        [*command, sys.executable, str(PROGRAM), *arguments],
+        timeout=120,
+        capture_output=True,
+        text=True,
+        env=environ,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_processes_that_do_the_same_are_in_step():
+    code, output = run("in step")
+    assert "out of step" not in output
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("role", "found"),
+    [
+        (
+            "ends",
+            r"process (?:0 took 12|1 took 13) batches, and process (?:0 took 12|1 took 13) batches; look for",
+        ),
+        (
+            "closes",
+            r"process (?:0 took 12|1 took 13) batches, and process (?:0 took 12|1 took 13) batches; look for",
+        ),
+        ("moves", r"process \d went to epoch [12], position 0 after 2 batches, and process \d went to epoch [12]"),
+        ("one moves", r"process 1 went to epoch 1, position 0 after 2 batches, and process 0 took 5 without that"),
+    ],
+)
+def test_a_process_that_takes_other_batches_ends_all_with_names_and_counts(role, found):
+    code, output = run(role)
+    assert code == 1
+    assert "reached" not in output
+    for process in range(2):
+        assert re.search(rf"^\[{process}\].*{IN_FEED[10:]}{found}", output, re.MULTILINE), output
+
+
+def test_a_leaf_tells_the_step_itself_that_rows_are_of_two_batches():
+    code, output = run("in a step")
+    assert output.count("mixed True") == 2
+    assert code == 0, output
+
+
+def test_an_exception_is_told_and_not_the_counts_that_it_leaves():
+    code, output = run("closes after an error")
+    assert code == 1
+    assert "] closed" in output
+    assert "failed: it says so" in output
+    assert "out of step" not in output
+
+
+@pytest.mark.parametrize(
+    ("role", "found"),
+    [
+        ("fits", AT_STEP.format(0, "0, position [04]")),
+        ("fits later", AT_STEP.format(200, r"1, position (156|160)")),
+    ],
+)
+def test_fit_compares_places_before_the_first_step_and_while_it_trains(role, found):
+    code, output = run(role)
+    assert code == 1
+    assert "reached" not in output
+    assert re.search(found, output), output
+
+
+def test_fit_saves_nothing_of_processes_at_different_places(tmp_path):
+    code, output = run("saves", str(tmp_path / "checkpoints"))
+    assert code == 1
+    assert "out of step" in output, output
+    assert not [each for each in (tmp_path / "checkpoints").iterdir() if each.name.isdecimal()]

@@ -1,0 +1,59 @@
+"""What `open_source` refuses to open: objects that are no paths, and files of text."""
+
+import re
+from pathlib import Path
+
+import grain
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import feedline
+from feedline.sources.open_source import as_source
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [{"x": np.arange(3)}, np.arange(3), (np.arange(3),), grain.MapDataset.range(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_feed_takes_as_it_is(taken):
+    with pytest.raises(
+        TypeError, match=r"a path, a glob or a .*, got a \w+, which need not be opened; pass it to"
+    ):
+        feedline.open_source(taken)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [pd.DataFrame({"x": [1]}), pa.table({"x": [1]}), [np.arange(3)], 7, iter([1]), None],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_feed_refuses_has_the_error_of_a_feed(refused):
+    with pytest.raises((TypeError, ValueError)) as of_feed:
+        as_source(refused)
+    with pytest.raises(type(of_feed.value), match=re.escape(str(of_feed.value))):
+        feedline.open_source(refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("rows.csv", "tables"),
+        ("rows.tsv", "tables"),
+        ("rows.csv.gz", "tables"),
+        ("rows.jsonl", "text#files-of-tokens"),
+        ("rows.jsonl", "tables"),
+        ("rows.json.zst", "tables"),
+        ("rows.txt", "text#files-of-tokens"),
+    ],
+)
+def test_files_of_text_name_the_page_that_says_what_to_do(tmp_path, name, page):
+    page, _, anchor = page.partition("#")
+    with pytest.raises(ValueError, match=rf"files of rows end in .*, got .*{name}; .*docs/{page}\.md") as caught:
+        feedline.open_source(tmp_path / name)
+    assert f"docs/{page}.md#{anchor}".rstrip("#") in str(caught.value)
+    assert f"## {anchor.replace('-', ' ')}" in (DOCS / f"{page}.md").read_text().lower()

@@ -1,0 +1,132 @@
+"""A cache folder that is deleted again and again while sources are opened and read: a miss, and never an error."""
+
+import concurrent.futures
+import contextlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import programs
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from test_arrays_in_stores import ROWS, npy
+from test_records_in_stores import RECORDS, tar
+from test_requests import zarr
+
+import feedline
+from feedline.stores.cache import BlockCache
+from feedline.stores.requests import bytes_in
+
+
+@contextlib.contextmanager
+def deleted_all_the_time(folder):
+    done = threading.Event()
+
+    def delete():
+        while not done.wait(0.001):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def array_record(path):
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in RECORDS:
+        writer.write(record)
+    writer.close()
+    return path.read_bytes()
+
+
+@pytest.fixture(params=["npy", "tar", "array_record", "zarr"])
+def url(request, store, tmp_path):
+    if request.param == "zarr":
+        return zarr(store, tmp_path)
+    made = {
+        "npy": lambda: npy(ROWS),
+        "tar": lambda: tar(RECORDS),
+        "array_record": lambda: array_record(tmp_path / "x"),
+    }
+    store.objects[f"/x.{request.param}"] = made[request.param]()
+    return f"{store.url}/x.{request.param}"
+
+
+def rows_of(source):
+    return [source[row] for row in range(0, len(source), len(source) // 20)]
+
+
+def test_a_cache_that_is_deleted_all_the_time_changes_no_row(url, options):
+    expected = rows_of(feedline.open_source(url, store=options))
+    with deleted_all_the_time(options.folder):
+        for _ in range(3):
+            source = feedline.open_source(url, store=options)
+            for each in (source, pickle.loads(pickle.dumps(source))):
+                np.testing.assert_equal(rows_of(each), expected)
+            source.close()
+
+
+def test_a_source_that_was_opened_before_its_cache_was_deleted_reads_on(url, options):
+    source = feedline.open_source(url, store=options)
+    shutil.rmtree(options.folder)
+    found = rows_of(source)
+    shutil.rmtree(options.folder, ignore_errors=True)
+    np.testing.assert_equal(rows_of(source), found)
+    np.testing.assert_equal(rows_of(pickle.loads(pickle.dumps(source))), found)
+    assert source.identity
+
+
+def test_threads_that_use_a_cache_do_not_mind_that_it_is_deleted(tmp_path):
+    """Another program may have deleted the folder before each of their system calls."""
+    folder = str(tmp_path / "cache")
+    cache = BlockCache(folder, 100_000)
+
+    def use(_):
+        for i in range(200):
+            name, data = f"{i % 40:040}", bytes([i % 40]) * 5000
+            descriptor = cache.store(name, data)
+            assert os.pread(descriptor, 5000, 0) == data
+            os.close(descriptor)
+            assert bytes_in(cache, name, 5000) in (None, data)
+            cache.touch(name)
+            assert cache.open_whole(name, 5000) is None
+            BlockCache(folder, None)
+
+    with deleted_all_the_time(folder), concurrent.futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(use, range(3)))
+
+
+READER = """
+import sys, numpy as np, feedline
+url, cache, seed = sys.argv[1:]
+rows = np.load(sys.stdin.buffer)
+for _ in range(3):
+    source = feedline.open_source(url, store=feedline.Store(cache=cache, cache_bytes=8 << 20))
+    for part in np.array_split(np.random.default_rng(int(seed)).permutation(len(source)), 20):
+        out = np.empty((len(part), 3000), np.uint8)
+        source.read(part, out)
+        np.testing.assert_array_equal(out, rows[part])
+"""
+
+
+@pytest.mark.slow
+def test_processes_whose_cache_is_deleted_read_on(store, tmp_path):
+    store.objects["/x.npy"] = npy(ROWS)
+    np.save(tmp_path / "rows.npy", ROWS)
+    command = [sys.executable, "-c", READER, f"{store.url}/x.npy", str(tmp_path / "cache")]
+    with deleted_all_the_time(tmp_path / "cache"), contextlib.ExitStack() as files:
+        readers = []
+        for seed in range(3):
+            given = files.enter_context(open(tmp_path / "rows.npy", "rb"))
+            reader = programs.started([*command, str(seed)], stdin=given, stderr=subprocess.PIPE, text=True)
+            readers.append(files.enter_context(reader))
+        ended = [reader.communicate(timeout=120)[1] for reader in readers]
+    assert ended == [""] * 3

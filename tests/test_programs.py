@@ -1,0 +1,74 @@
+"""Programs that tests start: which signals they heed, and when they end."""
+
+import ast
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import run, started
+
+TESTS = Path(__file__).parent
+IGNORING = ["sh", "-c", "trap '' HUP INT QUIT TERM; exec \"$@\"", "sh", sys.executable, "-c"]
+IGNORES = "import signal as s; print([n.name for n in s.valid_signals() if s.getsignal(n) == s.SIG_IGN])"
+RESTORED = f"""
+import os, signal, subprocess, sys
+import programs
+programs.restore_signals()
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    subprocess.run([sys.executable, "-c", {IGNORES!r}], check=True)
+"""
+
+
+def test_programs_get_the_signals_that_nohup_and_the_background_ignore():
+    done = run([*IGNORING, IGNORES], capture_output=True, text=True, check=True)
+    assert done.stdout == "['SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGPIPE', 'SIGTERM', 'SIGXFSZ']\n"
+    done = run([*IGNORING, RESTORED], capture_output=True, text=True, check=True, cwd=TESTS)
+    assert done.stdout == "['SIGPIPE', 'SIGXFSZ']\n"  # Python itself ignores these
+
+
+FAMILY = ["sh", "-c", "trap '' HUP INT TERM; echo; sleep 1000 & set -m; sh -c 'sleep 1000 & wait' & wait"]
+HOPS = [sys.executable, "-c", "import os\nprint(flush=True)\nwhile True:\n    os.fork() and os._exit(0)"]
+
+
+@pytest.mark.parametrize("command", [FAMILY, HOPS], ids=["family", "hops"])
+@pytest.mark.parametrize("limit_s", [0.1, 1000])
+def test_what_a_program_started_ends_with_the_block_and_at_the_limit(command, limit_s):
+    reading, writing = os.pipe()
+    with open(reading) as output:
+        with started(command, limit_s=limit_s, stdout=writing) as program:
+            os.close(writing)
+            if limit_s < 1:
+                program.wait()
+            else:
+                assert output.readline() == "\n"
+        assert select.select([output], [], [], 30)[0]
+        assert output.read().strip() == ""  # its end: no process has the other end of the pipe any longer
+
+
+def test_a_run_past_its_time_is_ended():
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(FAMILY, timeout=0.1, capture_output=True)
+
+
+STARTS = {
+    "subprocess.Popen",
+    "subprocess.call",
+    "subprocess.check_call",
+    "subprocess.check_output",
+    "subprocess.run",
+}
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_all_tests_start_programs_through_the_helper(path):
+    """So that none is left when a test fails, none waits for ever, and all of them receive signals."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    found = [f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in STARTS]
+    assert path.name == "programs.py" or not found, "use `programs.run` or `programs.started`"
