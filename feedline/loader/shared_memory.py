@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Sequence
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -21,6 +22,8 @@ from feedline.rows.spec import Array
 
 _FOLDER = "/dev/shm"
 """Where Linux keeps shared memory."""
+_making = threading.Lock()
+"""Held while a name is made, so that none is made once a worker has begun to remove its own."""
 _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
@@ -45,7 +48,8 @@ class SharedLeaves:
         self._to_remove: SharedMemory | None = None
         size = max(1, sum(_next_page(leaf.nbytes) for leaf in leaves))
         try:
-            shared = SharedMemory(f"{_own_prefix()}{secrets.token_hex(8)}", create=True, size=size)
+            with _making:
+                shared = SharedMemory(f"{_own_prefix()}{secrets.token_hex(8)}", create=True, size=size)
             self._to_remove = shared
             shared.close()
             with open(os.path.join(_FOLDER, shared.name), "r+b") as file:
@@ -91,10 +95,11 @@ def remove_of_workers(pids: Sequence[int]) -> None:
 
 
 def remove_of_this_worker() -> None:
-    """Remove what this worker made: its parent, which would have received it, has ended.
+    """Remove what this worker made, and let none of its threads make more: its parent, the receiver, has ended.
 
     Python's resource tracker removes only what it was told of, just after the memory was made.
     """
+    _making.acquire()  # for good: the worker ends now
     _remove((_own_prefix(),))
 
 

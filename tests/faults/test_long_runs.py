@@ -48,7 +48,8 @@ def test_many_batches(prefetch):
             if step == BATCHES:
                 break
         assert resident_bytes() - resident < 8 * MIB
-        assert used() == before
+        after = used()  # fewer is fine: what earlier tests left may go meanwhile
+        assert all(after[kind] <= count for kind, count in before.items()), (before, after)
         assert feed.statistics().slabs <= slabs + 5  # the loop was never behind all buffers before
         assert feed.get_state()["step"] == BATCHES
 
