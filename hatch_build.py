@@ -1,4 +1,4 @@
-"""A build hook of hatchling that compiles the C files of feedline/native for wheels and installations.
+"""A build hook of hatchling that compiles the C files of feedline/_src/native for wheels and installations.
 
 The wheel is tagged for the platform and for any Python 3, since the libraries do not call Python. Without a C
 compiler, or with ``FEEDLINE_PURE_PYTHON=1``, the wheel is pure Python: a missing compiler is no error.
@@ -19,8 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 _LIBRARIES = {
-    "feedline/native/columns.c": ("feedline/native/libcolumns.so.4", "computes with NumPy"),
-    "feedline/native/jpeg.c": ("feedline/native/libjpegpart.so.1", "decodes JPEGs whole"),
+    "feedline/_src/native/columns.c": ("feedline/_src/native/libcolumns.so.4", "computes with NumPy"),
+    "feedline/_src/native/jpeg.c": ("feedline/_src/native/libjpegpart.so.1", "decodes JPEGs whole"),
 }
 """The library that is made of each source, and what feedline does without it."""
 

@@ -31,9 +31,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.bench.machine import describe
-from feedline.observe.accounting import Accounting
-from feedline.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
+from feedline._src.observe.accounting import Accounting
+from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
+from feedline._src.tools.bench.machine import describe
 
 STEP_S = 0.005
 ROWS = 2048

@@ -32,8 +32,8 @@ import numpy as np
 
 import feedline
 from feedline import Blocks, Order
-from feedline.bench.machine import describe
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
+from feedline._src.tools.bench.machine import describe
 
 ROW_BYTES = 3072
 PART_ROWS = 1 << 15

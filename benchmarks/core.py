@@ -33,8 +33,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 from core_feeds import BATCH_MB, feeds, thread
 
 import feedline
-from feedline.bench.feed import filler
-from feedline.bench.machine import describe
+from feedline._src.tools.bench.feed import filler
+from feedline._src.tools.bench.machine import describe
 
 POSITIONS = (8192, 65_536)
 PARTS = ("feeds", "thread", "order")

@@ -185,7 +185,7 @@ def main() -> None:
     page = written(page, {name: float(str(measured["seconds"])) for name, measured in found.items()})
     PAGE.write_text(page)
     if options.out:
-        from feedline.bench.machine import describe
+        from feedline._src.tools.bench.machine import describe
 
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         faults = sorted(found.values(), key=lambda measured: (str(measured["test"]), str(measured["fault"])))

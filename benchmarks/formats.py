@@ -22,8 +22,8 @@ import tensorstore as ts
 from array_record.python import array_record_module
 
 import feedline
-from feedline.bench.machine import describe
-from feedline.sources.arrays import ArraySource
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.tools.bench.machine import describe
 
 BATCH_ROWS = 4096
 GROUP_ROWS = 4096  # a row group, a record batch, a chunk

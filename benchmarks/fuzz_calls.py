@@ -43,7 +43,7 @@ def text(found: str, chance: random.Random) -> str:
 
 def variables(chance: random.Random) -> Outcome:
     """What the environment says about this process: a `ProcessInfo` or a ValueError."""
-    from feedline.cluster.detect import find
+    from feedline._src.cluster.detect import find
 
     environ = dict(chance.choice(ENVIRONMENTS))
     for name in chance.sample(sorted(environ), chance.choice((1, 1, 2))):
@@ -56,8 +56,8 @@ def variables(chance: random.Random) -> Outcome:
 
 def address(chance: random.Random) -> Outcome:
     """The address of an object or a glob: parts without "..", or a ValueError."""
-    from feedline.stores.opening import _expression
-    from feedline.stores.urls import Url
+    from feedline._src.stores.opening import _expression
+    from feedline._src.stores.urls import Url
 
     url = text(chance.choice(ADDRESSES), chance)
 
@@ -74,8 +74,8 @@ def address(chance: random.Random) -> Outcome:
 
 def greeting(chance: random.Random) -> Outcome:
     """What a program sends to the coordinator's port before all processes have met: an index, or nothing."""
-    from feedline.cluster.launchers.process_info import ProcessInfo
-    from feedline.cluster.rendezvous import _index_of
+    from feedline._src.cluster.launchers.process_info import ProcessInfo
+    from feedline._src.cluster.rendezvous import _index_of
 
     sent = text("4 2", chance).encode()
     info = ProcessInfo("Slurm", "x", "node1:61500", 4, 0)

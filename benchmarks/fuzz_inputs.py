@@ -203,7 +203,7 @@ def write_folder(path: Path) -> None:
 
 def write_block(path: Path) -> None:
     """A block of the cache of stores, whose bytes are `BLOCK`."""
-    from feedline.stores.cache import BlockCache
+    from feedline._src.stores.cache import BlockCache
 
     place = BlockCache(str(path.parent / "made"), 1 << 30)
     os.close(place.store("block", BLOCK))
@@ -235,7 +235,7 @@ DESCRIPTION = {"source": {"kind": "arrays"}, "rows": 64, "format": "npy", "shard
 
 
 def write_manifest(path: Path) -> None:
-    from feedline.conversion.manifest import Manifest
+    from feedline._src.tools.convert.manifest import Manifest
 
     with Manifest(path, DESCRIPTION) as manifest:
         for shard in range(3):

@@ -69,7 +69,7 @@ def _server() -> Any:
 
 def _cached(path: Path) -> Outcome:
     """A damaged block of the cache of stores: it is fetched again."""
-    from feedline.stores.cache import BlockCache
+    from feedline._src.stores.cache import BlockCache
 
     cache = BlockCache(str(path.parent / "cache"), 1 << 30)
     place = Path(cache.path("block"))
@@ -95,7 +95,7 @@ def _lanes(path: Path) -> Outcome:
 
 def _manifest(path: Path) -> Outcome:
     """A conversion that goes on from a damaged manifest."""
-    from feedline.conversion.manifest import Manifest
+    from feedline._src.tools.convert.manifest import Manifest
 
     with Manifest(path, fuzz_inputs.DESCRIPTION) as manifest:
         missing = [shard for shard in range(3) if shard not in manifest.shards]
@@ -105,8 +105,8 @@ def _manifest(path: Path) -> Outcome:
 
 def _log(path: Path) -> Outcome:
     """A run that continues the log of an earlier one."""
-    from feedline.trainer.logs import CSVLog
-    from feedline.trainer.loop import Progress
+    from feedline._src.trainer.logs import CSVLog
+    from feedline._src.trainer.loop import Progress
 
     with CSVLog(path) as log:
         log(Progress(30, {"loss": 0.5}, 20, rows=640, elapsed_s=0.5, elapsed_rows=576, wait_s=0.125))
@@ -116,8 +116,8 @@ def _log(path: Path) -> Outcome:
 
 def _image(path: Path) -> Outcome:
     """An image that is decoded, cropped and resized twice."""
-    from feedline.images import ImageDecoder
-    from feedline.sources.decoded import Row
+    from feedline._src.images import ImageDecoder
+    from feedline._src.sources.decoded import Row
 
     found = []
     for filling in (0, 255):

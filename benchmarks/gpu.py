@@ -44,7 +44,7 @@ from gpu_training import modes_cases, practices_cases
 from gpu_transfer import registered_cases, transfer_cases
 
 import feedline
-from feedline.bench.machine import describe
+from feedline._src.tools.bench.machine import describe
 
 PARTS = {  # name: (cases, share of the time); unused time is left to the parts that follow
     "transfer": (transfer_cases, 0.16),

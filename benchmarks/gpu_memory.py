@@ -5,10 +5,10 @@ import functools
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.modes import step_s
-from feedline.trainer.fitting import fit
-from feedline.trainer.memory import MemoryWatch, snapshot
-from feedline.trainer.modes import AXIS, mesh_for
+from feedline._src.tools.bench.modes import step_s
+from feedline._src.trainer.fitting import fit
+from feedline._src.trainer.memory import MemoryWatch, snapshot
+from feedline._src.trainer.modes import AXIS, mesh_for
 
 _BATCHES = 16  # in the data, so that it is read many times
 

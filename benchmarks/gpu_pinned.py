@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from gpu_transfer import _rate, _spec
 
-from feedline.bench.rounds import alternate, compared
+from feedline._src.tools.bench.rounds import alternate, compared
 
 _CPU, _CUDA_HOST = 1, 3  # kinds of devices in DLPack
 _UNSIGNED = 1  # its code of unsigned integers

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from feedline.bench.workload import PRESETS, Workload
+from feedline._src.tools.bench.workload import PRESETS, Workload
 
 
 @dataclasses.dataclass(frozen=True)

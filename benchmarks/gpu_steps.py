@@ -14,8 +14,8 @@ from gpu_trace import traced
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.feed import filler, measure_feed
-from feedline.bench.rounds import alternate, compared
+from feedline._src.tools.bench.feed import filler, measure_feed
+from feedline._src.tools.bench.rounds import alternate, compared
 
 DEPTHS = (0, 1, 2, 3)
 AHEAD = (0, 8)

@@ -13,13 +13,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench import modes, practices
-from feedline.bench.apart import in_a_process
-from feedline.bench.memory import compiled_bytes, device_peak
-from feedline.bench.rounds import alternate
-from feedline.trainer.loop import train
-from feedline.trainer.modes import AXIS, compiled, mesh_for
-from feedline.trainer.practices import Practices
+from feedline._src.tools.bench import modes, practices
+from feedline._src.tools.bench.apart import in_a_process
+from feedline._src.tools.bench.memory import compiled_bytes, device_peak
+from feedline._src.tools.bench.rounds import alternate
+from feedline._src.trainer.loop import train
+from feedline._src.trainer.modes import AXIS, compiled, mesh_for
+from feedline._src.trainer.practices import Practices
 
 _PRODUCTS = 16
 """Matrix products in one call, so that its dispatch does not count."""

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline.bench.rounds import alternate, compared
-from feedline.loader.staging import Staging
-from feedline.placement.place import Placement
+from feedline._src.loader.staging import Staging
+from feedline._src.placement.place import Placement
+from feedline._src.tools.bench.rounds import alternate, compared
 
 _GROUP = 4
 """Host batches that are created, untimed, before they are transferred one after the other."""

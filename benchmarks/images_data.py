@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from feedline.cluster.cores import own_cores
+from feedline._src.cluster.cores import own_cores
 
 sys.path.append(str(Path(__file__).with_name("peers") / "tasks"))  # where the peers' processes find it, too
 

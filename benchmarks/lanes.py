@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.agreement import all_gather
+from feedline._src.agreement import all_gather
 
 BATCH, STEPS, PAUSE_S, TIMES = 64, 1000, 0.003, 9
 

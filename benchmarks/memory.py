@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.machine import describe
+from feedline._src.tools.bench.machine import describe
 
 SETTLED = 20
 """Batches after which no new slab may be mapped."""

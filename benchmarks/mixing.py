@@ -17,7 +17,7 @@ import json
 import numpy as np
 
 from feedline import Blocks, Order
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 N, LABELS, BATCH, BATCHES = 2_800_000, 1000, 1024, 40  # 8 GiB of rows of 3 KiB
 SHUFFLES = {

@@ -23,9 +23,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-import feedline.order.mixture
-import feedline.order.phases
-from feedline.order.epoch import rows_at
+import feedline._src.order.mixture
+import feedline._src.order.phases
+from feedline._src.order.epoch import rows_at
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 CASES = [(256, 16 << 20), (256, 4 << 20), (3072, 16 << 20), (3072, 4 << 20)]
@@ -71,8 +71,8 @@ def orders(rounds):
     """{case: CPU time of one thread, in ns a row}: the median of calls with 16,384 rows."""
     count, lengths = 1 << 14, (10**9, 10**8, 10**7)
     sources = [feedline.Order(seed) for seed in range(3)]
-    phases = (feedline.order.phases.Phase(0, tuple(WEIGHTS.values())),)
-    order = feedline.order.mixture.MixtureOrder(tuple(WEIGHTS), lengths, tuple(sources), phases)
+    phases = (feedline._src.order.phases.Phase(0, tuple(WEIGHTS.values())),)
+    order = feedline._src.order.mixture.MixtureOrder(tuple(WEIGHTS), lengths, tuple(sources), phases)
     cases = {
         "one source": lambda first: rows_at(sources[0], 10**9, 0, range(first, first + count)),
         "mixture": lambda first: order.rows_at(0, range(first, first + count)),

@@ -18,14 +18,14 @@ import time
 import numpy as np
 
 from feedline import Blocks, Order
-from feedline.bench.machine import describe
-from feedline.native.gather import Segments
-from feedline.native.library import library
-from feedline.order.blocks import blocked
-from feedline.order.compiled import rows_at_by_c
-from feedline.order.permutation import permuted, words
-from feedline.sources.numpy_gather import NumpyGather
-from feedline.sources.row_gather import RowGather
+from feedline._src.native.gather import Segments
+from feedline._src.native.library import library
+from feedline._src.order.blocks import blocked
+from feedline._src.order.compiled import rows_at_by_c
+from feedline._src.order.permutation import permuted, words
+from feedline._src.sources.numpy_gather import NumpyGather
+from feedline._src.sources.row_gather import RowGather
+from feedline._src.tools.bench.machine import describe
 
 ROW_BYTES, BATCH_MIB = (4, 256, 1024, 3072, 12_288, 150_528), (4, 16)
 WHOLE = (slice(None),)

@@ -12,8 +12,8 @@ from typing import Any
 from peers_entrants import Entrant
 from peers_environments import CannotRun
 
-from feedline.bench.machine import describe
-from feedline.cluster.cores import own_cores
+from feedline._src.cluster.cores import own_cores
+from feedline._src.tools.bench.machine import describe
 
 DEVICES = 8
 """The CPU devices of each entrant."""

@@ -19,7 +19,7 @@ from peers_contest import Case, Plan
 from peers_entrants import Entrant
 from peers_environments import CannotRun
 
-from feedline.bench.machine import describe
+from feedline._src.tools.bench.machine import describe
 
 
 @dataclasses.dataclass(frozen=True)

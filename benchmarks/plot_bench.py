@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from feedline.bench.plots import plot
+from feedline._src.tools.bench.plots import plot
 
 if __name__ == "__main__":
     plot(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -15,8 +15,8 @@ import matplotlib
 import numpy as np
 
 import feedline
-from feedline.observe.picture import figure
-from feedline.observe.view import View
+from feedline._src.observe.picture import figure
+from feedline._src.observe.view import View
 
 
 class SlowStorage:

@@ -29,12 +29,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.bench.feed import filler
-from feedline.bench.limit import MemoryLimit
-from feedline.bench.machine import describe
-from feedline.bench.rounds import Entrant, alternate, compared
-from feedline.placement.place import Placement
-from feedline.sources.arrays import ArraySource
+from feedline._src.placement.place import Placement
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.tools.bench.feed import filler
+from feedline._src.tools.bench.limit import MemoryLimit
+from feedline._src.tools.bench.machine import describe
+from feedline._src.tools.bench.rounds import Entrant, alternate, compared
 
 FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that are left out, and settings
     "whole": ((), {}),

@@ -73,8 +73,8 @@ def limit(url: str, size: int) -> float:
     import obstore
     from obstore.store import from_url
 
-    from feedline.stores.fetcher import AT_ONCE
-    from feedline.stores.residency import BLOCK_BYTES
+    from feedline._src.stores.fetcher import AT_ONCE
+    from feedline._src.stores.residency import BLOCK_BYTES
 
     store = from_url(url, client_options={"allow_http": True})
 
@@ -99,7 +99,7 @@ def with_fsspec(url: str, size: int, rows: int, batch_size: int) -> dict[str, fl
     import fsspec
     import numpy as np
 
-    from feedline.stores.residency import BLOCK_BYTES
+    from feedline._src.stores.residency import BLOCK_BYTES
 
     files, path, found = fsspec.filesystem("http"), f"{url}/x.npy", {}
     starts = list(range(0, size, BLOCK_BYTES))
@@ -120,7 +120,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import feedline
-    from feedline.stores.fetcher import fetcher
+    from feedline._src.stores.fetcher import fetcher
 
     result: dict = {"platform": platform.platform(), "cores": os.cpu_count(), **vars(arguments)}
     sharding = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))

@@ -32,9 +32,9 @@ import jax
 import numpy as np
 
 import feedline
-from feedline.bench.machine import describe
-from feedline.options import Settings
-from feedline.placement.place import Placement
+from feedline._src.options import Settings
+from feedline._src.placement.place import Placement
+from feedline._src.tools.bench.machine import describe
 
 BATCH, WIDTH = 64, 4096
 ROWS = 1 << 13

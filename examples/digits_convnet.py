@@ -13,8 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
-from feedline.data.labelled import digits
-from feedline.trainer import CSVLog, LiveLine, fit, mean_of_valid, mesh_for
+from feedline.trainer import CSVLog, LiveLine, digits, fit, mean_of_valid, mesh_for
 
 CHANNELS = (1, 32, 64, 64)
 STEPS = 300

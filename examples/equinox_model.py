@@ -11,8 +11,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
-from feedline.data.labelled import digits
-from feedline.trainer import fit, mean_of_valid, mesh_for
+from feedline.trainer import digits, fit, mean_of_valid, mesh_for
 
 
 class Net(eqx.Module):

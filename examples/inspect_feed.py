@@ -1,4 +1,4 @@
-"""A source and a feed to look at before training: 1,437 handwritten digits, in two files.
+"""A source and a feed to look at before training: 1,437 handwritten digits.
 
 feedline inspect examples.inspect_feed:source --mesh data=4,model=2 --processes 2 --batch-size 100
 feedline inspect examples.inspect_feed:make_feed --mesh data=4,model=2
@@ -6,16 +6,14 @@ feedline inspect examples.inspect_feed:make_feed --mesh data=4,model=2
 The mesh need not be there.
 """
 
-from pathlib import Path
-
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
+from feedline.trainer import digits
 
-FOLDER = Path(feedline.__file__).parent / "data" / "digits" / "train"
-source = {"image": FOLDER / "image.npy", "label": FOLDER / "label.npy"}
+source = digits().train
 
 
 def make_feed(mesh: Mesh) -> feedline.Feed:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.observe.prometheus import serve
+from feedline.metrics import serve
 from feedline.trainer import TensorBoardLog
 
 

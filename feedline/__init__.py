@@ -1,133 +1,97 @@
 """feedline delivers global batches to a JAX training loop, already placed on the mesh.
 
-A map of the package. First what a user calls and sees::
+Public are this module and the modules beside it::
 
-    feed        the loop's iterator of global batches: its state and life cycle
-    images      JPEG, PNG and other images as rows
-    drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
-    options     Order, Reading, Limits and Blocks, validated on construction
-    errors      FeedError and its subclasses
-    state       makes the state for a checkpoint, and validates it when it is restored
-    statistics  a snapshot of a feed's counts and times
-    notebook    the tables that these show in a notebook
+    Feed               the training loop's iterator of global batches
+    prefetch_to_mesh   placement and prefetch for any iterator of process-local batches
+    Order, Blocks, Reading, Limits   how it reads, checked when they are made
+    Statistics         a snapshot of what a feed counted
 
-then one folder a stage, in the order in which data flows::
+    open_source        rows of files, by their path: RowSource is what a source of your own must do
+    decoded, Ragged, Mixture, Store   rows made of rows, and rows of stores on the network
+    Rows               what `transform` and `decode` know of the rows that they are given
+    Lanes, save_lanes, load_lanes     rows that come one after the other, and their checkpoints
+    convert            rows of any source as files of one format
+    local_rows         which rows of a global batch this process supplies
 
-    order/      which row stands at which position of an epoch: pure functions
-    rows/       what a row is, and the contract of its source
-    sources/    what rows are read from
-      formats/    one module for each file format
-      encoded/    records of bytes, such as image files
-      hdf5/       columns and records of HDF5 files
-      hugging_face/ datasets of the library `datasets`
-      remote/     arrays, Arrow, Zarr and folders of files in stores
-    stores/     objects in stores on the network: requests, and their cache on local disk
-    loader/     rows → process-local batches
-    streams/    the same for rows that only come one after the other
-    placement/  process-local batch → global jax.Array on the mesh
-    prefetch/   places batches before the step asks for them
-    pipeline/   composes the stages
-    tuning/     settings that a feed finds while it trains
-    observe/    what batches cost, what limits a feed, and which setting to change
+    FeedError          and its subclasses: RowError, WorkerError, ProcessError, StallError
 
-and the other folders::
+    feedline.cluster   joins the processes of a run
+    feedline.images    JPEG, PNG and other images as rows
+    feedline.metrics   what feeds count, for Prometheus and for logs
+    feedline.trainer   `fit` trains a model on the batches of any iterator
 
-    native/     one C file for order and gather, and its ctypes binding
-    runtime/    what Python and JAX require of threads and processes
-    agreement/  what processes tell each other
-    cluster/    joins the processes of a run, and launches runs
-      launchers/  what other launchers tell the processes that they start
-    conversion/ rows of any source as files of one format, in shards
-    inspection/ the description that `feedline inspect` prints
-    audit/      the checks of `feedline audit`
-    bench/      the measurements of `feedline bench`
-      scale/      those of one process out of thousands
-    doctor/     the checks of `feedline doctor`
-      inside/     what it observes inside of a training job
-    trainer/    `fit` trains a model on the batches of any feed; a bundled MLP
-    data/       the data sets of `feedline train`
-    cli/        the `feedline` command
-
-Names are resolved on first use (as SPEC 1 does), so ``import feedline`` imports no jax.
+What they rest on lies in `feedline/_src`, and may change in any version. Names are imported on first use, so
+``import feedline`` imports no jax.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from feedline.version import __version__ as __version__
-
-_MODULE_OF = {
-    "Blocks": "options",
-    "Feed": "feed",
-    "FeedError": "errors",
-    "Lanes": "sources.lanes",
-    "Limits": "options",
-    "Mixture": "sources.mixture",
-    "Order": "options",
-    "ProcessError": "errors",
-    "Ragged": "sources.ragged",
-    "Reading": "options",
-    "RowError": "errors",
-    "RowSource": "rows.row_source",
-    "Rows": "rows.row_source",
-    "StallError": "errors",
-    "Statistics": "statistics",
-    "Store": "stores.options",
-    "WorkerError": "errors",
-    "convert": "conversion.convert",
-    "decoded": "sources.decoded",
-    "load_lanes": "streams.lane_files",
-    "local_rows": "placement.plan",
-    "open_source": "sources.open_source",
-    "prefetch_to_mesh": "drop_in",
-    "save_lanes": "streams.lane_files",
-}
-_SUBMODULES = ("cluster", "images", "trainer")
-
-__all__ = [*_MODULE_OF, *_SUBMODULES]
+from feedline._src.lazy import lazily
+from feedline._src.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from feedline import cluster as cluster
     from feedline import images as images
+    from feedline import metrics as metrics
     from feedline import trainer as trainer
-    from feedline.conversion.convert import convert as convert
-    from feedline.drop_in import prefetch_to_mesh as prefetch_to_mesh
-    from feedline.errors import FeedError as FeedError
-    from feedline.errors import ProcessError as ProcessError
-    from feedline.errors import RowError as RowError
-    from feedline.errors import StallError as StallError
-    from feedline.errors import WorkerError as WorkerError
-    from feedline.feed import Feed as Feed
-    from feedline.options import Blocks as Blocks
-    from feedline.options import Limits as Limits
-    from feedline.options import Order as Order
-    from feedline.options import Reading as Reading
-    from feedline.placement.plan import local_rows as local_rows
-    from feedline.rows.row_source import Rows as Rows
-    from feedline.rows.row_source import RowSource as RowSource
-    from feedline.sources.decoded import decoded as decoded
-    from feedline.sources.lanes import Lanes as Lanes
-    from feedline.sources.mixture import Mixture as Mixture
-    from feedline.sources.open_source import open_source as open_source
-    from feedline.sources.ragged import Ragged as Ragged
-    from feedline.statistics import Statistics as Statistics
-    from feedline.stores.options import Store as Store
-    from feedline.streams.lane_files import load_lanes as load_lanes
-    from feedline.streams.lane_files import save_lanes as save_lanes
+    from feedline._src.drop_in import prefetch_to_mesh as prefetch_to_mesh
+    from feedline._src.errors import FeedError as FeedError
+    from feedline._src.errors import ProcessError as ProcessError
+    from feedline._src.errors import RowError as RowError
+    from feedline._src.errors import StallError as StallError
+    from feedline._src.errors import WorkerError as WorkerError
+    from feedline._src.feed import Feed as Feed
+    from feedline._src.options import Blocks as Blocks
+    from feedline._src.options import Limits as Limits
+    from feedline._src.options import Order as Order
+    from feedline._src.options import Reading as Reading
+    from feedline._src.placement.plan import local_rows as local_rows
+    from feedline._src.rows.row_source import Rows as Rows
+    from feedline._src.rows.row_source import RowSource as RowSource
+    from feedline._src.sources.decoded import decoded as decoded
+    from feedline._src.sources.lanes import Lanes as Lanes
+    from feedline._src.sources.mixture import Mixture as Mixture
+    from feedline._src.sources.open_source import open_source as open_source
+    from feedline._src.sources.ragged import Ragged as Ragged
+    from feedline._src.statistics import Statistics as Statistics
+    from feedline._src.stores.options import Store as Store
+    from feedline._src.streams.lane_files import load_lanes as load_lanes
+    from feedline._src.streams.lane_files import save_lanes as save_lanes
+    from feedline._src.tools.convert.convert import convert as convert
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"feedline.{_MODULE_OF[name]}"), name)
-    elif name in _SUBMODULES:
-        value = importlib.import_module(f"feedline.{name}")
-    else:
-        raise AttributeError(f"module 'feedline' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "Blocks": "feedline._src.options",
+        "Feed": "feedline._src.feed",
+        "FeedError": "feedline._src.errors",
+        "Lanes": "feedline._src.sources.lanes",
+        "Limits": "feedline._src.options",
+        "Mixture": "feedline._src.sources.mixture",
+        "Order": "feedline._src.options",
+        "ProcessError": "feedline._src.errors",
+        "Ragged": "feedline._src.sources.ragged",
+        "Reading": "feedline._src.options",
+        "RowError": "feedline._src.errors",
+        "RowSource": "feedline._src.rows.row_source",
+        "Rows": "feedline._src.rows.row_source",
+        "StallError": "feedline._src.errors",
+        "Statistics": "feedline._src.statistics",
+        "Store": "feedline._src.stores.options",
+        "WorkerError": "feedline._src.errors",
+        "convert": "feedline._src.tools.convert.convert",
+        "decoded": "feedline._src.sources.decoded",
+        "load_lanes": "feedline._src.streams.lane_files",
+        "local_rows": "feedline._src.placement.plan",
+        "open_source": "feedline._src.sources.open_source",
+        "prefetch_to_mesh": "feedline._src.drop_in",
+        "save_lanes": "feedline._src.streams.lane_files",
+        "cluster": "",
+        "images": "",
+        "metrics": "",
+        "trainer": "",
+    },
+)

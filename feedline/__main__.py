@@ -2,7 +2,7 @@
 
 import sys
 
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

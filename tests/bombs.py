@@ -203,8 +203,8 @@ IMAGES = (".png", ".jpg", ".gif", ".bmp", ".tiff", ".webp", ".ppm", ".avif")
 
 def read(path):
     if path.suffix in IMAGES:
-        from feedline.images import ImageDecoder
-        from feedline.sources.decoded import Row
+        from feedline._src.images import ImageDecoder
+        from feedline._src.sources.decoded import Row
 
         decode = ImageDecoder(8, "center", False, (0.08, 1.0), (0.75, 4 / 3), False, None, None)
         decode(path.read_bytes(), {"image": np.zeros((8, 8, 3), np.uint8)}, Row(0, 0, 0, 7))

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 
 def places(counts):

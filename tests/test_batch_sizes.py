@@ -9,7 +9,7 @@ import pytest
 from test_feed_lifecycle import interrupted_at
 
 from feedline import Feed, Lanes, Order, Reading
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 N = 100
 ROWS = {"x": np.arange(N, dtype=np.int32)}

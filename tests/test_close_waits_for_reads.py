@@ -8,7 +8,7 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.sources.arrays import ArraySource
+from feedline._src.sources.arrays import ArraySource
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 import feedline
-from feedline.agreement.stop import stopping
-from feedline.order.epoch import rows_at
+from feedline._src.agreement.stop import stopping
+from feedline._src.order.epoch import rows_at
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

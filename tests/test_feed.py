@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, Order, Reading
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 SHARDED = NamedSharding(MESH, P(("data", "model")))  # in eight
@@ -723,6 +723,6 @@ def test_a_checkout_that_was_not_installed_builds_feeds(monkeypatch):
             raise importlib.metadata.PackageNotFoundError(package)
         return "1"
 
-    monkeypatch.setattr("feedline.pipeline.description.version", version)
+    monkeypatch.setattr("feedline._src.pipeline.description.version", version)
     with Feed({"x": np.arange(16)}, 8, jax.sharding.SingleDeviceSharding(jax.devices()[0])) as feed:
         assert feed.spec["x"].shape == (8,)

@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
-from feedline.loader.local_batches import LocalBatches
-from feedline.order.epoch import rows_at
-from feedline.placement.place import Placement
-from feedline.prefetch.readers import Readers
-from feedline.prefetch.synchronous import Synchronous
-from feedline.prefetch.watch import Watch
-from feedline.sources.arrays import ArraySource
+from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.order.epoch import rows_at
+from feedline._src.placement.place import Placement
+from feedline._src.prefetch.readers import Readers
+from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.watch import Watch
+from feedline._src.sources.arrays import ArraySource
 
 PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
 

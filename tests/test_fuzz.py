@@ -10,8 +10,8 @@ import programs
 import pytest
 
 import feedline
-from feedline.sources import file_formats
-from feedline.sources.arrays import ArraySource
+from feedline._src.sources import file_formats
+from feedline._src.sources.arrays import ArraySource
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
 

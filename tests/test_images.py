@@ -16,8 +16,8 @@ from sklearn.datasets import load_sample_image
 
 import feedline
 from feedline import Feed, Order, Reading, RowError
-from feedline.images import ImageDecoder, _Draws
-from feedline.sources.decoded import Row
+from feedline._src.images import ImageDecoder, _Draws
+from feedline._src.sources.decoded import Row
 
 HEIGHT, WIDTH = 400, 600
 PLACES = np.zeros((HEIGHT, WIDTH, 3), np.uint8)

@@ -21,23 +21,23 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.loader.batch_reader import BatchReader
-from feedline.loader.buffers import BatchBuffers
-from feedline.loader.form import LocalForm
-from feedline.loader.restarts import Restarts
-from feedline.options import Blocks, Order, Reading, Settings
-from feedline.order.epoch import rows_at
-from feedline.order.schedule import Cursor, Schedule
-from feedline.pipeline.access import RandomAccess
-from feedline.pipeline.stages import pipeline_of
-from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.prefetch.watch import Watch
-from feedline.rows.spec import RowSpec
-from feedline.sources.arrays import ArraySource
-from feedline.sources.lanes import FirstItem, Lanes
-from feedline.sources.records import RecordSource
-from feedline.streams.batches import StreamBatches
-from feedline.streams.partial_batches import StreamDefinition
+from feedline._src.loader.batch_reader import BatchReader
+from feedline._src.loader.buffers import BatchBuffers
+from feedline._src.loader.form import LocalForm
+from feedline._src.loader.restarts import Restarts
+from feedline._src.options import Blocks, Order, Reading, Settings
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.pipeline.access import RandomAccess
+from feedline._src.pipeline.stages import pipeline_of
+from feedline._src.placement.plan import plan_leaf, union_of_rows
+from feedline._src.prefetch.watch import Watch
+from feedline._src.rows.spec import RowSpec
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.sources.records import RecordSource
+from feedline._src.streams.batches import StreamBatches
+from feedline._src.streams.partial_batches import StreamDefinition
 
 WIDE, STRIDE, PATIENCE_S = 8, 1000, 30
 CUTS = {"row": P("model"), "wide": P("data", "model")}  # the leaves of a row are cut along other axes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline import Limits, Order, Reading
-from feedline.options import checked_integer
+from feedline._src.options import checked_integer
 
 COUNTS = {"threads": 0, "workers": 0, "buffer": 1, "check_replicas_every": 0}
 LIMITS = ["stall_warning_s", "stall_error_s"]

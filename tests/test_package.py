@@ -6,9 +6,12 @@ import graphlib
 import importlib
 import inspect
 import json
+import pickle
 import pkgutil
+import re
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +19,13 @@ import programs
 import pytest
 
 import feedline
-from feedline import cluster, trainer
-from feedline.errors import as_arguments
+from feedline._src.errors import as_arguments
 
 ROOT = Path(feedline.__file__).parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT)], "feedline."))
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-LAZY = {
-    "feedline": (feedline, "__init__.py"),
-    "feedline.cluster": (cluster, "cluster/__init__.py"),
-    "feedline.trainer": (trainer, "trainer/__init__.py"),
-}
+CORE = {path.removeprefix("_src/"): tree for path, tree in TREES.items() if path.startswith("_src/")}
+PUBLIC = ("feedline", "feedline.cluster", "feedline.images", "feedline.metrics", "feedline.trainer")
 
 
 # --- names ---
@@ -46,10 +45,14 @@ def mirrored(tree):
     return names
 
 
-@pytest.mark.parametrize("package", LAZY)
+def tree_of(module):
+    return TREES[Path(sys.modules[module].__file__).relative_to(ROOT).as_posix()]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
 def test_each_public_name_is_the_object_that_the_type_checker_sees(package):
-    module, path = LAZY[package]
-    static = mirrored(TREES[path])
+    module = importlib.import_module(package)
+    static = mirrored(tree_of(package))
     assert sorted(module.__all__) == sorted(static)
     assert len(set(module.__all__)) == len(module.__all__)
     for name, where in static.items():
@@ -60,10 +63,35 @@ def test_each_public_name_is_the_object_that_the_type_checker_sees(package):
         assert name in dir(module)
 
 
-@pytest.mark.parametrize("package", LAZY)
+@pytest.mark.parametrize("package", PUBLIC)
+def test_each_public_name_is_in_the_docstring(package):
+    module = importlib.import_module(package)
+    assert {name for name in module.__all__ if not re.search(rf"\b{name}\b", module.__doc__)} == set()
+
+
+@pytest.mark.parametrize("package", PUBLIC)
 def test_another_name_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match=f"^module '{package}' has no attribute 'Sampler'$"):
-        _ = LAZY[package][0].Sampler
+        _ = importlib.import_module(package).Sampler
+
+
+def test_these_modules_are_public_and_import_nothing_but_for_type_checkers():
+    assert {path for path in TREES if not path.startswith("_src/")} == {
+        "__init__.py", "__main__.py", "cluster.py", "images.py", "metrics.py", "trainer.py",
+    }  # fmt: skip
+    for package in PUBLIC:
+        at_run_time = [node for node in tree_of(package).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert {ast.unparse(node) for node in at_run_time} <= {
+            "from __future__ import annotations",
+            "from typing import TYPE_CHECKING",
+            "from feedline._src.lazy import lazily",
+            "from feedline._src.version import __version__ as __version__",
+        }
+
+
+def test_a_traceback_names_an_error_as_a_program_imports_it():
+    assert traceback.format_exception_only(feedline.RowError("no")) == ["feedline.RowError: no\n"]
+    assert pickle.loads(pickle.dumps(feedline.WorkerError)) is feedline.WorkerError
 
 
 def test_the_names_are_exactly_those_of_the_map():
@@ -72,7 +100,7 @@ def test_the_names_are_exactly_those_of_the_map():
         "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "convert",
         "decoded",
         "images",
-        "load_lanes", "local_rows", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
+        "load_lanes", "local_rows", "metrics", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -238,32 +266,13 @@ OF_FEEDLINE = {
     "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
                "sources.formats.extras", "rows.row_source", "options"],
     # beside them
-    "conversion": ["conversion", "sources.open_source", "sources.decoded", "sources.encoded",
-                   "sources.formats.extras", "sources.lanes", "sources.mixture", "stores.urls", "rows", "errors",
-                   "options"],
-    "data": ["data", "sources.arrays", "sources.open_source", "rows.row_source", "options"],
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
     "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
-    # what is measured and what is audited: feeds as a user has them, and some stages alone
-    "bench": ["bench", "feed", "order.epoch", "options", "native.library", "native.gather",
-              "loader.staging", "placement.place", "cluster.cores",
-              # of one process out of thousands: the stages without devices, and what processes tell each other
-              "agreement", "order.schedule", "pipeline", "sources.arrays", "sources.lanes", "streams.ends",
-              "cluster.join", "errors",
-              "trainer.fitting", "trainer.loop", "trainer.modes", "trainer.practices", "trainer.task"],
-    "audit": ["audit", "feed", "streams.lane_files", "sources.open_source", "sources.mixture",
-              "rows.row_source", "order.epoch", "order.schedule", "cluster", "errors"],
-    # described without building a feed; audit: how to call the user's function, and which feed it makes
-    "inspection": ["inspection", "pipeline.request", "sources.open_source", "sources.lanes", "sources.mixture",
-                   "rows", "loader.form", "placement", "order.schedule", "audit.feeds", "audit.target", "errors",
-                   "options"],
-    "doctor.inside.diagnose": ["doctor.inside.start", "feed"],
-    "doctor": ["doctor", "audit", "bench.overlap", "cluster.cores", "cluster.cgroups", "cluster.topology",
-               "trainer.memory"],
-    "cli": ["cli", "audit", "bench", "conversion", "doctor", "inspection", "cluster", "agreement.monitor",
-            "agreement.stop", "data", "trainer", "feed", "native.library", "version", "errors", "options"],
-    "__main__": ["cli"],
+    # the tools may use all of it, and nothing above uses a tool
+    "tools": ["tools", "feed", "version", "errors", "options", "order", "pipeline", "rows",
+              "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native", "trainer"],
+    "lazy": [],
 }  # fmt: skip
 FROM_OUTSIDE = {
     "native": ["numpy"],
@@ -285,16 +294,10 @@ FROM_OUTSIDE = {
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
-    "data": ["numpy"],
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.tensorboard": ["tensorboardX"],
-    "bench": ["numpy", "jax", "matplotlib", "optax", "grain"],
-    "audit": ["numpy", "jax", "rich"],
-    "conversion": ["numpy", "jax", "grain"],  # grain: to tell streams from other sources
-    "inspection": ["numpy", "jax", "grain", "rich"],  # grain: to tell streams from other sources
-    "doctor": ["numpy", "jax", "rich"],
-    "cli": ["jax", "numpy", "optax", "rich", "tyro"],
+    "tools": ["numpy", "jax", "grain", "optax", "matplotlib", "rich", "tyro"],
 }
 
 
@@ -321,9 +324,11 @@ def rule(table, path):
 
 
 def imports_of_files():
-    """(file, module that it imports, whether that is in feedline), of all files but the map."""
-    for path, tree in TREES.items():
-        for module in imports(tree) if path != "__init__.py" else ():
+    """(file, module that it imports, whether that is in feedline), of all files behind the border."""
+    for path, tree in CORE.items():
+        for module in imports(tree):
+            if path.startswith("tools/") and module in PUBLIC:
+                continue  # tools see what users see
             top = module.partition(".")[0]
             if top == "feedline" or top not in sys.stdlib_module_names:
                 yield path, module, top == "feedline"
@@ -337,7 +342,9 @@ def test_directions():
     for path, module, inside in imports_of_files():
         table = OF_FEEDLINE if inside else FROM_OUTSIDE
         name = rule(table, path)
-        allowed = [to for to in table.get(name, []) if is_within(module, [f"feedline.{to}" if inside else to])]
+        allowed = [
+            to for to in table.get(name, []) if is_within(module, [f"feedline._src.{to}" if inside else to])
+        ]
         if not allowed:
             against.append(f"{path} imports {module}")
         unused -= {("feedline" if inside else "outside", name, to) for to in allowed}
@@ -347,14 +354,14 @@ def test_directions():
 
 def test_no_import_leads_back_to_its_module():
     """Wherever the imports stand: inside a function, or for type checkers alone."""
-    names = {path: f"feedline.{path.removesuffix('.py').replace('/', '.')}" for path in TREES}
+    names = {path: f"feedline._src.{path.removesuffix('.py').replace('/', '.')}" for path in CORE}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
-    edges = {names[path]: set(imports(tree)) & set(names.values()) for path, tree in TREES.items()}
+    edges = {names[path]: set(imports(tree)) & set(names.values()) for path, tree in CORE.items()}
     graphlib.TopologicalSorter(edges).prepare()  # a CycleError names the modules
 
 
 def test_every_part_has_its_directions():
-    parts = {path.removesuffix(".py").partition("/")[0] for path in TREES}
+    parts = {path.removesuffix(".py").partition("/")[0] for path in CORE}
     assert parts - {"__init__"} == {name.partition(".")[0] for name in OF_FEEDLINE}
 
 
@@ -364,35 +371,27 @@ def room_of(path):
 
 
 def test_rooms_form_no_circle():
-    names = {path: f"feedline.{path.removesuffix('.py').replace('/', '.')}" for path in TREES}
+    names = {path: f"feedline._src.{path.removesuffix('.py').replace('/', '.')}" for path in CORE}
     rooms = {name.removesuffix(".__init__"): room_of(path) for path, name in names.items()}
     edges = {room: set() for room in rooms.values()}
-    for path, tree in TREES.items():
-        if path != "__init__.py":  # the map names modules for type checkers
-            edges[room_of(path)] |= {rooms[name] for name in imports(tree) if name in rooms} - {room_of(path)}
+    for path, tree in CORE.items():
+        edges[room_of(path)] |= {rooms[name] for name in imports(tree) if name in rooms} - {room_of(path)}
     graphlib.TopologicalSorter(edges).prepare()  # a CycleError names the rooms
 
 
-@pytest.mark.parametrize("folder", sorted({path.rpartition("/")[0] for path in TREES}))
-def test_each_folder_is_small_and_named_in_the_map(folder):
-    assert sum(path.rpartition("/")[0] == folder for path in TREES) <= 18
-    assert ast.get_docstring(TREES[f"{folder}/__init__.py".lstrip("/")])
-    assert not folder or f" {folder.split('/')[-1]}/ " in feedline.__doc__
-
-
-def test_the_map_imports_only_for_type_checkers():
-    at_run_time = [node for node in TREES["__init__.py"].body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert [ast.unparse(node) for node in at_run_time] == [
-        "from __future__ import annotations",
-        "import importlib",
-        "from typing import TYPE_CHECKING, Any",
-        "from feedline.version import __version__ as __version__",
-    ]
+@pytest.mark.parametrize("folder", sorted({path.rpartition("/")[0] for path in CORE}))
+def test_each_folder_has_a_docstring_and_is_named_in_a_map(folder):
+    assert ast.get_docstring(CORE[f"{folder}/__init__.py".lstrip("/")])
+    maps = ast.get_docstring(CORE["__init__.py"]) + ast.get_docstring(CORE["tools/__init__.py"])
+    maps += ast.get_docstring(CORE["tools/doctor/__init__.py"]) + ast.get_docstring(
+        CORE["tools/bench/__init__.py"]
+    )
+    assert not folder or f" {folder.split('/')[-1]}/ " in maps
 
 
 def files_with(matches):
     """The files in which `matches` says yes to a node."""
-    return {path for path, tree in TREES.items() if any(matches(node) for node in ast.walk(tree))}
+    return {path for path, tree in CORE.items() if any(matches(node) for node in ast.walk(tree))}
 
 
 def reads_process(node):
@@ -403,10 +402,10 @@ def reads_process(node):
     return isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) in ("os", "sys")
 
 
-def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
+def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
-    by_hand = {"data/make_digits.py"}  # a script that made the packaged data; nothing imports it
-    by_hand |= {"bench/scale/job.py"}  # a program that `feedline bench scale --real` launches
+    by_hand = {"tools/train/make_digits.py"}  # a script that made the packaged data; nothing imports it
+    by_hand |= {"tools/bench/scale/job.py"}  # a program that `feedline bench scale --real` launches
     by_hand |= {
         "native/library.py",
         "native/jpeg.py",
@@ -416,16 +415,21 @@ def test_the_environment_and_the_arguments_are_read_by_cli_and_cluster_only():
         "sources/encoded/shard_index.py",
     }  # FEEDLINE_CACHE: where an index lies, not what it holds
     assert found
-    assert {path for path in found - by_hand if path.partition("/")[0] not in ("cli", "cluster")} == set()
-    assert not any("make_digits" in module for tree in TREES.values() for module in imports(tree))
+    assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()
+    assert not any("make_digits" in module for tree in CORE.values() for module in imports(tree))
+
+
+def of_another_package(module):
+    """Whether this is a private module of jax or Grain."""
+    return "_src" in module.split(".")[1:] and not module.startswith("feedline.")
 
 
 def test_private_modules_of_jax_and_of_grain_stand_in_one_file_each():
     private = files_with(
         lambda node: (
             (isinstance(node, ast.Attribute) and node.attr == "_src")
-            or (isinstance(node, ast.ImportFrom) and "_src" in f"{node.module}.{node.names[0].name}".split("."))
-            or (isinstance(node, ast.Import) and any("_src" in name.name.split(".") for name in node.names))
+            or (isinstance(node, ast.ImportFrom) and of_another_package(f"{node.module}.{node.names[0].name}"))
+            or (isinstance(node, ast.Import) and any(of_another_package(name.name) for name in node.names))
         )
     )
     grain = {"loader/grain_workers.py"}
@@ -433,14 +437,14 @@ def test_private_modules_of_jax_and_of_grain_stand_in_one_file_each():
     assert all(path.startswith("agreement/") for path in private - grain)
 
 
-def test_threads_start_in_prefetch_and_cluster_only():  # and where they are what is measured
+def test_threads_start_in_few_rooms():
     starters = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread"}
     found = files_with(
         lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in starters
     )
     assert "prefetch/prefetcher.py" in found
     found -= {"loader/workers.py"}  # in a worker process
-    allowed = {"prefetch", "stores", "observe", "agreement", "cluster", "bench", "doctor"}
+    allowed = {"prefetch", "stores", "observe", "agreement", "cluster", "tools"}
     assert {path.partition("/")[0] for path in found} <= allowed
 
 
@@ -479,8 +483,8 @@ def test_what_is_loaded_when():
         "agreement.monitor",
         "agreement.stop",
     ]
-    modules = [module for module in MODULES if is_within(module, [f"feedline.{name}" for name in pure])]
-    assert {f"feedline.{name}" for name in pure} <= set(modules)
+    modules = [module for module in MODULES if is_within(module, [f"feedline._src.{name}" for name in pure])]
+    assert {f"feedline._src.{name}" for name in pure} <= set(modules)
     told = programs.run(
         [sys.executable, "-c", LOADED, json.dumps(modules)],
         capture_output=True,
@@ -499,18 +503,17 @@ def test_what_is_loaded_when():
 
 # --- examples ---
 
-WITHOUT_EXAMPLES = ("feedline.cli", "feedline.data", "feedline.__main__")
+WITHOUT_EXAMPLES = ("feedline._src.tools.cli", "feedline._src.tools.train", "feedline.__main__")
 WITH_EXAMPLES = {
-    "feedline.drop_in", "feedline.feed", "feedline.options", "feedline.order.blocks", "feedline.order.epoch",
-    "feedline.order.permutation", "feedline.order.schedule", "feedline.placement.plan", "feedline.sources.lanes",
-    "feedline.sources.open_source", "feedline.state", "feedline.streams.lane_files",
+    "drop_in", "feed", "options", "order.blocks", "order.epoch", "order.permutation", "order.schedule",
+    "placement.plan", "sources.lanes", "sources.open_source", "state", "streams.lane_files",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if is_within(name, ("feedline.trainer",)) else name
+        pytest.param(name, marks=pytest.mark.slow) if is_within(name, ("feedline._src.trainer",)) else name
         for name in MODULES
         if not is_within(name, WITHOUT_EXAMPLES)
     ],
@@ -519,4 +522,4 @@ def test_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failed, attempted = doctest.testmod(importlib.import_module(name))
     assert failed == 0
-    assert attempted or name not in WITH_EXAMPLES
+    assert attempted or name.removeprefix("feedline._src.") not in WITH_EXAMPLES

@@ -26,13 +26,13 @@ from launched import launched
 from PIL import Image
 
 import feedline
-from feedline.conversion.manifest import Manifest
-from feedline.images import ImageDecoder
-from feedline.sources.decoded import Row
-from feedline.sources.encoded import shard_index
-from feedline.sources.encoded.image_limits import check_image
-from feedline.sources.formats import parquet
-from feedline.stores.cache import BlockCache, name_of
+from feedline._src.images import ImageDecoder
+from feedline._src.sources.decoded import Row
+from feedline._src.sources.encoded import shard_index
+from feedline._src.sources.encoded.image_limits import check_image
+from feedline._src.sources.formats import parquet
+from feedline._src.stores.cache import BlockCache, name_of
+from feedline._src.tools.convert.manifest import Manifest
 
 PACKAGE = Path(feedline.__file__).parent
 REFUSED = (ValueError, TypeError, feedline.FeedError)
@@ -643,7 +643,7 @@ from pathlib import Path
 import numpy as np
 import feedline
 import jax
-from feedline.observe.prometheus import serve
+from feedline._src.observe.prometheus import serve
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 def inodes(process):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.order.schedule import Cursor
-from feedline.state import FIELDS, VERSION, check, check_lanes, digest, make
+from feedline._src.order.schedule import Cursor
+from feedline._src.state import FIELDS, VERSION, check, check_lanes, digest, make
 
 FINGERPRINT: dict[str, Any] = {
     "rows": 60_000,

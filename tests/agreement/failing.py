@@ -13,7 +13,7 @@ import time
 import jax
 
 import feedline
-from feedline.agreement import monitor
+from feedline._src.agreement import monitor
 
 ABORT_AFTER_S = None if sys.argv[1] == "None" else float(sys.argv[1])
 

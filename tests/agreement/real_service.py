@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jax._src.lib import _jax
 
-from feedline.agreement.coordination import Coordination
-from feedline.cluster.launch import _reserved_port
+from feedline._src.agreement.coordination import Coordination
+from feedline._src.tools.launch.launch import _reserved_port
 
 
 @contextlib.contextmanager

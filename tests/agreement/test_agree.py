@@ -7,8 +7,8 @@ from background import PATIENCE_S, arrived, spawn
 from real_service import joined
 
 from feedline import ProcessError
-from feedline.agreement import agree
-from feedline.agreement.agree import SharedBuild, collective_build
+from feedline._src.agreement import agree
+from feedline._src.agreement.agree import SharedBuild, collective_build
 
 PROCESSES = 3
 

@@ -5,7 +5,7 @@ from background import PATIENCE_S, spawn
 from real_service import joined
 
 from feedline import FeedError
-from feedline.agreement.all_gather import AllGather
+from feedline._src.agreement.all_gather import AllGather
 
 PROCESSES = 3
 

@@ -3,8 +3,8 @@
 import pytest
 from real_service import joined
 
-from feedline.agreement import in_step as module
-from feedline.agreement.in_step import Count, InStep, Place, counts, ends_differ, more_than
+from feedline._src.agreement import in_step as module
+from feedline._src.agreement.in_step import Count, InStep, Place, counts, ends_differ, more_than
 
 KEY = "feedline/agree/2-a/1"
 PLACE = Place(step=5, epoch=2, position=0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline.agreement.failure_lines import failed_process
-from feedline.cluster.launch import _reserved_port
+from feedline._src.agreement.failure_lines import failed_process
+from feedline._src.tools.launch.launch import _reserved_port
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
     assert f"caught {told} [stage read, process 1, {row}]" in ended.out[4]
     assert ended.took_s < 8 + PROMISED_S
     assert f"caught {where} {told} [stage read, process 1, {row}]" in ended.out[0]  # not only at the end
-    assert f"feedline.errors.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
+    assert f"feedline.ProcessError: {told} [stage read, process 1, {row}]" in ended.err[2]
     assert "Traceback" in ended.err[1]
     for process in (0, 2, 3, 4):
         assert f"feedline: {told} [stage read, {row}]\n" in ended.err[process]
@@ -166,7 +166,7 @@ def test_a_process_that_ends_without_building_a_feed_of_all_is_named(tmp_path, m
     assert ended.codes == [1, 1]
     assert ended.took_s < PROMISED_S
     told = "every process of the mesh must build the feed, but process 1 reached the end of the program without it"
-    assert f"feedline.errors.ProcessError: {told}" in ended.err[0]
+    assert f"feedline.ProcessError: {told}" in ended.err[0]
     assert f"feedline: process 1 failed: ProcessError: {told}" in ended.err[1]
     measured("it ends while others wait for it to build a feed", ended.took_s)
 
@@ -176,8 +176,7 @@ def test_without_a_monitor_only_waits_inside_feedline_raise_the_failure(tmp_path
     ended = run_roles(tmp_path, "builds", "works", "exits", abort_after_s=abort_after_s, environ=environ)
     assert ended.codes == [1, 0, 3]
     assert (
-        "feedline.errors.ProcessError: process 2 failed: it found nothing to do [stage abort, process 2]"
-        in ended.err[0]
+        "feedline.ProcessError: process 2 failed: it found nothing to do [stage abort, process 2]" in ended.err[0]
     )
     assert ended.out[1].splitlines()[-1] == "done"
     assert "failed" not in ended.err[1]
@@ -195,7 +194,7 @@ def test_the_failure_is_shown_under_feedline_launch_too():
         [
             sys.executable,
             "-c",
-            "import json, sys\nfrom feedline.cluster.launch import launch\n"
+            "import json, sys\nfrom feedline._src.tools.launch.launch import launch\n"
             "sys.exit(launch(**json.loads(sys.argv[1]), cpu=True, grace_s=30))",
             json.dumps(options),
         ],
@@ -216,7 +215,7 @@ HEARD_OF_ANOTHER = """
 import sys, jax
 jax.distributed.initialize(sys.argv[1], 1, 0)
 import feedline
-from feedline.agreement.monitor import poll_failure
+from feedline._src.agreement.monitor import poll_failure
 feedline.cluster.abort(feedline.ProcessError("unreadable", stage="read", process=1, row=7))
 print(poll_failure())
 """

@@ -12,8 +12,8 @@ import pytest
 from background import arrived, spawn
 from real_service import joined
 
-from feedline.agreement import stop as module
-from feedline.agreement.stop import should_stop, stopping
+from feedline._src.agreement import stop as module
+from feedline._src.agreement.stop import should_stop, stopping
 
 
 def python(program):

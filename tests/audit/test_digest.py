@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.audit.digest import row_digests
+from feedline._src.tools.audit.digest import row_digests
 
 DTYPES = [np.uint8, np.bool_, np.int16, ml_dtypes.bfloat16, np.float32, np.int64, np.float64, np.complex128]
 SHAPE = (4, 6)

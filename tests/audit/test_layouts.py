@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from feedline.audit.layouts import ONE_DEVICE, devices_for, launches
+from feedline._src.tools.audit.layouts import ONE_DEVICE, devices_for, launches
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 2], [1, 3], [1, 2, 4, 8], [1, 6, 16]])

@@ -6,8 +6,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.audit.digest import row_digests
-from feedline.audit.observed import Difference, Observed, Settings, combined_digests, global_digests, shard_digests
+from feedline._src.tools.audit.digest import row_digests
+from feedline._src.tools.audit.observed import (
+    Difference,
+    Observed,
+    Settings,
+    combined_digests,
+    global_digests,
+    shard_digests,
+)
 
 VALUES = np.arange(48, dtype=np.int32).reshape(8, 6)
 DIGESTS = row_digests(VALUES, 0, (6,), ((0, 6),))

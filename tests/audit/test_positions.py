@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.audit.observed import Settings
-from feedline.audit.positions import batch_starts, row_positions
-from feedline.order.schedule import Cursor, Schedule
+from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.tools.audit.observed import Settings
+from feedline._src.tools.audit.positions import batch_starts, row_positions
 
 
 def batches(schedule, count):

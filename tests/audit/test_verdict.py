@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from feedline.audit.layouts import Layout
-from feedline.audit.observed import Observed, Refused, Settings, ShardDigests
-from feedline.audit.verdict import Reference, judge
+from feedline._src.tools.audit.layouts import Layout
+from feedline._src.tools.audit.observed import Observed, Refused, Settings, ShardDigests
+from feedline._src.tools.audit.verdict import Reference, judge
 
 ROWS, SIZE, BATCHES = 20, 4, 8  # five batches an epoch
 CONTENT = np.random.default_rng(0).integers(1 << 63, size=(2, ROWS, 2), dtype=np.uint64)

@@ -5,16 +5,16 @@ The practices are measured in one process: those of `bench modes` have their own
 
 import sys
 
-from feedline.cli import bench
-from feedline.cli.main import main
+from feedline._src.tools.cli import bench
+from feedline._src.tools.main import main
 
 
 def shortened(results):
     """The method of a benchmark. It imports jax, for which the command line sets the devices first."""
 
     def shorter(self):
-        from feedline.bench import practices
-        from feedline.bench.workload import PRESETS
+        from feedline._src.tools.bench import practices
+        from feedline._src.tools.bench.workload import PRESETS
 
         PRESETS["small"] = PRESETS["short"]
         practices.in_a_process = lambda call, *arguments: call(*arguments)

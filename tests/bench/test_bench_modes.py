@@ -13,11 +13,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.bench import modes
-from feedline.bench.apart import KILLED, in_a_process
-from feedline.bench.memory import compiled_bytes
-from feedline.bench.workload import PRESETS, Workload
-from feedline.trainer.modes import compiled
+from feedline._src.tools.bench import modes
+from feedline._src.tools.bench.apart import KILLED, in_a_process
+from feedline._src.tools.bench.memory import compiled_bytes
+from feedline._src.tools.bench.workload import PRESETS, Workload
+from feedline._src.trainer.modes import compiled
 
 SHORT = Path(__file__).parent / "short_preset.py"
 TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from feedline import Order, ProcessError
-from feedline.agreement.agree import SharedBuild
-from feedline.agreement.replicas import ReplicaCheck
-from feedline.bench.scale import growth
-from feedline.bench.scale.messages import messages
-from feedline.bench.scale.plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
-from feedline.bench.scale.real import real
-from feedline.bench.scale.service import Costs, simulate
-from feedline.cli.main import main
-from feedline.order.schedule import Cursor
-from feedline.pipeline import observing
-from feedline.placement.place import Placement
-from feedline.placement.plan import local_rows
-from feedline.sources.arrays import ArraySource
+from feedline._src.agreement.agree import SharedBuild
+from feedline._src.agreement.replicas import ReplicaCheck
+from feedline._src.order.schedule import Cursor
+from feedline._src.pipeline import observing
+from feedline._src.placement.place import Placement
+from feedline._src.placement.plan import local_rows
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.tools.bench.scale import growth
+from feedline._src.tools.bench.scale.messages import messages
+from feedline._src.tools.bench.scale.plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
+from feedline._src.tools.bench.scale.real import real
+from feedline._src.tools.bench.scale.service import Costs, simulate
+from feedline._src.tools.main import main
 
 sys.path.append(str(Path(__file__).parents[1] / "order"))
 from order_statistics import documented_row

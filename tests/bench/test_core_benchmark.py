@@ -7,7 +7,7 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline.native.library import implementation
+from feedline._src.native.library import implementation
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "core.py"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import programs
 import pytest
 
-from feedline.bench.workload import Workload
+from feedline._src.tools.bench.workload import Workload
 
 TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)
 CASES = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline.native.library import library
+from feedline._src.native.library import library
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
 

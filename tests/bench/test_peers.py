@@ -19,7 +19,7 @@ from peers_process import Peer
 from peers_standings import standings, table
 from peers_sweep import Sweep
 
-from feedline.bench.ratios import paired
+from feedline._src.tools.bench.ratios import paired
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
 CONSUMER = """

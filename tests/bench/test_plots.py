@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from feedline.bench import plots
+from feedline._src.tools.bench import plots
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -13,7 +13,7 @@ import numpy as np
 import programs
 import pytest
 
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 
 HERE = Path(__file__).parent
 PATIENCE_S = 100

@@ -9,8 +9,8 @@ import numpy as np
 import programs
 import pytest
 
-from feedline.cli.main import main
-from feedline.native.library import implementation
+from feedline._src.native.library import implementation
+from feedline._src.tools.main import main
 
 MAKE_FEED = """
 import numpy as np

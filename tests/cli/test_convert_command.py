@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 
 ROWS = {"image": np.arange(120, dtype=np.uint8).reshape(10, 3, 4), "label": np.arange(10) << 40}
 MODULE = """

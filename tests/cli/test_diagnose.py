@@ -6,7 +6,7 @@ import sys
 import programs
 import pytest
 
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "inspect.md").read_text()

@@ -9,7 +9,12 @@ import time
 import programs
 import pytest
 
-from feedline.cli.interrupt import Terminated, interrupts_get_through, interrupts_wait, terminations_raise
+from feedline._src.tools.cli.interrupt import (
+    Terminated,
+    interrupts_get_through,
+    interrupts_wait,
+    terminations_raise,
+)
 
 LONG_S = 60
 

@@ -5,10 +5,10 @@ import doctest
 import numpy as np
 import pytest
 
-from feedline.data import holdout, labelled
-from feedline.data.holdout import Holdout
-from feedline.data.labelled import DIGITS, digits, from_files, synthetic
-from feedline.sources.arrays import ArraySource
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.tools.train import holdout, labelled
+from feedline._src.tools.train.holdout import Holdout
+from feedline._src.tools.train.labelled import DIGITS, digits, from_files, synthetic
 
 
 def contents(source):
@@ -37,7 +37,7 @@ def test_the_digits_are_complete_small_and_attributed():
 
 @pytest.mark.slow
 def test_the_digits_are_what_the_script_makes(tmp_path):
-    from feedline.data import make_digits
+    from feedline._src.tools.train import make_digits
 
     make_digits.write(tmp_path)
     for made in tmp_path.rglob("*.npy"):

@@ -7,16 +7,16 @@ import programs
 import pytest
 
 import feedline
-import feedline.cluster.launch
-from feedline.cli import interrupt
-from feedline.cli.main import main
-from feedline.cli.train import Train
-from feedline.native.library import implementation
+import feedline._src.tools.launch.launch
+from feedline._src.native.library import implementation
+from feedline._src.tools.cli import interrupt
+from feedline._src.tools.main import main
+from feedline._src.tools.train.command import Train
 
 HEAVY = {"jax", "jaxlib", "numpy", "flax", "optax", "grain", "rich.live"}
 IMPORTED = """
 import sys
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 try:
     main(sys.argv[1:])
 except SystemExit as ended:
@@ -25,7 +25,7 @@ print(*sys.modules)
 """
 STUCK = """
 import sys, threading
-from feedline.cli.main import main
+from feedline._src.tools.main import main
 threading.Thread(target=threading.Event().wait).start()
 sys.argv[1:] = ["train", "--steps", "0"]
 sys.exit(main())
@@ -45,7 +45,7 @@ def test_examples_run():
 )
 def test_help_imports_nothing_heavy(arguments):
     modules = set(run("-c", IMPORTED, *arguments).stdout.splitlines()[-1].split())
-    assert "feedline.cli.main" in modules
+    assert "feedline._src.tools.main" in modules
     assert not HEAVY & modules
 
 
@@ -65,7 +65,7 @@ def test_help_is_as_wide_as_the_terminal_and_lists_a_sentence_each(arguments, co
 
 def test_help_names_the_subcommands_and_their_options():
     assert {"train", "launch"} <= set(run("-m", "feedline", "--help").stdout.split())
-    told = run("-m", "feedline.cli.main", "train", "--help").stdout
+    told = run("-m", "feedline._src.tools.main", "train", "--help").stdout
     for option in ("--mode {jit_single,jit_multi,pmap}", "--batch-size", "--test-data", "--cpu-devices", "--json"):
         assert option in told
 
@@ -126,7 +126,7 @@ def test_launch_gets_its_command_untouched(arguments, command, monkeypatch):
         seen.update(options, command=given)
         return 7
 
-    monkeypatch.setattr(feedline.cluster.launch, "launch", launch)
+    monkeypatch.setattr(feedline._src.tools.launch.launch, "launch", launch)
     assert main(["launch", "--processes", "2", *arguments]) == 7
     assert (seen["command"], seen["processes"], seen["cpu"]) == (command, 2, "--cpu" in arguments[:1])
 

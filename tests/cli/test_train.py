@@ -14,11 +14,12 @@ import pytest
 from launched import FEEDLINE, launched
 
 import feedline
-from feedline.cli.main import main
-from feedline.cli.train import Train, use_cpu_devices
-from feedline.data.labelled import DIGITS
-from feedline.order.epoch import rows_at
-from feedline.trainer.modes import Mode
+from feedline._src.order.epoch import rows_at
+from feedline._src.tools.cli.cpu_devices import use_cpu_devices
+from feedline._src.tools.main import main
+from feedline._src.tools.train.command import Train
+from feedline._src.tools.train.labelled import DIGITS
+from feedline._src.trainer.modes import Mode
 
 DEFAULT = "jit_multi"
 DEVICES = {"jit_single": 1, DEFAULT: 4, "pmap": 8}

@@ -16,10 +16,10 @@ from jax.experimental.compilation_cache import compilation_cache
 from launched import FEEDLINE, launched
 
 import feedline
-from feedline.cli.main import main
-from feedline.cli.train import Train
-from feedline.cli.train_and_test import steps_left
-from feedline.trainer.checkpoints import Checkpoints
+from feedline._src.tools.main import main
+from feedline._src.tools.train.command import Train
+from feedline._src.tools.train.train_and_test import steps_left
+from feedline._src.trainer.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 

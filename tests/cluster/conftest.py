@@ -14,7 +14,7 @@ import programs
 import pytest
 
 MEMBER = [sys.executable, str(Path(__file__).with_name("member.py"))]
-TRAIN = [sys.executable, "-m", "feedline.cli.main"]
+TRAIN = [sys.executable, "-m", "feedline._src.tools.main"]
 TRAIN += ["train", "--batch-size", "64", "--json"]
 SLURM_CONF = os.environ.get("SLURM_CONF", "/run/feedline-cluster/slurm.conf")
 

@@ -7,8 +7,8 @@ import sys
 import programs
 import pytest
 
-from feedline.cluster.binding import Place, bind, own_gpus, plan
-from feedline.cluster.topology import as_list, cores, numbers, topology, usable_gpus
+from feedline._src.cluster.binding import Place, bind, own_gpus, plan
+from feedline._src.cluster.topology import as_list, cores, numbers, topology, usable_gpus
 
 NODES = {0: "0-55,112-167", 1: "56-111,168-223"}
 GPUS = [("1b", 0), ("43", 0), ("52", 0), ("61", 0), ("9d", 1), ("c3", 1), ("d1", 1), ("df", 1)]
@@ -126,7 +126,7 @@ def bound(root, **given):
         "before, release = [], threading.Event()\n"
         "thread = threading.Thread(target=lambda: (release.wait(), before.extend(os.sched_getaffinity(0))))\n"
         "thread.start()\n"
-        "from feedline.cluster.binding import bind\n"
+        "from feedline._src.cluster.binding import bind\n"
         "told = bind(given['devices'], Path(given['root']))\n"
         "release.set(); thread.join()\n"
         "child = subprocess.run([sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))'],\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from feedline.cli.launch import Launch
+from feedline._src.tools.launch.command import Launch
 
-FEEDLINE = [sys.executable, "-m", "feedline.cli.main"]
+FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
 
 

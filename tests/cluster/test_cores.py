@@ -2,8 +2,8 @@
 
 import pytest
 
-from feedline.cluster.cores import processes_on_host, share_of
-from feedline.cluster.environments import process_environments
+from feedline._src.cluster.cores import processes_on_host, share_of
+from feedline._src.tools.launch.environments import process_environments
 
 SLURM = {
     "SLURM_STEP_NUM_TASKS": "6",

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedline.cluster
-from feedline.cluster.cores import processes_on_host
-from feedline.cluster.detect import describe_single_process, find
-from feedline.cluster.launchers.mpich import find_mpich
-from feedline.cluster.launchers.slurm import first_host, tasks_on
+from feedline._src.cluster.cores import processes_on_host
+from feedline._src.cluster.detect import describe_single_process, find
+from feedline._src.cluster.launchers.mpich import find_mpich
+from feedline._src.cluster.launchers.slurm import first_host, tasks_on
 
 BY_HAND = {"FEEDLINE_COORDINATOR": "node1:1234", "FEEDLINE_PROCESSES": "4", "FEEDLINE_PROCESS": "1"}
 BY_HAND_FOR_JAX = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from feedline.cluster.detect import find
-from feedline.cluster.environments import process_environments
+from feedline._src.cluster.detect import find
+from feedline._src.tools.launch.environments import process_environments
 
 
 def environments_of(processes, environ=None, **options):

@@ -10,8 +10,8 @@ import time
 import programs
 import pytest
 
-from feedline.cluster import join
-from feedline.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster import join
+from feedline._src.cluster.launchers.process_info import ProcessInfo
 
 
 def python(program, **environ):
@@ -31,7 +31,8 @@ def info(port, process):
 
 def test_importing_the_package_imports_no_jax():
     done = python(
-        "import sys, feedline.cluster, feedline.cluster.detect, feedline.cluster.launch, feedline.cli.launch\n"
+        "import sys, feedline.cluster, feedline._src.cluster.detect\n"
+        "import feedline._src.tools.launch.launch, feedline._src.tools.launch.command\n"
         "assert callable(feedline.cluster.initialize)\n"
         "print({'jax', 'numpy'} & set(sys.modules))"
     )

@@ -21,21 +21,23 @@ import time
 import programs
 import pytest
 
-from feedline.cluster.launch import launch
-from feedline.cluster.start_errors import cannot_start
+from feedline._src.tools.launch.launch import launch
+from feedline._src.tools.launch.start_errors import cannot_start
 
 DEADLINE_S = 30
-LAUNCHER = (
-    "import json, sys\nfrom feedline.cluster.launch import launch\nsys.exit(launch(**json.loads(sys.argv[1])))"
-)
-FEEDLINE = [sys.executable, "-m", "feedline.cli.main"]
+LAUNCHER = """
+import json, sys
+from feedline._src.tools.launch.launch import launch
+sys.exit(launch(**json.loads(sys.argv[1])))
+"""
+FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 
 
 @contextlib.contextmanager
 def started(command, *, before=(), stderr=subprocess.PIPE, unread_s=30, **options):
     """A launcher in a process of its own, which is ended with the block and at the deadline."""
     options = {"command": command, "processes": 2, **options}
-    program = f"from feedline.cluster import supervisor\nsupervisor._UNREAD_S = {unread_s}\n{LAUNCHER}"
+    program = f"from feedline._src.tools.launch import supervisor\nsupervisor._UNREAD_S = {unread_s}\n{LAUNCHER}"
     with programs.started(
         [*before, sys.executable, "-c", program, json.dumps(options)],
         limit_s=DEADLINE_S,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.cluster.lines import Lines
+from feedline._src.tools.launch.lines import Lines
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda chunk: chunk.replace(b"a", b"\n"))))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-from feedline.cluster.detect import find
+from feedline._src.cluster.detect import find
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "cluster"
 FEEDLINE = str(Path(sys.executable).with_name("feedline"))

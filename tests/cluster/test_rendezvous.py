@@ -14,11 +14,11 @@ import programs
 import pytest
 from background import spawn
 
-from feedline.cluster import rendezvous
-from feedline.cluster.launch import _reserved_port
-from feedline.cluster.launchers.process_info import ProcessInfo
-from feedline.cluster.rendezvous import meet
-from feedline.errors import FeedError, ProcessError
+from feedline._src.cluster import rendezvous
+from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.rendezvous import meet
+from feedline._src.errors import FeedError, ProcessError
+from feedline._src.tools.launch.launch import _reserved_port
 
 SOON_S, LONG_S = 0.3, 30
 
@@ -220,7 +220,7 @@ def test_a_host_name_that_does_not_resolve_yet_is_tried_again(monkeypatch, port)
 RUN = (
     "import os, sys\n"
     "import feedline\n"
-    "from feedline.errors import FeedError\n"
+    "from feedline._src.errors import FeedError\n"
     "try:\n"
     "    feedline.cluster.initialize()\n"
     "except FeedError as error:\n"

@@ -18,9 +18,9 @@ from array_record.python import array_record_module
 from counted import ROWS, Counted, expected
 
 import feedline
-from feedline.conversion import writers
-from feedline.conversion.convert import converting, open_any
-from feedline.conversion.plan import Plan
+from feedline._src.tools.convert import writers
+from feedline._src.tools.convert.convert import converting, open_any
+from feedline._src.tools.convert.plan import Plan
 
 FORMATS = ("array_record", "npy", "parquet", "zarr")
 

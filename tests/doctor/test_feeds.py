@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.doctor.batches import Leaf, Values, check_dtypes, check_replicated, check_small_leaves
-from feedline.doctor.feeds import check_feed_threads, check_prefetch, feed_checks
-from feedline.doctor.processors import processors, usable_count
+from feedline._src.tools.doctor.batches import Leaf, Values, check_dtypes, check_replicated, check_small_leaves
+from feedline._src.tools.doctor.feeds import check_feed_threads, check_prefetch, feed_checks
+from feedline._src.tools.doctor.processors import processors, usable_count
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(256, size=(640, 32, 32), dtype=np.uint8)

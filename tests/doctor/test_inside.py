@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from feedline.doctor.inside.lines import is_users, user_line
-from feedline.doctor.inside.probe import busy_seconds, waiting_seconds
-from feedline.doctor.inside.program import longest_run, unrolled
-from feedline.doctor.inside.record import Record
-from feedline.doctor.job_checks import job_checks
+from feedline._src.tools.doctor.inside.lines import is_users, user_line
+from feedline._src.tools.doctor.inside.probe import busy_seconds, waiting_seconds
+from feedline._src.tools.doctor.inside.program import longest_run, unrolled
+from feedline._src.tools.doctor.inside.record import Record
+from feedline._src.tools.doctor.job_checks import job_checks
 
 X = np.ones((4, 4), np.float32)
 HZ = os.sysconf("SC_CLK_TCK")

@@ -14,9 +14,9 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline.cli.main import main
-from feedline.doctor import job
-from feedline.doctor.job_checks import command_checks
+from feedline._src.tools.doctor import job
+from feedline._src.tools.doctor.job_checks import command_checks
+from feedline._src.tools.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from feedline.doctor.compilations import changed, check_compilations
-from feedline.doctor.job_checks import check_fetches, check_fragmentation, check_growth, check_lock, step_of
+from feedline._src.tools.doctor.compilations import changed, check_compilations
+from feedline._src.tools.doctor.job_checks import (
+    check_fetches,
+    check_fragmentation,
+    check_growth,
+    check_lock,
+    step_of,
+)
 
 STATS = {"bytes_limit": 80 << 30, "bytes_in_use": 40 << 30}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import programs
 import pytest
 
-from feedline.cluster.cgroups import GroupLimits, limits
-from feedline.cluster.topology import Topology, topology
-from feedline.doctor import devices, faults, host, machine, processors, settings
+from feedline._src.cluster.cgroups import GroupLimits, limits
+from feedline._src.cluster.topology import Topology, topology
+from feedline._src.tools.doctor import devices, faults, host, machine, processors, settings
 
 MANY = frozenset(range(64))
 TWO_NODES = {0: frozenset(range(32)), 1: frozenset(range(32, 64))}
@@ -91,7 +91,7 @@ def test_threads(found, expected, words):
 def test_a_process_that_is_bound_to_one_processor():
     bound = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from feedline.doctor import processors as p; print(p.check_threads(p.processors()).severity)"
+        "from feedline._src.tools.doctor import processors as p; print(p.check_threads(p.processors()).severity)"
     )
     done = programs.run([sys.executable, "-c", bound], capture_output=True, text=True, check=True)
     assert done.stdout == "warning\n"
@@ -156,7 +156,7 @@ def test_open_files(soft, hard, expected):
 def test_a_low_limit_of_open_files():
     low = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
-        "from feedline.doctor import host as h; print(h.check_open_files(*h.open_files()).finding)"
+        "from feedline._src.tools.doctor import host as h; print(h.check_open_files(*h.open_files()).finding)"
     )
     done = programs.run([sys.executable, "-c", low], capture_output=True, text=True, check=True)
     assert done.stdout == "this process may open 128 files\n"
@@ -313,7 +313,7 @@ def test_constant_operand(right, platform, expected):
 @pytest.mark.slow
 def test_without_the_fusion_a_constant_operand_is_right():
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
-    told = "from feedline.doctor import faults; print(faults.constant_operand_is_right())"
+    told = "from feedline._src.tools.doctor import faults; print(faults.constant_operand_is_right())"
     done = programs.run(
         [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=os.environ | flags
     )

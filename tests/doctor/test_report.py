@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feedline.doctor import report
-from feedline.doctor.check import Check, attempt, exit_code, size
+from feedline._src.tools.doctor import report
+from feedline._src.tools.doctor.check import Check, attempt, exit_code, size
 
 FINE = Check("x64", "ok", "off")
 NOTE = Check("page cache", "note", "too small", "buy more", "slow")

@@ -10,7 +10,7 @@ import numpy as np
 import programs
 import pytest
 
-from feedline.native.library import library
+from feedline._src.native.library import library
 
 pytestmark = pytest.mark.slow
 compiled = pytest.mark.skipif(library() is None, reason="the C library was not built")
@@ -207,7 +207,7 @@ def test_a_disk_that_fails(start, measured, failing_disk):
 UNGUARDED = """
 import sys
 import numpy as np
-from feedline.native.library import library
+from feedline._src.native.library import library
 
 library()
 rows = np.load("rows.npy", mmap_mode="r")

@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_ends_a_program_whose_close_waits_for_a_read(start, meas
     assert ended.left == []
 
 
-FEEDLINE = "import sys; from feedline.cli.main import main; sys.exit(main())"
+FEEDLINE = "import sys; from feedline._src.tools.main import main; sys.exit(main())"
 PROCESSES = [
     "launch",
     "--processes",

@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 import feedline
-from feedline.trainer.checkpoints import Checkpoints
-from feedline.trainer.task import State
+from feedline._src.trainer.checkpoints import Checkpoints
+from feedline._src.trainer.task import State
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 ONE = SingleDeviceSharding(jax.devices()[0])

@@ -78,4 +78,4 @@ def test_sources_know_the_file_of_a_row(tmp_path):
         source = feedline.open_source(tmp_path / f"*.{suffix}")
         for row in (0, 9, 10, 19):
             assert source.file_of(row) == f"{tmp_path}/{row // 10}.{suffix}"
-    assert feedline.sources.arrays.ArraySource([np.zeros(3)]).file_of(0) is None
+    assert feedline._src.sources.arrays.ArraySource([np.zeros(3)]).file_of(0) is None

@@ -11,7 +11,7 @@ import time
 import pytest
 from runs import Member, await_, begun, ended
 
-from feedline.cluster.launch import _reserved_port
+from feedline._src.tools.launch.launch import _reserved_port
 
 pytestmark = pytest.mark.slow
 

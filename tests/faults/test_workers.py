@@ -140,7 +140,7 @@ LEFT = (
     START
     + """
 import grain
-from feedline.loader import grain_workers
+from feedline._src.loader import grain_workers
 
 if __name__ == "__main__":
     np.save("x.npy", np.arange(4000, dtype=np.float32))

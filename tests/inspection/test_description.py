@@ -13,12 +13,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.inspection.contents import contents_of, shown
-from feedline.inspection.description import default_batch_size, describe, sharding_of
-from feedline.inspection.resolve import Overrides, resolve
-from feedline.inspection.sizes import next_sizes
-from feedline.options import Reading
-from feedline.pipeline.request import Request
+from feedline._src.options import Reading
+from feedline._src.pipeline.request import Request
+from feedline._src.tools.inspect.contents import contents_of, shown
+from feedline._src.tools.inspect.description import default_batch_size, describe, sharding_of
+from feedline._src.tools.inspect.resolve import Overrides, resolve
+from feedline._src.tools.inspect.sizes import next_sizes
 
 EPOCHS = st.sampled_from([None, 1, 2])
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from feedline.inspection.mesh import check_processes, devices_of_processes, parse_mesh, parse_spec
+from feedline._src.tools.inspect.mesh import check_processes, devices_of_processes, parse_mesh, parse_spec
 
 AXES = {"data": 4, "model": 2, "x": 1}
 

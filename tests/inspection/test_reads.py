@@ -8,12 +8,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.inspection.contents import contents_of
-from feedline.inspection.description import describe
-from feedline.inspection.drawing import grid_of
-from feedline.inspection.reads import spans
-from feedline.options import Reading
-from feedline.pipeline.request import Request
+from feedline._src.options import Reading
+from feedline._src.pipeline.request import Request
+from feedline._src.tools.inspect.contents import contents_of
+from feedline._src.tools.inspect.description import describe
+from feedline._src.tools.inspect.drawing import grid_of
+from feedline._src.tools.inspect.reads import spans
 
 SHAPES = {"x": (16, 4, 6), "y": (16,), "z": (16, 8)}
 ROWS = {name: np.zeros((32, *shape[1:]), np.int16) for name, shape in SHAPES.items()}

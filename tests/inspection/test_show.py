@@ -10,14 +10,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
-from feedline.inspection.contents import contents_of
-from feedline.inspection.description import Description, describe
-from feedline.inspection.drawing import grid_of
-from feedline.inspection.reads import Blocks, ProcessReads
-from feedline.inspection.show import show
-from feedline.options import Reading
-from feedline.pipeline.request import Request
-from feedline.placement.plan import as_shardings
+from feedline._src.options import Reading
+from feedline._src.pipeline.request import Request
+from feedline._src.placement.plan import as_shardings
+from feedline._src.tools.inspect.contents import contents_of
+from feedline._src.tools.inspect.description import Description, describe
+from feedline._src.tools.inspect.drawing import grid_of
+from feedline._src.tools.inspect.reads import Blocks, ProcessReads
+from feedline._src.tools.inspect.show import show
 
 DATA = P("data")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feedline
-from feedline.inspection.sizes import Epoch, Memory, fitting_size, next_sizes, whole_sizes
+from feedline._src.tools.inspect.sizes import Epoch, Memory, fitting_size, next_sizes, whole_sizes
 
 counts = st.integers(1, 300)
 

@@ -1,6 +1,6 @@
 """Overwrites each slab at the moment in which its lease ends, so that a later read of it finds poison."""
 
-from feedline.loader import staging
+from feedline._src.loader import staging
 
 POISON = 0xA5
 

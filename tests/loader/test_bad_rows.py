@@ -24,16 +24,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Reading, RowError, decoded
-from feedline.loader.batch_reader import BatchReader
-from feedline.loader.buffers import BatchBuffers
-from feedline.loader.form import LocalForm
-from feedline.loader.local_batches import LocalBatches
-from feedline.order.epoch import rows_at, substitutes_at
-from feedline.order.schedule import Cursor, Schedule
-from feedline.pipeline.quarantine import Quarantine, _locked
-from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.rows.bad_rows import BadRow, find_bad_rows
-from feedline.rows.spec import RowSpec
+from feedline._src.loader.batch_reader import BatchReader
+from feedline._src.loader.buffers import BatchBuffers
+from feedline._src.loader.form import LocalForm
+from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.order.epoch import rows_at, substitutes_at
+from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.pipeline.quarantine import Quarantine, _locked
+from feedline._src.placement.plan import plan_leaf, union_of_rows
+from feedline._src.rows.bad_rows import BadRow, find_bad_rows
+from feedline._src.rows.spec import RowSpec
 
 N, B, EPOCHS, SEED = 50, 16, 2, 5
 BAD = {3, 25, 26, 49}  # 25 and 49 are among the elements that a fingerprint samples
@@ -777,9 +777,9 @@ def test_the_file_stays_where_it_is_when_the_program_changes_directory(sharding,
 
 FILLS = """
 import resource, signal, sys
-from feedline.rows.bad_rows import BadRow
-from feedline.pipeline.quarantine import Quarantine, _locked
-from feedline.options import Reading
+from feedline._src.rows.bad_rows import BadRow
+from feedline._src.pipeline.quarantine import Quarantine, _locked
+from feedline._src.options import Reading
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -810,9 +810,9 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_harms_no_other(tmp_pat
 
 WRITES = """
 import sys
-from feedline.rows.bad_rows import BadRow
-from feedline.pipeline.quarantine import Quarantine, _locked
-from feedline.options import Reading
+from feedline._src.rows.bad_rows import BadRow
+from feedline._src.pipeline.quarantine import Quarantine, _locked
+from feedline._src.options import Reading
 
 reading = Reading(bad_rows="mask", bad_rows_budget=10**9, quarantine=sys.argv[1])
 quarantine = Quarantine(reading, 8, int(sys.argv[2]), 1000)
@@ -839,7 +839,9 @@ def test_several_processes_append_whole_lines_to_one_file(tmp_path):
 
 
 def test_a_line_that_another_process_is_writing_does_not_count_as_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("feedline.pipeline.quarantine._PATIENCE_S", 60.0)  # this process may be stopped for long
+    monkeypatch.setattr(
+        "feedline._src.pipeline.quarantine._PATIENCE_S", 60.0
+    )  # this process may be stopped for long
     path = tmp_path / "bad.jsonl"
     whole = (json.dumps({"process": 7, "row": 0}) + "\n").encode()
     with open(path, "ab", buffering=0) as file:

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline.loader.batch_reader import BatchReader
-from feedline.loader.buffers import BatchBuffers
-from feedline.loader.form import LocalForm
-from feedline.loader.local_batches import LocalBatches
-from feedline.options import Blocks, Order
-from feedline.order.epoch import rows_at
-from feedline.order.schedule import Cursor, Schedule
-from feedline.placement.plan import plan_leaf, union_of_rows
-from feedline.rows.spec import RowSpec
-from feedline.sources.arrays import ArraySource
+from feedline._src.loader.batch_reader import BatchReader
+from feedline._src.loader.buffers import BatchBuffers
+from feedline._src.loader.form import LocalForm
+from feedline._src.loader.local_batches import LocalBatches
+from feedline._src.options import Blocks, Order
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.placement.plan import plan_leaf, union_of_rows
+from feedline._src.rows.spec import RowSpec
+from feedline._src.sources.arrays import ArraySource
 
 
 @given(data=st.data())

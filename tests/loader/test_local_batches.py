@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from feedline.loader.local_batches import LocalBatches
+from feedline._src.loader.local_batches import LocalBatches
 
 
 def test_a_worker_tells_only_of_the_batches_that_it_reads():

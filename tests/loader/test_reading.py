@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.loader.worker_batches import check_workers
-from feedline.order.epoch import keys_at, rows_at
+from feedline._src.loader.worker_batches import check_workers
+from feedline._src.order.epoch import keys_at, rows_at
 
 
 def _noisy(batch, rows):

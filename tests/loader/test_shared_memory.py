@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from feedline import WorkerError
-from feedline.loader import shared_memory
-from feedline.loader.shared_memory import SharedLeaves
+from feedline._src.loader import shared_memory
+from feedline._src.loader.shared_memory import SharedLeaves
 
 LEAVES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from poison import PoisonedSource, poison
 
 import feedline
-from feedline.loader import staging
-from feedline.loader.staging import Staging
-from feedline.options import Order, Reading
+from feedline._src.loader import staging
+from feedline._src.loader.staging import Staging
+from feedline._src.options import Order, Reading
 
 FORM = [((8, 5), np.dtype(np.float32)), ((8,), np.dtype(np.int16))]
 

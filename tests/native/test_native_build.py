@@ -60,7 +60,7 @@ def test_the_tests_of_a_library_pass_under_the_sanitizers(tmp_path, source, modu
     ).stdout.strip()
     paths = [str(ROOT / "tests" / "native" / test) for test in tests]
     script = (
-        f"import pathlib, sys, pytest; from feedline.native import {module}; "
+        f"import pathlib, sys, pytest; from feedline._src.native import {module}; "
         f"{module}.PATH = pathlib.Path({str(sanitized)!r}); "
         # without conftest.py, whose fixtures import jax: not all of its releases load under the sanitizers
         f"sys.exit(pytest.main(['-q', '--noconftest', '-m', 'not slow', '--hypothesis-profile=ci', *{paths!r}]))"
@@ -85,7 +85,7 @@ def wheel(folder, **environment):
 def test_a_wheel_holds_the_libraries_and_serves_any_python(tmp_path):
     name, files = wheel(tmp_path, FEEDLINE_PURE_PYTHON="0")
     assert "-py3-none-linux_" in name
-    assert {"feedline/native/libcolumns.so.4", "feedline/native/libjpegpart.so.1"} <= set(files)
+    assert {"feedline/_src/native/libcolumns.so.4", "feedline/_src/native/libjpegpart.so.1"} <= set(files)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_without_a_compiler_the_wheel_is_a_pure_one(tmp_path, environment):
     name, files = wheel(tmp_path, **{"FEEDLINE_PURE_PYTHON": "0", **environment})
     assert "-py3-none-any" in name
     assert not [file for file in files if ".so" in file]
-    assert {f"feedline/native/{source}" for source in SOURCES} <= set(files)
+    assert {f"feedline/_src/native/{source}" for source in SOURCES} <= set(files)

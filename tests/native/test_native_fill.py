@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline.native.gather import Segments
-from feedline.native.library import library
-from feedline.order.compiled import epoch_order
-from feedline.order.epoch import rows_at
-from feedline.sources.row_gather import fill
+from feedline._src.native.gather import Segments
+from feedline._src.native.library import library
+from feedline._src.order.compiled import epoch_order
+from feedline._src.order.epoch import rows_at
+from feedline._src.sources.row_gather import fill
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.native.gather import Segments
-from feedline.native.library import library
+from feedline._src.native.gather import Segments
+from feedline._src.native.library import library
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 DTYPES = [np.bool_, np.uint8, np.int16, np.float32, np.float64, np.complex128, ">i8", ">f4"]

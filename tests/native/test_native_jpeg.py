@@ -15,8 +15,8 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.native import jpeg
-from feedline.native.jpeg import Box, part_decoder
+from feedline._src.native import jpeg
+from feedline._src.native.jpeg import Box, part_decoder
 
 compiled = pytest.mark.skipif(
     part_decoder() is None, reason="the library was not built, or there is no libjpeg-turbo"

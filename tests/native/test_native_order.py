@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline.native.library import library
-from feedline.order.blocks import blocked
-from feedline.order.compiled import epoch_order, rows_at_by_c
-from feedline.order.epoch import rows_at
-from feedline.order.permutation import LARGEST, permuted, words
+from feedline._src.native.library import library
+from feedline._src.order.blocks import blocked
+from feedline._src.order.compiled import epoch_order, rows_at_by_c
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.permutation import LARGEST, permuted, words
 
 compiled = pytest.mark.skipif(library() is None, reason="the library was not built")
 word = st.integers(0, 2**64 - 1)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import feedline
-from feedline.placement.place import Placement
+from feedline._src.placement.place import Placement
 
 ROWS = 64
 """Of a batch."""

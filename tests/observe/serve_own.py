@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.observe.prometheus import serve
+from feedline._src.observe.prometheus import serve
 
 if __name__ == "__main__":
     feedline.cluster.initialize()

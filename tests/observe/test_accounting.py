@@ -16,12 +16,12 @@ from planted import LOOP_S, ROWS, Sleeping, trained
 from timed import timed
 
 import feedline
-from feedline.observe.accounting import Accounting, Waits
-from feedline.observe.devices import TransferWatch
-from feedline.observe.times import PartTimes, PlaceTimes, Stopwatch, together
-from feedline.observe.window import Window
-from feedline.pipeline import observing
-from feedline.placement.place import Placement
+from feedline._src.observe.accounting import Accounting, Waits
+from feedline._src.observe.devices import TransferWatch
+from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, together
+from feedline._src.observe.window import Window
+from feedline._src.pipeline import observing
+from feedline._src.placement.place import Placement
 
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -178,7 +178,7 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
         assert not delivered(accounting, i, i)
     assert len(accounting._records) < 5000
     accounting._claim["claim"] = other, time.monotonic()
-    monkeypatch.setattr("feedline.observe.accounting._CLAIM_S", 0.0)
+    monkeypatch.setattr("feedline._src.observe.accounting._CLAIM_S", 0.0)
     assert delivered(accounting, 10_000, 10_000)
     accounting._claim["claim"] = threading.get_ident(), time.monotonic()
     assert accounting.sums()[0].loop_s > 0

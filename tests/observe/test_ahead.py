@@ -18,9 +18,9 @@ from test_accounting import delivered
 from timed import timed
 
 import feedline
-from feedline.observe.accounting import Accounting
-from feedline.observe.devices import Look, StepWatch
-from feedline.observe.window import Window
+from feedline._src.observe.accounting import Accounting
+from feedline._src.observe.devices import Look, StepWatch
+from feedline._src.observe.window import Window
 
 
 @jax.jit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.observe.metrics import METRICS
+from feedline._src.observe.metrics import METRICS
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
 PANELS = DASHBOARD["panels"]

@@ -15,8 +15,8 @@ from planted import LOOP_S, ROWS, Sleeping
 from timed import timed
 
 import feedline
-from feedline.observe.diagnosis import PHASES, Diagnosis
-from feedline.placement.place import Placement
+from feedline._src.observe.diagnosis import PHASES, Diagnosis
+from feedline._src.placement.place import Placement
 
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 FETCH_S, PREPARE_S, PLACE_S = 0.009, 0.006, 0.003

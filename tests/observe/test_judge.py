@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.observe.accounting import BatchTimes
-from feedline.observe.model import Costs, Setting, simulated_wait_s
-from feedline.observe.verdict import Circumstances, ProcessTimes, judge, straggler
-from feedline.observe.window import Window
-from feedline.observe.words import counted, factor, milliseconds, percent, times
+from feedline._src.observe.accounting import BatchTimes
+from feedline._src.observe.model import Costs, Setting, simulated_wait_s
+from feedline._src.observe.verdict import Circumstances, ProcessTimes, judge, straggler
+from feedline._src.observe.window import Window
+from feedline._src.observe.words import counted, factor, milliseconds, percent, times
 
 HOW = Circumstances("threads", threads=2, workers=0, buffer=2, prefetch=2, cores=8)
 
@@ -62,7 +62,7 @@ def brute_force_waits(costs, readers, ahead, prefetch):
     st.integers(1, 4), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
 def test_the_simulation_agrees_with_brute_force(times, readers, ahead, prefetch):
-    from feedline.observe.model import _waits
+    from feedline._src.observe.model import _waits
 
     costs = [Costs(float(make), 0.0, float(loop)) for make, loop in times]
     expected = brute_force_waits(costs, readers, ahead, prefetch)

@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import feedline
-from feedline.observe.metrics import METRICS, samples, scalars
-from feedline.statistics import Statistics
+from feedline._src.observe.metrics import METRICS, samples, scalars
+from feedline._src.statistics import Statistics
 from feedline.trainer import Progress, TensorBoardLog, tensorboard
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()

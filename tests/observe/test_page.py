@@ -16,8 +16,8 @@ import pytest
 from matplotlib import image
 
 import feedline
-from feedline.observe.report import Change, Report, Straggler
-from feedline.observe.view import COLORS
+from feedline._src.observe.report import Change, Report, Straggler
+from feedline._src.observe.view import COLORS
 
 READ = Report(
     bound="read",

@@ -20,8 +20,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 import feedline
-from feedline.observe.metrics import METRICS, samples
-from feedline.observe.prometheus import FeedCollector, serve
+from feedline._src.observe.metrics import METRICS, samples
+from feedline._src.observe.prometheus import FeedCollector, serve
 
 
 @pytest.fixture(autouse=True)
@@ -262,9 +262,9 @@ def test_each_process_serves_its_own_with_its_index():
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "prometheus_client"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "feedline.observe.prometheus")
+    monkeypatch.delitem(sys.modules, "feedline._src.observe.prometheus")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(
         ImportError, match=r"need prometheus_client, .*; from the clone: pip install '\.\[prometheus\]'"
     ):
-        importlib.import_module("feedline.observe.prometheus")
+        importlib.import_module("feedline._src.observe.prometheus")

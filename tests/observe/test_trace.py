@@ -8,10 +8,10 @@ from planted import ROWS, Sleeping
 from trace_file import ONE, STAGES, Trace, feed_of
 
 import feedline
-from feedline.observe import trace as traces
-from feedline.observe.accounting import Delivered
-from feedline.observe.times import PartTimes, PlaceTimes
-from feedline.observe.trace_events import Events, origin_of, trace_events, tracks_of
+from feedline._src.observe import trace as traces
+from feedline._src.observe.accounting import Delivered
+from feedline._src.observe.times import PartTimes, PlaceTimes
+from feedline._src.observe.trace_events import Events, origin_of, trace_events, tracks_of
 
 KINDS = [
     "one thread", "threads share a batch", "a transform", "a stream", "prefetch 0", "several steps a call",

@@ -16,8 +16,8 @@ from planted import ROWS, Sleeping
 from trace_file import ONE, Trace, feed_of
 
 import feedline
-from feedline.observe import trace as traces
-from feedline.observe.trace import file_of_process
+from feedline._src.observe import trace as traces
+from feedline._src.observe.trace import file_of_process
 
 
 def test_a_path_that_cannot_be_written(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_an_interrupt_of_the_writer_leaves_nothing(tmp_path):
 
 
 def test_a_fault_of_the_writer_does_not_end_training(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("feedline.pipeline.tracing.write_trace", lambda *_: 1 / 0)
+    monkeypatch.setattr("feedline._src.pipeline.tracing.write_trace", lambda *_: 1 / 0)
     with feed_of("one thread", tmp_path) as feed:
         with feed.trace(tmp_path / "trace.json"):
             next(feed)

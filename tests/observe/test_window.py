@@ -2,8 +2,8 @@
 
 import pytest
 
-from feedline.observe.accounting import BatchTimes
-from feedline.observe.window import Window
+from feedline._src.observe.accounting import BatchTimes
+from feedline._src.observe.window import Window
 
 LOOP_S = 0.010
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.options import Order
-from feedline.order.epoch import rows_at
-from feedline.order.permutation import FEW, feistel, grid, words
+from feedline._src.options import Order
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.permutation import FEW, feistel, grid, words
 
 Key = tuple[int, int]
 Rows = Callable[[Key, NDArray[np.int64]], NDArray[np.int64]]

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Blocks, Order
-from feedline.order import blocks
-from feedline.order.blocks import BlockLayout, _shuffled_in_windows
-from feedline.order.epoch import rows_at
-from feedline.order.permutation import CHUNK, LARGEST, words
+from feedline._src.order import blocks
+from feedline._src.order.blocks import BlockLayout, _shuffled_in_windows
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.permutation import CHUNK, LARGEST, words
 
 LIMIT = 1e-6  # a smaller p-value is not chance
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.options import Blocks, Order
-from feedline.order.apportionment import LARGEST_BLOCK, arranged, counts_of
-from feedline.order.mixture import MixtureOrder, seed_of_source
-from feedline.order.phases import ENDLESS, Phase
+from feedline._src.options import Blocks, Order
+from feedline._src.order.apportionment import LARGEST_BLOCK, arranged, counts_of
+from feedline._src.order.mixture import MixtureOrder, seed_of_source
+from feedline._src.order.phases import ENDLESS, Phase
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(any)
 
@@ -125,7 +125,7 @@ def test_every_epoch_is_that_of_the_loops(mixture, data):
     some = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=40)), np.int64)
     for by_numpy in (False, True):
         with (
-            mock.patch("feedline.order.mixture.library", return_value=None)
+            mock.patch("feedline._src.order.mixture.library", return_value=None)
             if by_numpy
             else contextlib.nullcontext()
         ):
@@ -193,7 +193,7 @@ def test_c_and_numpy_compute_the_same_rows(count, counts):
     for start in (0, 16_379, 999_999 - count, 10**6 - 5, 10**6 + 1):
         for positions in (range(start, start + count), np.arange(start, start + 3 * count, 3)):
             found = order.rows_at(0, positions)
-            with mock.patch("feedline.order.mixture.library", return_value=None):
+            with mock.patch("feedline._src.order.mixture.library", return_value=None):
                 np.testing.assert_array_equal(found, order.rows_at(0, positions))
     again = pickle.loads(pickle.dumps(order))
     assert again == order

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_statistics import feedlines, inverse, truly_random, weak_key, weak_rounds
 
-from feedline.options import Order
-from feedline.order import epoch as order
-from feedline.order import permutation
-from feedline.order.epoch import keys_at, rows_at
-from feedline.order.permutation import CHUNK, FEW, LARGEST, feistel, grid, words
+from feedline._src.options import Order
+from feedline._src.order import epoch as order
+from feedline._src.order import permutation
+from feedline._src.order.epoch import keys_at, rows_at
+from feedline._src.order.permutation import CHUNK, FEW, LARGEST, feistel, grid, words
 
 word = st.integers(0, 2**64 - 1)
 edges = [*range(FEW - 1, FEW + 3), 2**15, 2**17 - 1, 2**17, 2**17 + 1]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from feedline import state as states
-from feedline.order.schedule import Cursor
+from feedline._src import state as states
+from feedline._src.order.schedule import Cursor
 
 
 def fingerprint(phases, rows=2**63 - 1, end="endless", **more):

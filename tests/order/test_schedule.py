@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from feedline.order.schedule import ENDLESS, REMAINDERS, Cursor, Schedule
+from feedline._src.order.schedule import ENDLESS, REMAINDERS, Cursor, Schedule
 
 FEW = 12
 """The number of batches of an endless pass that are compared."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from feedline.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
+from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 
 
 class Device(NamedTuple):

@@ -23,8 +23,15 @@ from partitions import (
     processes,
 )
 
-from feedline.placement.place import Placement, broadcast, check_shardings, row_spec, sharded_like, sharded_spec
-from feedline.placement.plan import plan_leaf
+from feedline._src.placement.place import (
+    Placement,
+    broadcast,
+    check_shardings,
+    row_spec,
+    sharded_like,
+    sharded_spec,
+)
+from feedline._src.placement.plan import plan_leaf
 
 BY_ROW = NamedSharding(mesh_of((8,)), P("a"))
 BY_ROW_AND_COLUMN = NamedSharding(mesh_of((2, 4)), P("a", "b"))

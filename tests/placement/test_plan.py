@@ -35,7 +35,7 @@ from partitions import (
 )
 
 from feedline import local_rows
-from feedline.placement.plan import (
+from feedline._src.placement.plan import (
     as_shardings,
     batch_axis_sharding,
     check_divides,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interleave import Deadlock, Queue, Turns, all_orders
 
-from feedline.prefetch.handover import Closed, Empty, Handover
+from feedline._src.prefetch.handover import Closed, Empty, Handover
 
 END = "end"
 

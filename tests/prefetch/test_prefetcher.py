@@ -12,10 +12,10 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Reading, StallError
-from feedline.prefetch.handover import Closed
-from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.synchronous import Synchronous
-from feedline.prefetch.watch import Watch
+from feedline._src.prefetch.handover import Closed
+from feedline._src.prefetch.prefetcher import Prefetcher
+from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.watch import Watch
 
 
 class Steps:

@@ -12,9 +12,9 @@ import pytest
 from background import PATIENCE_S, arrived, left_behind, spawn
 
 from feedline import Reading
-from feedline.prefetch.handover import Closed
-from feedline.prefetch.readers import Readers
-from feedline.prefetch.watch import Watch
+from feedline._src.prefetch.handover import Closed
+from feedline._src.prefetch.readers import Readers
+from feedline._src.prefetch.watch import Watch
 
 
 class Batches:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline import Feed, Reading, StallError
-from feedline.prefetch import watch as module
-from feedline.prefetch.handover import Empty
-from feedline.prefetch.prefetcher import Prefetcher
-from feedline.prefetch.watch import Alarm, Watch, alarmed, stacks
+from feedline._src.prefetch import watch as module
+from feedline._src.prefetch.handover import Empty
+from feedline._src.prefetch.prefetcher import Prefetcher
+from feedline._src.prefetch.watch import Alarm, Watch, alarmed, stacks
 
 
 class Clock:

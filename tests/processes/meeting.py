@@ -2,7 +2,7 @@
 
 import collections
 
-from feedline.agreement.coordination import coordination
+from feedline._src.agreement.coordination import coordination
 
 PATIENCE_S = 30
 _met = collections.Counter()

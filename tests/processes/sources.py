@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import feedline
-from feedline.order.epoch import keys_at, rows_at
+from feedline._src.order.epoch import keys_at, rows_at
 
 N = 42
 ORDER = feedline.Order(seed=5)

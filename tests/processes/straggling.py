@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.pipeline import observing
+from feedline._src.pipeline import observing
 
 slow, folder = int(sys.argv[1]), Path(sys.argv[2])
 feedline.cluster.initialize()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.agreement.agree import group_name
-from feedline.agreement.coordination import coordination
-from feedline.pipeline import description
+from feedline._src.agreement.agree import group_name
+from feedline._src.agreement.coordination import coordination
+from feedline._src.pipeline import description
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.order.epoch import rows_at, substitutes_at
+from feedline._src.order.epoch import rows_at, substitutes_at
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES

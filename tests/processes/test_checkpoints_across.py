@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.agreement.coordination import coordination
-from feedline.trainer.model import Sizes, classifier
+from feedline._src.agreement.coordination import coordination
+from feedline._src.trainer.model import Sizes, classifier
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES

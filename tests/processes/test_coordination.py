@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from feedline.agreement.coordination import coordination
+from feedline._src.agreement.coordination import coordination
 
 from .cases import case
 from .launch import TOPOLOGIES

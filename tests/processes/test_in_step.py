@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.agreement.in_step import counts
+from feedline._src.agreement.in_step import counts
 
 from .cases import case
 from .launch import TOPOLOGIES

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.agreement.all_gather import AllGather
-from feedline.agreement.coordination import Coordination, coordination
+from feedline._src.agreement.all_gather import AllGather
+from feedline._src.agreement.coordination import Coordination, coordination
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES, TWO_OR_FOUR

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 from .cases import case
 from .launch import ALONE, TWO_OR_FOUR

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
-from feedline.order.epoch import rows_at
+from feedline._src.order.epoch import rows_at
 
 from .cases import case
 from .launch import ALONE, TOPOLOGIES

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import feedline
-from feedline.options import Settings
+from feedline._src.options import Settings
 
 from .cases import case
 from .launch import TOPOLOGIES

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from feedline.rows import digests
+from feedline._src.rows import digests
 
 
 def test_a_file_is_known_by_its_size_and_its_bytes(tmp_path):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Order, Reading, RowError, RowSource, open_source
-from feedline.order.epoch import rows_at
-from feedline.sources.arrays import ArraySource
-from feedline.sources.records import RecordSource
+from feedline._src.order.epoch import rows_at
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.records import RecordSource
 
 
 class Squares:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.rows.shards import Shards
+from feedline._src.rows.shards import Shards
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline import Feed, Order, Reading, RowError
-from feedline.rows.spec import Leaf, cast_into
+from feedline._src.rows.spec import Leaf, cast_into
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 NARROWED = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}

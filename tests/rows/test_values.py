@@ -7,9 +7,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from feedline.rows.spec import is_numeric
-from feedline.rows.values import as_array
-from feedline.sources.open_source import as_source
+from feedline._src.rows.spec import is_numeric
+from feedline._src.rows.values import as_array
+from feedline._src.sources.open_source import as_source
 
 BIG = (1 << 24) + 1
 

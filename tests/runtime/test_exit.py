@@ -76,7 +76,7 @@ def test_a_long_read_of_many_chunks_ends_before_the_interpreter(tmp_path):
         tmp_path,
         """
 import atexit, tensorstore
-from feedline.sources.formats.lru_cache import LruCache
+from feedline._src.sources.formats.lru_cache import LruCache
 inside = threading.Event()
 def slowly(kept, key, read, get=LruCache.get):
     inside.set()
@@ -121,7 +121,7 @@ step = slow(rows)
 next(feed)
 """,
     "the transfer of a batch": """
-from feedline.observe.devices import TransferWatch
+from feedline._src.observe.devices import TransferWatch
 watch = TransferWatch(print)
 step = slow(rows)
 watch([step], time.perf_counter())

@@ -251,7 +251,7 @@ if __name__ == "__main__":
 def test_a_script_without_a_main_guard_gets_an_error(tmp_path):
     done, _ = run(tmp_path, f"{WORKERS}\nmain()\n")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("feedline.errors.WorkerError: a worker process must live")
+    assert done.stderr.splitlines()[-1].startswith("feedline.WorkerError: a worker process must live")
     assert 'must build and run its feed under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
     assert "was built while a worker process imports your script" in done.stderr
 

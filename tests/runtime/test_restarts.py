@@ -13,16 +13,16 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 import feedline
-from feedline.errors import WorkerError
-from feedline.loader.restarts import Restarts
-from feedline.loader.worker_batches import WorkerBatches
+from feedline._src.errors import WorkerError
+from feedline._src.loader.restarts import Restarts
+from feedline._src.loader.worker_batches import WorkerBatches
 
 SCRIPT = """
 import logging, multiprocessing, os, signal, sys, threading, time
 import jax, numpy as np
 import feedline
-from feedline.loader.worker_batches import WorkerBatches
-from feedline.prefetch.watch import Watch
+from feedline._src.loader.worker_batches import WorkerBatches
+from feedline._src.prefetch.watch import Watch
 from jax.sharding import SingleDeviceSharding
 
 class Odd(Exception):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline import Feed, Order, Reading, RowError, decoded
-from feedline.order.epoch import keys_at
+from feedline._src.order.epoch import keys_at
 
 ROWS = 37
 SPEC = {
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 def expected(order, epoch, positions):
     """Each leaf of the rows at these positions, one by one, from the order alone."""
-    rows = [feedline.order.epoch.rows_at(order, ROWS, epoch, np.array([p]))[0] for p in positions]
+    rows = [feedline._src.order.epoch.rows_at(order, ROWS, epoch, np.array([p]))[0] for p in positions]
     text = np.stack([np.frombuffer(content(row).ljust(8, b"\0"), np.uint8) for row in rows])
     keys = keys_at(order.seed, epoch, np.array(positions)).astype(np.uint32)
     place = np.array([[row, epoch, p] for row, p in zip(rows, positions, strict=True)])

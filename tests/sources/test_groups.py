@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.sources.formats.grouped_file import Group, GroupedFile
-from feedline.sources.formats.open_options import OpenOptions
-from feedline.sources.groups import GroupSource
+from feedline._src.sources.formats.grouped_file import Group, GroupedFile
+from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.groups import GroupSource
 
 KINDS = {
     "parquet": lambda table, path, rows: pq.write_table(table, path, row_group_size=rows),

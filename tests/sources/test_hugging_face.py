@@ -22,7 +22,7 @@ import simplejpeg
 from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, List, Value
 
 import feedline
-from feedline.sources.encoded.records import EncodedSource
+from feedline._src.sources.encoded.records import EncodedSource
 
 datasets.disable_progress_bars()
 COUNT = 40

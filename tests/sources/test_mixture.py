@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline import Feed, Mixture, Order, Reading
-from feedline.order.epoch import keys_at, substitutes_at
+from feedline._src.order.epoch import keys_at, substitutes_at
 
 LENGTHS = {"web": 20, "code": 7, "books": 3}
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}

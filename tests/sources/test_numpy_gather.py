@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.sources.numpy_gather import NumpyGather
+from feedline._src.sources.numpy_gather import NumpyGather
 
 
 def _parts(shape, dtype, distance, lengths, seed):

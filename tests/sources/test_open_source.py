@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import feedline
-from feedline.sources.open_source import as_source
+from feedline._src.sources.open_source import as_source
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError, Mixture, Order, Ragged, Reading, RowError
-from feedline.loader.buffers import _shortened
-from feedline.order.epoch import rows_at
+from feedline._src.loader.buffers import _shortened
+from feedline._src.order.epoch import rows_at
 
 N, B, PAD_TO, PAD = 43, 8, (3, 6, 20), 7
 _SHARES = {0: 0.2, 1: 0.2, 2: 0.2, 3: 0.2, 4: 0.1, 6: 0.05, 7: 0.03, 20: 0.02}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from feedline import Feed, FeedError, Order, Reading, RowError
-from feedline.sources.records import RecordSource
+from feedline._src.sources.records import RecordSource
 
 
 def _dataset(n=40):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feedline
-from feedline.sources.array_trees import windows
+from feedline._src.sources.array_trees import windows
 
 RECORD = np.dtype([("image", np.uint8, (4, 3)), ("label", "<i4")])
 

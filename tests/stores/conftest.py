@@ -4,8 +4,8 @@ import pytest
 from store_server import serving
 
 import feedline
-from feedline.stores.client import client_of
-from feedline.stores.fetcher import fetcher
+from feedline._src.stores.client import client_of
+from feedline._src.stores.fetcher import fetcher
 
 
 @pytest.fixture

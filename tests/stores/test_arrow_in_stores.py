@@ -12,7 +12,7 @@ import pyarrow.ipc
 import pytest
 
 import feedline
-from feedline.sources.remote.arrow import _blocks
+from feedline._src.sources.remote.arrow import _blocks
 
 COUNT = 20_000
 X = np.random.default_rng(5).normal(size=(COUNT, 32)).astype(np.float32)  # 2.6 MB

@@ -12,7 +12,7 @@ import time
 import programs
 import pytest
 
-from feedline.stores.cache import BlockCache, name_of
+from feedline._src.stores.cache import BlockCache, name_of
 
 NAME = name_of("s3://bucket/x", "tag", 0, 1000)
 
@@ -103,7 +103,7 @@ def test_the_least_recently_used_blocks_are_evicted(tmp_path):
 
 WRITER = """
 import os, sys
-from feedline.stores.cache import BlockCache
+from feedline._src.stores.cache import BlockCache
 cache, i = BlockCache(sys.argv[1], 1 << 20), int(sys.argv[2])
 print("ready", flush=True)
 while True:

@@ -13,13 +13,13 @@ import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
-from feedline.stores.cache import BlockCache
-from feedline.stores.fetcher import fetcher
-from feedline.stores.keyed_objects import KeyedObjects
-from feedline.stores.many_objects import ManyObjects, whole
-from feedline.stores.opening import listing
-from feedline.stores.requests import REQUEST_BYTES
-from feedline.stores.urls import Url
+from feedline._src.stores.cache import BlockCache
+from feedline._src.stores.fetcher import fetcher
+from feedline._src.stores.keyed_objects import KeyedObjects
+from feedline._src.stores.many_objects import ManyObjects, whole
+from feedline._src.stores.opening import listing
+from feedline._src.stores.requests import REQUEST_BYTES
+from feedline._src.stores.urls import Url
 
 
 def zarr(store, folder, name="x.zarr", chunks=64):

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.stores import residency
+from feedline._src.stores import residency
 
 BLOCK = 1 << 21
 

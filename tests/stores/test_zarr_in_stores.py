@@ -11,7 +11,7 @@ import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.stores.fetcher import fetcher
+from feedline._src.stores.fetcher import fetcher
 
 X = np.random.default_rng(5).integers(1, 255, (200, 30, 20), np.uint8)
 Y = np.arange(1, 201)

@@ -11,9 +11,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mlp_oracle import Rows
 
-from feedline.trainer.model import Sizes, classifier
-from feedline.trainer.modes import Mode, Program, compiled, mesh_for
-from feedline.trainer.task import Task
+from feedline._src.trainer.model import Sizes, classifier
+from feedline._src.trainer.modes import Mode, Program, compiled, mesh_for
+from feedline._src.trainer.task import Task
 
 
 def task_of(sizes: Sizes, optimizer: optax.GradientTransformation | None = None, seed: int = 0) -> Task:

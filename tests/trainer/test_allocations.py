@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline.trainer.allocations import Place, live_buffers
+from feedline._src.trainer.allocations import Place, live_buffers
 
 
 def here(offset):

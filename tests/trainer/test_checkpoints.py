@@ -18,8 +18,8 @@ from mlp_oracle import made_up_rows
 from mlp_tasks import program_of, sharding_of, task_of
 
 import feedline
-from feedline.trainer.checkpoints import Checkpoints
-from feedline.trainer.model import Sizes
+from feedline._src.trainer.checkpoints import Checkpoints
+from feedline._src.trainer.model import Sizes
 
 MODES = ["jit_single", "jit_multi", "pmap"]
 NOBODY = 65534
@@ -243,7 +243,7 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path):
 
 def test_a_directory_that_cannot_be_written_to_is_refused(monkeypatch):
     # the packages may lie where nobody else may look, such as below /root
-    monkeypatch.setattr("feedline.pipeline.description.version", lambda package: "1")
+    monkeypatch.setattr("feedline._src.pipeline.description.version", lambda package: "1")
     with tempfile.TemporaryDirectory() as name:  # tmp_path is closed to others, whom root has to become here
         folder = Path(name)
         folder.chmod(0o555)

@@ -6,8 +6,8 @@ import pytest
 from mlp_oracle import losses, made_up_rows, scores, weights_of
 from mlp_tasks import placed, program_of
 
-from feedline.trainer.evaluate import Evaluating
-from feedline.trainer.model import Sizes
+from feedline._src.trainer.evaluate import Evaluating
+from feedline._src.trainer.model import Sizes
 
 ROWS = made_up_rows(100)
 SIZES = Sizes(features=64, classes=10, width=32)

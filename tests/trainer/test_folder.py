@@ -15,13 +15,13 @@ from background import PATIENCE_S
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
-from feedline.trainer import folder
-from feedline.trainer.checkpoints import Checkpoints
+from feedline._src.trainer import folder
+from feedline._src.trainer.checkpoints import Checkpoints
 
 HOLDER = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from feedline.trainer.folder import Lock\n"
+    "from feedline._src.trainer.folder import Lock\n"
     "lock = Lock(Path(sys.argv[1]))\n"
     "print('held', flush=True)\n"
     "sys.stdin.read()\n"

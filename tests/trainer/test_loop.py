@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mlp_oracle import made_up_rows
 
-from feedline.trainer import loop
-from feedline.trainer.loop import NotFinite, Progress, train
-from feedline.trainer.model import Sizes
-from feedline.trainer.modes import Program
+from feedline._src.trainer import loop
+from feedline._src.trainer.loop import NotFinite, Progress, train
+from feedline._src.trainer.model import Sizes
+from feedline._src.trainer.modes import Program
 
 
 class Clock:

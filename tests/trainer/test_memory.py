@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline import Feed, FeedError
-from feedline.trainer.memory import Growth, MemoryWatch, Snapshot, snapshot
+from feedline._src.trainer.memory import Growth, MemoryWatch, Snapshot, snapshot
 
 STEPS = 60
 SHARDED = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))

@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec as P
 from mlp_oracle import adam, made_up_rows, weights_of
 from mlp_tasks import placed, program_of
 
-from feedline.cluster.launch import _reserved_port
-from feedline.trainer.model import Sizes
-from feedline.trainer.modes import Mode, compiled, mesh_for
-from feedline.trainer.task import Task
+from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.trainer.model import Sizes
+from feedline._src.trainer.modes import Mode, compiled, mesh_for
+from feedline._src.trainer.task import Task
 
 SIZES = Sizes(features=64, classes=10, width=32)
 MODES = get_args(Mode)

@@ -11,12 +11,12 @@ from mlp_oracle import made_up_rows
 from mlp_tasks import sharding_of
 
 import feedline
+from feedline._src.trainer.evaluate import Evaluating
+from feedline._src.trainer.model import Sizes, classifier
+from feedline._src.trainer.modes import compiled
+from feedline._src.trainer.practices import rematerialised
+from feedline._src.trainer.task import Task
 from feedline.trainer import Practices, fit
-from feedline.trainer.evaluate import Evaluating
-from feedline.trainer.model import Sizes, classifier
-from feedline.trainer.modes import compiled
-from feedline.trainer.practices import rematerialised
-from feedline.trainer.task import Task
 
 ROWS = made_up_rows(256)
 SIZES = Sizes(features=64, classes=10, layers=2, width=32)

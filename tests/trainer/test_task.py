@@ -8,8 +8,8 @@ import pytest
 from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
 from mlp_tasks import task_of
 
-from feedline.trainer.model import Sizes, as_features
-from feedline.trainer.task import Task
+from feedline._src.trainer.model import Sizes, as_features
+from feedline._src.trainer.task import Task
 
 SIZES = Sizes(features=64, classes=10, layers=2, width=32)
 

@@ -13,8 +13,8 @@ from mlp_oracle import Rows
 from mlp_tasks import program_of, sharding_of
 from test_modes import BATCHES, SIZES
 
-from feedline.trainer.evaluate import Evaluating
-from feedline.trainer.modes import Mode, mesh_for
+from feedline._src.trainer.evaluate import Evaluating
+from feedline._src.trainer.modes import Mode, mesh_for
 
 
 def placed(mode: Mode, rows: Rows) -> dict[str, jax.Array]:

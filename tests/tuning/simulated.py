@@ -3,12 +3,12 @@
 import dataclasses
 import random
 
-from feedline.observe.accounting import BatchTimes
-from feedline.observe.model import Costs, _waits
-from feedline.observe.verdict import Circumstances
-from feedline.observe.window import Window
-from feedline.options import Settings
-from feedline.tuning.candidates import Bounds
+from feedline._src.observe.accounting import BatchTimes
+from feedline._src.observe.model import Costs, _waits
+from feedline._src.observe.verdict import Circumstances
+from feedline._src.observe.window import Window
+from feedline._src.options import Settings
+from feedline._src.tuning.candidates import Bounds
 
 BATCHES = 128
 """Of a window."""

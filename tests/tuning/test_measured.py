@@ -6,10 +6,10 @@ import itertools
 import pytest
 from simulated import ALL, START, Load, bounds
 
-from feedline.observe.window import Window
-from feedline.options import Settings
-from feedline.tuning.candidates import Candidate, candidates
-from feedline.tuning.search import Measured, Tuning, _is_enough
+from feedline._src.observe.window import Window
+from feedline._src.options import Settings
+from feedline._src.tuning.candidates import Candidate, candidates
+from feedline._src.tuning.search import Measured, Tuning, _is_enough
 
 WAITS = Load(make_s=0.040, place_s=0.0, loop_s=0.010)
 

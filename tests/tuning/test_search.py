@@ -8,9 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from simulated import ALL, START, Load, bounds, exhaustive
 
-from feedline.observe.verdict import judge
-from feedline.options import Settings
-from feedline.tuning.search import MOST_CHANGES, Measured, Tuning
+from feedline._src.observe.verdict import judge
+from feedline._src.options import Settings
+from feedline._src.tuning.search import MOST_CHANGES, Measured, Tuning
 
 MEMORY = Load(make_s=0.004, place_s=0.001, loop_s=0.010, busy=1.0)
 SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)

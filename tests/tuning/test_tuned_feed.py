@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import feedline
 from feedline import Feed, Limits, Reading, RowError
-from feedline.options import Settings
-from feedline.pipeline.observing import Observing
-from feedline.pipeline.stages import Stages
-from feedline.pipeline.tuner import Tuner
+from feedline._src.options import Settings
+from feedline._src.pipeline.observing import Observing
+from feedline._src.pipeline.stages import Stages
+from feedline._src.pipeline.tuner import Tuner
 
 SHARDING = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
 N, B = 1000, 16
@@ -282,7 +282,7 @@ def test_workers_that_tuning_chose_and_that_fail_leave_the_threads_to_read(monke
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr("feedline.pipeline.access.WorkerBatches", fail)
+    monkeypatch.setattr("feedline._src.pipeline.access.WorkerBatches", fail)
     with Feed({"row": str(path)}, B, SHARDING, reading=Reading(workers="auto")) as feed:
         before = taken(feed, 3)
         tuner = feed._observing.tuner
@@ -302,7 +302,9 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
         picklable = True
 
     source = Picklable()
-    monkeypatch.setattr("feedline.pipeline.access.WorkerBatches", lambda reader, *rest: source.read([-1], None))
+    monkeypatch.setattr(
+        "feedline._src.pipeline.access.WorkerBatches", lambda reader, *rest: source.read([-1], None)
+    )
     source.errors = [-1]
     with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
         expected = taken(feed, 2)
@@ -322,7 +324,7 @@ def test_workers_that_the_user_asked_for_are_not_replaced(monkeypatch, tmp_path)
     def fail(*arguments):
         raise feedline.WorkerError("a worker ended")
 
-    monkeypatch.setattr("feedline.pipeline.access.WorkerBatches", fail)
+    monkeypatch.setattr("feedline._src.pipeline.access.WorkerBatches", fail)
     reading = Reading(workers=1, buffer="auto")
     with (
         Feed({"row": str(path)}, B, SHARDING, reading=reading) as feed,

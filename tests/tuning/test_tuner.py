@@ -6,8 +6,8 @@ import time
 import pytest
 from simulated import START, Load, bounds
 
-from feedline.pipeline import tuner as module
-from feedline.pipeline.tuner import Tuner
+from feedline._src.pipeline import tuner as module
+from feedline._src.pipeline.tuner import Tuner
 
 SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)
 LONG_AGO = -1e6

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from feedline.cluster.cgroups import GroupLimits
-from feedline.options import Limits, Settings
-from feedline.pipeline import bounds as module
-from feedline.pipeline.bounds import bounds_of
-from feedline.tuning.candidates import Bounds
+from feedline._src.cluster.cgroups import GroupLimits
+from feedline._src.options import Limits, Settings
+from feedline._src.pipeline import bounds as module
+from feedline._src.pipeline.bounds import bounds_of
+from feedline._src.tuning.candidates import Bounds
 
 START, ALL = Settings(8, 0, 2, 2), frozenset(Settings._fields)
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from feedline.bench.limit import fastest_gather
+from feedline._src.tools.bench.limit import fastest_gather
 
 SETTINGS = {"buffers": 6}
 copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))["copied"]

@@ -6,8 +6,8 @@ The files are in this process's memory. Nothing is read, and nothing is placed. 
 import runpy
 from pathlib import Path
 
-from feedline.images import ImageDecoder
-from feedline.sources.decoded import Row
+from feedline._src.images import ImageDecoder
+from feedline._src.sources.decoded import Row
 
 SETTINGS = {"buffers": 6}
 AT_ONCE = 2

@@ -8,8 +8,8 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[3]))
 
-from feedline.images import ImageDecoder
-from feedline.sources.decoded import Row
+from feedline._src.images import ImageDecoder
+from feedline._src.sources.decoded import Row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedline
-from feedline.sources.encoded.records import EncodedSource
+from feedline._src.sources.encoded.records import EncodedSource
 
 COUNT = 50
 BYTES = [bytes([i]) * (i % 7) for i in range(COUNT)]

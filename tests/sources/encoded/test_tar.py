@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from webdataset import TarWriter, tariterators
 
 import feedline
-from feedline.rows import digests
-from feedline.sources.encoded.records import EncodedSource
+from feedline._src.rows import digests
+from feedline._src.sources.encoded.records import EncodedSource
 
 SAMPLES = [
     {"__key__": f"photos/v1.0/{i:04}", "jpg": os.urandom(3000 * i), "cls": b"%d" % i, "seg.png": b"s" * i}

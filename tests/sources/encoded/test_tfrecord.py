@@ -19,8 +19,8 @@ from tensorboardX.record_writer import RecordWriter
 from tfrecords import crc32c, encoded, masked
 
 import feedline
-from feedline.rows import digests
-from feedline.sources.encoded.records import EncodedSource
+from feedline._src.rows import digests
+from feedline._src.sources.encoded.records import EncodedSource
 
 RECORDS = [b"first", b"", b"\0" * 5000, bytes(range(256)) * 40, b"last"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import feedline
-from feedline.sources.encoded.records import is_encoded_source
+from feedline._src.sources.encoded.records import is_encoded_source
 
 _WORDS = (-1, -(1 << 63), 1 << 62, 1 << 31, 0, 7)
 

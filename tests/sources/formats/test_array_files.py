@@ -16,9 +16,9 @@ import programs
 import pytest
 
 import feedline
-from feedline.errors import FeedError, RowError
-from feedline.sources.arrays import ArraySource
-from feedline.sources.formats.npy import read_header
+from feedline._src.errors import FeedError, RowError
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.formats.npy import read_header
 
 ROWS = np.arange(600, dtype=np.int32).reshape(200, 3)
 

@@ -9,7 +9,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
-from feedline.errors import FeedError, RowError
+from feedline._src.errors import FeedError, RowError
 
 COUNT = 5000
 

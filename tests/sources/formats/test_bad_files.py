@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline.sources.file_formats import FORMATS
+from feedline._src.sources.file_formats import FORMATS
 
 TEXT = b"no rows, but a line of text\n" * 300
 SUFFIXES = sorted(FORMATS.keys() - {".zarr"})  # a folder

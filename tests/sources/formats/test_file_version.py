@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from feedline.errors import FeedError
-from feedline.sources.formats.file_version import FileVersion
+from feedline._src.errors import FeedError
+from feedline._src.sources.formats.file_version import FileVersion
 
 
 @pytest.fixture

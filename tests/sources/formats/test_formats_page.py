@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from feedline.sources.file_formats import FORMATS
+from feedline._src.sources.file_formats import FORMATS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "formats.md").read_text()

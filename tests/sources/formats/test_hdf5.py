@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import feedline
-from feedline.sources.arrays import ArraySource
-from feedline.sources.groups import GroupSource
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.groups import GroupSource
 
 ROWS = 60
 RANDOM = np.random.default_rng(0)

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline
-from feedline.sources import groups
-from feedline.sources.arrays import ArraySource
-from feedline.sources.formats.arrow_columns import rows_of
-from feedline.sources.groups import GroupSource
+from feedline._src.sources import groups
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.formats.arrow_columns import rows_of
+from feedline._src.sources.groups import GroupSource
 
 KINDS = {
     "parquet": lambda table, path: pq.write_table(table, path, row_group_size=64),

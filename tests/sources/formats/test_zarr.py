@@ -7,7 +7,7 @@ import pytest
 import tensorstore as ts
 
 import feedline
-from feedline.rows.shards import EvenLengths
+from feedline._src.rows.shards import EvenLengths
 
 DRIVERS = {2: "zarr", 3: "zarr3"}
 

@@ -12,7 +12,7 @@ import pytest
 import tensorstore as ts
 
 import feedline
-from feedline.errors import FeedError, RowError
+from feedline._src.errors import FeedError, RowError
 
 ROWS = np.arange(1, 161, dtype=np.int32).reshape(40, 4)
 CHUNKS = {2: "{}.0", 3: "c/{}/0"}

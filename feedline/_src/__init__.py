@@ -1,0 +1,41 @@
+"""What feedline's public modules rest on. Nothing in here is public: names and modules may change in any version.
+
+A map, one folder a stage, in the order in which data flows::
+
+    feed        the loop's iterator of global batches: its state and life cycle
+    images      JPEG, PNG and other images as rows
+    drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
+    options     Order, Reading, Limits and Blocks, checked when they are made
+    errors      FeedError and its subclasses
+    state       makes the state for a checkpoint, and validates it when it is restored
+    statistics  a snapshot of a feed's counts and times
+    notebook    the tables that these show in a notebook
+    lazy        public modules whose names are imported on first use
+
+    order/      which row stands at which position of an epoch: pure functions
+    rows/       what a row is, and the contract of its source
+    sources/    what rows are read from
+      formats/    one module for each file format
+      encoded/    records of bytes, such as image files
+      hdf5/       columns and records of HDF5 files
+      hugging_face/ datasets of the library `datasets`
+      remote/     arrays, Arrow, Zarr and folders of files in stores
+    stores/     objects in stores on the network: requests, and their cache on local disk
+    loader/     rows → process-local batches
+    streams/    the same for rows that only come one after the other
+    placement/  process-local batch → global jax.Array on the mesh
+    prefetch/   places batches before the step asks for them
+    pipeline/   composes the stages
+    tuning/     settings that a feed finds while it trains
+    observe/    what batches cost, what limits a feed, and which setting to change
+
+and the other folders::
+
+    native/     one C file for order and gather, and its ctypes binding
+    runtime/    what Python and JAX require of threads and processes
+    agreement/  what processes tell each other
+    cluster/    joins the processes of a run
+      launchers/  what launchers tell the processes that they start
+    trainer/    `fit` trains a model on the batches of any feed; a bundled MLP
+    tools/      what the `feedline` command runs, one folder each
+"""

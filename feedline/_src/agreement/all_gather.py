@@ -1,0 +1,106 @@
+"""An all-gather over the coordination service: every process contributes a value and receives those of all."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Callable
+from typing import Any
+
+from feedline._src.agreement.coordination import Coordination, coordination, length_of_waits_s
+from feedline._src.agreement.monitor import poll_failure
+from feedline._src.errors import FeedError
+
+_SLICE_S = 0.5
+"""Length of one wait, or more if there are thousands of processes.
+
+jax's wait cannot be woken, so that a stop is noticed only between two waits.
+"""
+
+
+class AllGather:
+    """Gathers a JSON value from each of `processes` processes, in rounds that have names.
+
+    The value that a process contributes must depend on the round only. Then a process may repeat a round, after
+    an interrupt or a `seek`, while the others have gone on: it receives what was gathered before. After an
+    interrupt, the old and the new thread of a process may call at the same time.
+
+    Equal values are published once. So what a process receives does not grow with the number of processes while
+    these report the same, such as that no lane has ended.
+
+    Args:
+      coordination: the service.
+      key: a path in the service that nothing else uses.
+      processes: the number of processes that take part.
+      kept: rounds whose keys stay in the service. A process that starts again must not be further behind.
+    """
+
+    def __init__(self, coordination: Coordination, key: str, processes: int, kept: int) -> None:
+        self._service = coordination
+        self._processes = processes
+        self._max_kept = kept
+        self._root = f"{key}/gather"
+        self._failed_tries: collections.Counter[str] = collections.Counter()
+        self._kept: collections.deque[str] = collections.deque()
+
+    @classmethod
+    def connect(cls, key: str | None, processes: int, kept: int) -> AllGather:
+        """An all-gather over the service that this process has joined.
+
+        Raises:
+          ValueError: the process has not joined one.
+        """
+        service = coordination()
+        if service is None or key is None:
+            raise ValueError(
+                "several processes agree on the end of lanes over jax's coordination service, and this one has "
+                "not joined it; call feedline.cluster.initialize() before anything else of jax"
+            )
+        return cls(service, key, processes, kept)
+
+    def __call__(self, name: str, value: Any, failed: bool, stopped: Callable[[], bool], /) -> list[Any]:
+        """Wait for the values of all processes, and return those that differ, in the order of the processes.
+
+        Args:
+          name: of the round: a path, e.g. "0/12".
+          value: JSON value of this process.
+          failed: whether this process failed in this round. If any process did, the next call for this round
+            gathers again.
+          stopped: whether to give up waiting.
+
+        Raises:
+          ProcessError: another process failed meanwhile, or process 0 cannot be reached.
+          FeedError: `stopped`.
+        """
+        tries = self._failed_tries[name]
+        key = f"{self._root}/{name}/{tries}"
+        first = self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, value]))
+        if first:
+            self._kept.append(key)
+            expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
+            if self._service.increment(f"{key}/count") == self._processes:
+                self._publish(key, expired)
+        slice_s = length_of_waits_s(self._processes, _SLICE_S)
+        while True:
+            try:
+                gathered = json.loads(self._service.get(f"{key}/all", slice_s))
+                break
+            except TimeoutError:
+                if (failure := poll_failure()) is not None:
+                    raise failure from None
+                # this process repeats the round: an interrupt may have come before it incremented or published
+                if not first and len(self._service.dir(f"{key}/said/")) == self._processes:
+                    self._publish(key, None)
+                if stopped():
+                    raise FeedError("the wait for the other processes was given up", stage="agree") from None
+        if any(failed for failed, _ in gathered):
+            self._failed_tries[name] = tries + 1
+        return [value for _, value in gathered]
+
+    def _publish(self, key: str, expired: str | None) -> None:
+        """Publish the values that differ under one key, and delete the keys of an expired round."""
+        values = self._service.dir(f"{key}/said/")
+        different = dict.fromkeys(values[process] for process in sorted(values))
+        self._service.set(f"{key}/all", f"[{','.join(different)}]")
+        if expired is not None:
+            self._service.delete(f"{expired}/")

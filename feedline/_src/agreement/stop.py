@@ -1,0 +1,212 @@
+"""SIGTERM and Ctrl-C end a training loop between two steps, at a step on which all processes agree."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from feedline._src.agreement.coordination import Coordination, coordination
+from feedline._src.agreement.differences import process_names
+from feedline._src.errors import FeedError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_log = logging.getLogger("feedline")
+_STDERR = 2
+_FOREVER_S = 1e9
+_WARN_S = 30.0
+_JOIN_S = 1.0
+_CLOSED = ""
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+_stop: Stop | None = None
+_made = itertools.count()
+"""Numbers the `Stop` objects of this process. All processes make theirs in the same order."""
+
+
+def should_stop(step: int) -> bool:
+    """Whether to save and leave the loop, because a process of the run got SIGTERM or SIGINT (Ctrl-C).
+
+    Every process calls it once for each step, with the step's number. After a signal to one process it returns
+    True from the same step on in all processes. A call takes about a microsecond, and no message is sent before a
+    signal comes.
+
+    The first call must be in the main thread; it installs handlers for both signals. The first signal makes this
+    function return True. The second signal acts as it did before the first call, and ends the process at once.
+    Before the first call, a run of several processes ignores SIGTERM, because jax catches it.
+
+    Args:
+      step: number of the step, larger than in the call before. It counts over all resumes.
+
+    Raises:
+      RuntimeError: the first call is not in the main thread; only that thread receives signals.
+
+    Example:
+      >>> for step in range(3):  # doctest: +SKIP
+      ...     if should_stop(step):  # after the train step
+      ...         break  # save here, then sys.exit(143)
+    """
+    global _stop
+    if _stop is None:
+        _stop = Stop()
+        atexit.register(_stop.close)
+    return _stop.reached(step)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Stop]:
+    """Context in which `should_stop` works; at its end the signals act as before.
+
+    Example:
+      >>> with stopping() as stop:
+      ...     print(should_stop(1), stop.signal)
+      False None
+    """
+    global _stop
+    before, _stop = _stop, Stop()
+    try:
+        yield _stop
+    finally:
+        _stop.close()
+        _stop = before
+
+
+def restore_sigterm() -> None:
+    """Restore SIGTERM's handler from before `jax.distributed.initialize`, which catches and ignores the signal."""
+    if coordination() is not None:
+        _restore({signal.SIGTERM: signal.getsignal(signal.SIGTERM)})  # Python does not know of jax's handler
+
+
+class Stop:
+    """Catches the first signal, and agrees with the other processes on a step.
+
+    Each process has a thread that waits for a key. The process that gets a signal sets the keys of all. Each
+    thread then blocks `reached`, publishes the last step for which it was called, and waits for the steps of the
+    others. All processes stop at the highest of these steps plus one, which none of them has passed.
+
+    jax's `reached_preemption_sync_point` works in the same way. It is not used because it does not catch Ctrl-C,
+    does not say which signal came, ignores the second signal, and never returns True in a loop that asks at every
+    tenth step.
+
+    The main thread makes it, and calls `reached` and `close`. `close` ends the thread and restores the handlers.
+
+    Attributes:
+      signal: the signal for which `reached` returned True; None if it has not. After `close`, also one that came
+        after the last call of `reached`, to this process or to one that was closed before it.
+    """
+
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "signals are received by the main thread alone, but should_stop was first called in "
+                f"{threading.current_thread().name!r}; call it there once before the loop"
+            )
+        self.signal: int | None = None
+        self._pid = os.getpid()  # a forked child inherits the handlers
+        self._received: int | None = None  # the signal; set by the handler, which must not take a lock
+        self._announced = False
+        self._lock = threading.Lock()  # held by the thread while the processes agree
+        self._step = -1  # of the last call; guarded by the lock
+        self._stop_step: int | None = None  # the step at which all stop; guarded by the lock
+        self._stop_signal: int | None = None  # the signal for which they stop; guarded by the lock
+        service = coordination()
+        self._service = service if service is not None and service.processes > 1 else None
+        self._key = f"feedline/stop/{next(_made)}"
+        handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _NAMES}
+        self._usual = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+        self._thread: threading.Thread | None = None
+        if self._service is not None:
+            self._thread = threading.Thread(
+                target=self._agree, args=(self._service,), name="feedline-stop", daemon=True
+            )
+            self._thread.start()
+        for number in self._usual:
+            signal.signal(number, self._handle)
+
+    def reached(self, step: int) -> bool:
+        """See `should_stop`."""
+        if self._service is None:
+            self.signal = self._received
+        else:
+            self._announce(self._service)
+            with self._lock:
+                self._step = step
+                if self._stop_step is not None and step >= self._stop_step:
+                    self.signal = self._stop_signal
+        return self.signal is not None
+
+    def close(self) -> None:
+        """Restore the handlers and end the thread, which first publishes the last step: the others may need it.
+
+        A signal that came after the last step is not lost: it is in `signal`, and the other processes are told.
+        """
+        if os.getpid() != self._pid:
+            return
+        _restore(self._usual)
+        announced = None
+        if self._service is not None and self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(FeedError):  # process 0 is gone, and with it the wait
+                self._announce(self._service)
+                self._service.set(self._notice(self._service.process), _CLOSED)
+                announced = self._service.try_get(f"{self._key}/signal")
+            self._thread.join(_JOIN_S)
+        self.signal = self.signal or self._stop_signal or int(announced or 0) or self._received
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        _restore(self._usual)
+        if os.getpid() != self._pid:  # a child: as if the parent had not taken the signal over
+            os.kill(os.getpid(), number)
+            return
+        self._received = number
+        if self._service is None or self._service.process == 0:
+            name = _NAMES[signal.Signals(number)]
+            line = f"feedline: ends after this step; {name} again ends it at once\n"
+            with contextlib.suppress(OSError):  # its reader, such as `tee`, may have ended by the same Ctrl-C
+                os.write(_STDERR, line.encode())  # print is not safe in signal handlers
+
+    def _notice(self, process: int) -> str:
+        return f"{self._key}/notice/{process}"
+
+    def _announce(self, service: Coordination) -> None:
+        """If this process got a signal, set the keys of all processes, unless another process has been first."""
+        if self._received is None or self._announced:
+            return
+        self._announced = True
+        if service.set(f"{self._key}/signal", str(self._received)):
+            for process in range(service.processes):
+                service.set(self._notice(process), str(self._received))
+
+    def _agree(self, service: Coordination) -> None:
+        with contextlib.suppress(FeedError):  # process 0 is gone, or jax has shut down
+            notice = service.get(self._notice(service.process), _FOREVER_S)
+            with self._lock:
+                service.set(f"{self._key}/said/{service.process}", str(self._step))
+                if service.increment(f"{self._key}/count") == service.processes:
+                    steps = service.dir(f"{self._key}/said").values()
+                    service.set(f"{self._key}/at", str(max(map(int, steps)) + 1))
+                if notice != _CLOSED:
+                    self._stop_step = int(self._wait_for_step(service))
+                    self._stop_signal = int(notice)
+
+    def _wait_for_step(self, service: Coordination) -> str:
+        """Wait for the step at which all stop; warn if a process does not publish its step."""
+        try:
+            return service.get(f"{self._key}/at", _WARN_S)
+        except TimeoutError:
+            arrived = service.by_process(f"{self._key}/said")
+            absent = process_names([process for process in range(service.processes) if process not in arrived])
+            _log.warning("a signal is to end all processes, but %s did not call should_stop yet", absent)
+            return service.get(f"{self._key}/at", _FOREVER_S)
+
+
+def _restore(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler or signal.SIG_DFL)  # None: a handler that was not installed from Python

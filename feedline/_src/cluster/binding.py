@@ -1,0 +1,146 @@
+"""Binds this process to the processors that are near its GPUs, so that its memory is near them, too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import NamedTuple
+
+from feedline._src.cluster.cores import own_place
+from feedline._src.cluster.topology import Gpu, Topology, as_list, cores, topology, usable_gpus
+
+
+class Place(NamedTuple):
+    """A process among those of the run on its host."""
+
+    process: int
+    processes: int
+
+
+class Binding(NamedTuple):
+    """The processors to which a process is bound, and the memory nodes that hold them."""
+
+    processors: frozenset[int]
+    nodes: frozenset[int]
+
+    def __str__(self) -> str:
+        plural = "s" if len(self.nodes) > 1 else ""
+        return f"processors {as_list(self.processors)} of memory node{plural} {as_list(self.nodes)}"
+
+
+def bind(local_devices: Sequence[int] | None, root: Path = Path("/")) -> str | None:
+    """Bind this process, its threads, and so all threads and processes that it will start.
+
+    Linux takes memory from the node of the processor that first writes to it, unless `numactl` said otherwise. So
+    memory needs no binding of its own.
+
+    Args:
+      local_devices: as of a `ProcessInfo`.
+      root: the folder that has proc/, sys/ and dev/, for tests.
+
+    Returns:
+      What it is bound to, in words, or why it could not be; None: there is nothing to choose.
+    """
+    if not {"", "cuda", "gpu"} & set(os.environ.get("JAX_PLATFORMS", "").split(",")):
+        return None  # jax will use no GPU
+    try:
+        machine, gpus = topology(root), usable_gpus(root)
+        allowed = os.sched_getaffinity(0)
+    except (OSError, ValueError, KeyError, AttributeError):  # not Linux, or a system that hides its hardware
+        return None
+    own = own_gpus(os.environ, local_devices, gpus)
+    near = nodes_of(own, machine)
+    if not near or near >= set(machine.processors):
+        return None
+    found = plan(machine, own, gpus, Place(*own_place(os.environ)), allowed, root)
+    if found is None:
+        return (
+            f"not bound: its GPUs are on memory node {as_list(near)}, and it may only use processors "
+            f"{as_list(allowed)} of others (srun --gpu-bind=closest)"
+        )
+    try:
+        os.sched_setaffinity(0, found.processors)
+    except OSError as error:
+        return f"not bound: {error}"
+    for thread in Path("/proc/self/task").iterdir():  # libraries may have started some on import
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread.name), found.processors)
+    return str(found)
+
+
+def own_gpus(environ: Mapping[str, str], local_devices: Sequence[int] | None, gpus: Sequence[Gpu]) -> list[str]:
+    """The addresses of the GPUs that jax will use in this process; empty if that is not known.
+
+    Example:
+      >>> gpus = [Gpu("0000:1b:00.0", "GPU-a"), Gpu("0000:43:00.0", "GPU-b")]
+      >>> own_gpus({"CUDA_VISIBLE_DEVICES": "1,0"}, local_devices=(0,), gpus=gpus)
+      ['0000:43:00.0']
+    """
+    visible, named = list(gpus), environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        visible = []
+        for name in map(str.strip, named.split(",")):
+            found = [gpu for i, gpu in enumerate(gpus) if name == str(i) or gpu.uuid.startswith(name)]
+            if len(found) != 1 or not name:
+                return []
+            visible += found
+    if local_devices is None:
+        return [gpu.address for gpu in visible]
+    return [visible[device].address for device in local_devices if device < len(visible)]
+
+
+def nodes_of(gpus: Sequence[str], machine: Topology) -> set[int]:
+    """The memory nodes of these GPUs; empty if there are none, or if one's node is not known."""
+    found = {machine.accelerators.get(address, -1) for address in gpus}
+    return found if found <= set(machine.processors) else set()
+
+
+def plan(
+    machine: Topology,
+    own: Sequence[str],
+    usable: Sequence[Gpu],
+    place: Place,
+    allowed: Set[int],
+    root: Path = Path("/"),
+) -> Binding | None:
+    """The processors of this process: those of the memory nodes of its GPUs that it may use.
+
+    Processes of the run whose GPUs are on the same nodes get whole cores each, the same number up to one, unless
+    the launcher has bound this process already, or it is not known which GPUs the others have.
+
+    Args:
+      own: the addresses of its GPUs.
+      usable: the GPUs of this host that this process may open.
+      allowed: the processors on which this process may run.
+
+    Returns:
+      None: it may run on no processor near its GPUs.
+    """
+    near = nodes_of(own, machine)
+    processors = frozenset().union(*(machine.processors[node] for node in near)) & allowed
+    if not processors:
+        return None
+    peers = _on_the_same_nodes(machine, own, [gpu.address for gpu in usable], place, near)
+    whole_host = frozenset().union(*machine.processors.values()) <= allowed
+    if whole_host and len(peers) > 1:
+        of_node, k = cores(processors, root), peers.index(place.process)
+        mine = of_node[k * len(of_node) // len(peers) : (k + 1) * len(of_node) // len(peers)]
+        processors = frozenset().union(*mine) or processors  # fewer cores than processes: they share all
+    return Binding(processors, frozenset(near))
+
+
+def _on_the_same_nodes(
+    machine: Topology, own: Sequence[str], usable: Sequence[str], place: Place, near: Set[int]
+) -> list[int]:
+    """The processes of the run on this host whose GPUs are on the nodes `near`; empty if that is not known.
+
+    GPUs are usually divided in the order of their addresses. It is taken to be so if it is so for this process.
+    """
+    for gpus in (list(usable), list(machine.accelerators)):
+        share = len(gpus) // place.processes
+        shares = [gpus[process * share : (process + 1) * share] for process in range(place.processes)]
+        if shares[place.process] == list(own):
+            return [process for process, those in enumerate(shares) if nodes_of(those, machine) == near]
+    return []

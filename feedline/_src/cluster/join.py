@@ -1,0 +1,112 @@
+"""Joins this process with the others by `jax.distributed.initialize`, whatever started them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+
+from feedline._src.agreement.coordination import backends_are_initialized
+from feedline._src.agreement.monitor import EXTRA_HEARTBEAT_S, watch
+from feedline._src.cluster.binding import bind as bind_to_processors
+from feedline._src.cluster.detect import describe_single_process, find
+from feedline._src.cluster.launchers.process_info import ProcessInfo
+from feedline._src.cluster.rendezvous import is_loopback, meet
+
+_HEARTBEAT_S = 100  # jax's default
+_JAX_AT_LEAST_S = 30
+"""For jax to join processes that have all arrived, even if the last one arrived just in time."""
+
+
+def initialize(*, timeout_s: float = 300.0, abort_after_s: float | None = 10.0, bind: bool = True) -> None:
+    """Detects what started this process, and calls `jax.distributed.initialize` with the right arguments.
+
+    Call it first in every script, before any jax computation. It detects srun, mpirun, an Indexed Job
+    of Kubernetes, `feedline launch` and variables set by hand (FEEDLINE_COORDINATOR,
+    FEEDLINE_PROCESSES and FEEDLINE_PROCESS, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID). If it detects none of them, this is the only process, and nothing is initialised.
+    It writes one line to stderr that says what it detected, before it waits for other processes.
+
+    It binds this process to the processors of the memory node (NUMA) of its GPUs, if the host has several nodes
+    and its GPUs are not on all of them. Processes that share a node divide its cores. It uses no
+    processor that the launcher or a control group has excluded. Threads and worker processes that start later
+    are bound as well, and a feed starts as many reading threads as that leaves processors, 2 to 16. The line on
+    stderr lists the processors.
+
+    A second call does nothing. If the processes were started in any other way (TPU pods, other MPIs), call
+    `jax.distributed.initialize` first; this function then only starts the monitor.
+
+    The monitor is a thread that ends this process once another one has failed: see `abort_after_s`. Code that
+    waits inside feedline raises the failure at once; a thread inside a collective cannot be interrupted. A process
+    has failed if any exception ends it, or if it is killed; see `feedline.cluster.abort` for `sys.exit`.
+
+    The GPUs of a host are divided among its processes, so that each GPU belongs to one process. CPU devices are
+    not divided: each process has its own.
+
+    Args:
+      timeout_s: how long to wait for the others.
+      abort_after_s: seconds from the failure of one process to the end of the others, in which they may
+        finish what they can without it. If a process is killed, its heartbeats stop, and the others end 5 s
+        later than that. None: no monitor, and jax's heartbeat timeout (100 s).
+      bind: False: do not bind the process to processors.
+
+    Raises:
+      ValueError: the environment variables are incomplete; names those to set.
+      FeedError: the coordinator cannot be reached, or its port belongs to another program or another run.
+      ProcessError: a process did not arrive in time; names it.
+      RuntimeError: jax has already set up its devices, so that it is too late.
+
+    Example:
+      >>> import feedline
+      >>> feedline.cluster.initialize()  # doctest: +SKIP
+      feedline: process 1 of 4, found Slurm (SLURM_PROCID=1), coordinator node1:61500, local device 1
+    """
+    import jax
+
+    if not jax.distributed.is_initialized():
+        info = _detect(bind)
+        if info is not None:
+            _join(info, time.monotonic() + timeout_s, abort_after_s)
+    if abort_after_s is not None:
+        watch(abort_after_s)
+
+
+@functools.cache
+def _detect(bound: bool) -> ProcessInfo | None:
+    """Detects what started this process, binds it to processors if it shall be bound, and prints both, once."""
+    info = find(os.environ)
+    told = [str(info or describe_single_process(os.environ))]
+    if bound and (binding := bind_to_processors(info.local_devices if info else None)):
+        told.append(binding)
+    # A single write: several processes share the terminal.
+    sys.stderr.write(f"feedline: {', '.join(told)}\n")
+    sys.stderr.flush()
+    return info
+
+
+def _join(info: ProcessInfo, deadline: float, abort_after_s: float | None) -> None:
+    import jax
+
+    if backends_are_initialized():
+        raise RuntimeError(
+            "feedline.cluster.initialize() goes before any jax computation, but jax has already set up "
+            "its devices in this process; call it first, before jax.devices(), jnp or a jitted function"
+        )
+    meet(info, deadline)
+    jax.distributed.initialize(
+        coordinator_address=info.coordinator,
+        num_processes=info.processes,
+        process_id=info.process,
+        local_device_ids=info.local_devices,
+        # Otherwise jax would detect the cluster itself, and use one GPU a process even on a host with more.
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(_JAX_AT_LEAST_S, round(deadline - time.monotonic())),
+        # By default, the coordinator listens on every address of the host.
+        coordinator_bind_address=info.coordinator if is_loopback(info.host) else None,
+        # A killed process cannot report its failure; jax ends the others when its heartbeats stop.
+        heartbeat_timeout_seconds=(
+            _HEARTBEAT_S if abort_after_s is None else math.ceil(abort_after_s + EXTRA_HEARTBEAT_S)
+        ),
+    )

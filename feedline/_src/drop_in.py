@@ -1,0 +1,324 @@
+"""`prefetch_to_mesh`: places and prefetches the batches of any iterator."""
+
+from __future__ import annotations
+
+import copy as copies
+import dataclasses
+import logging
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from feedline._src.agreement.monitor import close_on_abort, failure
+from feedline._src.cluster.cores import own_cores
+from feedline._src.loader.staging import Staging
+from feedline._src.observe.accounting import Accounting
+from feedline._src.observe.devices import StepWatch, TransferWatch
+from feedline._src.observe.report import Report
+from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
+from feedline._src.observe.verdict import Circumstances, judge
+from feedline._src.observe.window import Window, times_of
+from feedline._src.options import MAX_AHEAD, Reading, checked_integer
+from feedline._src.placement.place import Placement, check_shardings, sharded_like
+from feedline._src.placement.plan import as_shardings
+from feedline._src.prefetch.handover import Closed
+from feedline._src.prefetch.prefetcher import Prefetcher
+from feedline._src.prefetch.synchronous import Synchronous
+from feedline._src.prefetch.watch import Watch
+from feedline._src.rows.spec import Array, RowSpec, cast_into
+from feedline._src.rows.values import as_array
+from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.jax_settings import JaxSettings
+from feedline._src.runtime.process_bound import ProcessBound
+from feedline._src.statistics import Statistics
+
+_log = logging.getLogger("feedline")
+_CLOSED = "the iterator is closed, by close() or by an interrupt; call prefetch_to_mesh again"
+
+
+def prefetch_to_mesh(
+    iterable: Iterable[Any], sharding: Any, prefetch: int = 2, *, copy: bool = True
+) -> MeshIterator:
+    """Place and prefetch the process-local batches of an iterator. Returns an iterator of global arrays.
+
+    Args:
+      iterable: yields trees of NumPy arrays: this process's rows of each global batch, ascending (see
+        `feedline.local_rows`), and this process's part of other sharded axes. With one process: whole
+        batches. One background thread calls it.
+      sharding: of the batch: one `jax.sharding.Sharding` or a tree of them that is a prefix of it. A bare device
+        or, under `jax.set_mesh`, a bare `PartitionSpec` stands for its sharding.
+      prefetch: how many placed batches may wait; 0: synchronous.
+      copy: True copies each batch before it is placed, since many iterators write the next batch into
+        the same memory, which JAX may still read (a GPU) or use as the array's own (the CPU backend). False
+        skips that copy; then no array may change after the iterator yielded it.
+
+    Returns:
+      An iterator with `close()`, with `report()` and `statistics()` as a `feedline.Feed` has them, and with
+      `get_state()` if `iterable`'s iterator has one: its state after the last batch that was *delivered*, not
+      after prefetched ones.
+
+    Raises:
+      TypeError, ValueError: on the first `next`, if a batch does not fit the sharding.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+      >>> sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+      >>> batches = ({"x": np.full((8 * jax.device_count(), 2), i, np.float32)} for i in range(3))
+      >>> [int(batch["x"][0, 0]) for batch in prefetch_to_mesh(batches, sharding)]
+      [0, 1, 2]
+    """
+    sharding = as_shardings(sharding)
+    check_shardings(sharding)
+    return MeshIterator(
+        iterable, sharding, checked_integer("prefetch", prefetch, at_least=0, at_most=MAX_AHEAD), copy
+    )
+
+
+class _HostBatch(NamedTuple):
+    """A batch of the user's iterator, or its copy, the iterator's state after it, and how it was made."""
+
+    spec: RowSpec
+    leaves: list[Any]
+    state: Any
+    times: PartTimes
+
+
+class _Placed(NamedTuple):
+    """A global batch, the iterator's state after it, how it was made and placed, and what this process placed."""
+
+    batch: Any
+    state: Any
+    made: PartTimes
+    times: PlaceTimes
+    local_bytes: int
+
+
+class MeshIterator(ProcessBound):
+    """The iterator that `prefetch_to_mesh` returns. For one thread at a time; any thread may call `close`."""
+
+    _name = "the iterator of prefetch_to_mesh"
+    _instead = "call prefetch_to_mesh again, with an iterator of its own"
+
+    def __init__(self, iterable: Iterable[Any], sharding: Any, prefetch: int, copy: bool) -> None:
+        super().__init__()
+        settings = JaxSettings.of_this_thread()
+        idle = prefetch + 3  # one being placed, `prefetch` that wait, two in use
+        source = self._source = _CheckedBatches(iterable, copy, settings, idle)
+        self._prefetch = prefetch
+        self._accounting = Accounting(prefetch + 2 if prefetch else 0)
+        steps = StepWatch(self._accounting.looked, self._accounting.glanced)
+        place = _BatchPlacement(sharding, settings, self._accounting, steps)
+        self._prefetcher: Prefetcher[_HostBatch, _Placed] | Synchronous[_HostBatch, _Placed]
+        watch = Watch(Reading(), steps.waits)
+        self._prefetcher = (
+            Prefetcher(source, place, prefetch, watch) if prefetch else Synchronous(source, place, watch)
+        )
+        self._stateful = hasattr(source.iterator, "get_state")
+        self._state = copies.deepcopy(source.iterator.get_state()) if self._stateful else None
+        self._batches = self._rows = self._placed_bytes = 0
+        self._started = False
+        self._exhausted = False
+        self._closed = False
+        weakref.finalize(self, self._prefetcher.close).atexit = False
+
+    def __iter__(self) -> MeshIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch. StopIteration at the end; an error of the iterator, after the batches before it."""
+        asked = time.perf_counter()
+        if self._exhausted:
+            raise StopIteration
+        if self._closed:
+            raise ValueError(_CLOSED)
+        self._check_not_forked()
+        if not self._started:
+            self._started = True
+            close_at_exit(self._prefetcher)
+            close_on_abort(self._prefetcher)
+            self._prefetcher.start()
+        try:
+            placed = self._prefetcher.take()
+        except Closed:
+            raise failure() or ValueError(_CLOSED) from None
+        except BaseException as error:
+            # an interrupt loses placed batches, so a StopIteration after it would wrongly mean the end
+            self._exhausted = isinstance(error, Exception)
+            self._closed = True
+            self._prefetcher.close()
+            raise
+        self._accounting.delivered(asked, time.perf_counter(), [placed.made], placed.times)
+        self._batches += 1
+        self._rows += jax.tree.leaves(placed.batch)[0].shape[0]
+        self._placed_bytes += placed.local_bytes
+        self._state = placed.state
+        return placed.batch
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot of what was done so far.
+
+        `read_s` is the time in the user's iterator, `stage_s` that of copies. What only feeds have is 0 or None.
+        """
+        return Statistics(
+            batches=self._batches,
+            rows=self._rows,
+            placed_bytes=self._placed_bytes,
+            **times_of(self._accounting, self._window()),
+            ready=self._prefetcher.waiting,
+            slabs=self._source.staging.mapped,
+            host_bytes=self._source.staging.mapped_bytes,
+        )
+
+    def report(self) -> Report:
+        """What limits training, what that costs, and what to change. It may be printed. Reading is the iterator.
+
+        Raises:
+          ValueError: fewer than two batches were delivered one after the other.
+        """
+        window = self._window()
+        if window is None:
+            raise ValueError(
+                "a report needs two batches that were taken one after the other, and this iterator delivered "
+                f"{self._batches}; call it after some steps"
+            )
+        how = Circumstances(
+            "stream" if self._prefetch else "caller",
+            threads=0,
+            workers=0,
+            buffer=1,  # the batch that was read waits for its slot
+            prefetch=self._prefetch,
+            cores=own_cores(),
+            lock_wait_s=self._accounting.lock_wait_s(),
+            process=jax.process_index(),
+            default_threads=1,
+        )
+        return judge(window, how)
+
+    def _window(self) -> Window | None:
+        latest = self._accounting.latest()
+        return Window.of(latest, self._accounting.idle_share())
+
+    def get_state(self) -> Any:
+        """The state of the user's iterator after the last batch delivered."""
+        if not self._stateful:
+            raise TypeError("the iterator given to prefetch_to_mesh has no get_state, so there is none to forward")
+        return self._state
+
+    def close(self, timeout_s: float = 30) -> None:
+        """Stop the background thread, and close the user's iterator if it has a `close`. Idempotent.
+
+        Args:
+          timeout_s: how long to wait for that thread. If it is stuck in the user's iterator, a warning
+            is logged, and the thread ends when the process exits.
+        """
+        if self._is_forked():
+            return  # the thread and the iterator belong to the parent process
+        self._closed = True
+        self._prefetcher.close()
+        if not self._started:
+            self._source.close()  # no thread was started that would close it
+        elif stuck := self._prefetcher.join(timeout_s):
+            _log.warning("%s is still busy with a read or a transfer %g s after close", stuck, timeout_s)
+
+    def __enter__(self) -> MeshIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _CheckedBatches:
+    """Reads the user's iterator: validates each batch, and copies it if needed. Called by the placement thread."""
+
+    def __init__(self, iterable: Iterable[Any], copy: bool, settings: JaxSettings, idle: int) -> None:
+        self.iterator: Any = iter(iterable)
+        self._copy = copy
+        self._settings = settings
+        self._idle = idle
+        self._spec: RowSpec | None = None
+        self.staging = Staging([], idle)
+        self._closed = False
+
+    def __next__(self) -> _HostBatch:
+        with self._settings.applied():
+            return self._next()
+
+    def _next(self) -> _HostBatch:
+        watch = Stopwatch()
+        batch = next(self.iterator)
+        read_s, read_cpu_s = watch.lap()
+        arrays = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: as_array(f"batch{jax.tree_util.keystr(path)}", leaf), batch
+        )
+        spec = RowSpec.of(arrays)
+        for leaf in spec.leaves:
+            if not leaf.shape:
+                raise ValueError(
+                    f"{leaf.name}: a leaf needs a first axis that counts rows, got a scalar; give each row its own"
+                )
+        leaves = self._in_placed_dtypes(jax.tree.leaves(arrays), spec)
+        state = copies.deepcopy(self.iterator.get_state()) if hasattr(self.iterator, "get_state") else None
+        stage_s, stage_cpu_s = watch.lap()
+        times = PartTimes(this_thread(), watch.began, read_s, 0.0, stage_s, read_cpu_s, stage_cpu_s)
+        return _HostBatch(spec, leaves, state, times)
+
+    def close(self) -> None:
+        self.staging.close()
+        close = getattr(self.iterator, "close", None)
+        if close is not None and not self._closed:
+            self._closed = True
+            close()
+
+    def _in_placed_dtypes(self, given: list[Array], spec: RowSpec) -> list[Array]:
+        """The leaves in placed dtypes: copied, except with `copy=False` where the dtype stays the same."""
+        copied = [self._copy or leaf.dtype != leaf.placed_dtype for leaf in spec.leaves]
+        if spec != self._spec:  # slabs of other shapes cannot be used again
+            self._spec = spec
+            self.staging.close()
+            shapes = [
+                (leaf.shape, leaf.placed_dtype) for leaf, mine in zip(spec.leaves, copied, strict=True) if mine
+            ]
+            self.staging = Staging(shapes, self._idle)
+        leased = iter(self.staging.lease())
+        leaves = [next(leased) if mine else values for values, mine in zip(given, copied, strict=True)]
+        for target, values, leaf in zip(leaves, given, spec.leaves, strict=True):
+            if target is not values:
+                row = dataclasses.replace(leaf, shape=leaf.shape[1:])
+                cast_into(target, values, row, np.arange(len(values)))
+        return leaves
+
+
+class _BatchPlacement:
+    """Places batches, and notes how long that takes; makes a new plan only when shapes or dtypes change."""
+
+    def __init__(self, sharding: Any, settings: JaxSettings, accounting: Accounting, steps: StepWatch) -> None:
+        self._accounting = accounting
+        self._steps = steps
+        self._transfers = TransferWatch(accounting.transferred)
+        self._sharding = sharding
+        self._settings = settings
+        self._spec: RowSpec | None = None
+        self._placement: Placement | None = None
+
+    def __call__(self, given: _HostBatch) -> _Placed:
+        if self._placement is None or given.spec != self._spec:
+            self._spec = given.spec
+            with self._settings.applied():
+                self._placement = Placement.of(sharded_like(given.spec.tree(list(given.leaves)), self._sharding))
+        watch = Stopwatch()
+        batch = self._placement.place(given.leaves)
+        place_s, cpu_s = watch.lap()
+        times = PlaceTimes(this_thread(), watch.began, place_s, cpu_s, None)
+        arrays = jax.tree.leaves(batch)
+        if all(array.is_ready() for array in arrays):
+            times = times._replace(ready_s=place_s)
+        else:
+            self._transfers(arrays, watch.began)
+        self._steps.placed(arrays)
+        self._accounting.placed(times)
+        return _Placed(batch, given.state, given.times, times, self._placement.local_bytes)

@@ -1,0 +1,634 @@
+"""`Feed`: order, loader, placement and prefetch composed; state and life cycle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src import state as states
+from feedline._src.agreement.in_step import Place
+from feedline._src.agreement.monitor import close_on_abort, failure, out_of_step
+from feedline._src.errors import ProcessError, StallError
+from feedline._src.loader.form import Transform
+from feedline._src.observe.diagnosis import Diagnosis
+from feedline._src.observe.report import Report
+from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
+from feedline._src.order.schedule import Cursor, Remainder
+from feedline._src.pipeline.build import build
+from feedline._src.pipeline.diagnosing import DiagnosingPipeline
+from feedline._src.pipeline.loops import Loops
+from feedline._src.pipeline.observing import Observing
+from feedline._src.pipeline.request import BatchSizes, Request
+from feedline._src.pipeline.shown import Shown
+from feedline._src.pipeline.stages import Pipeline, Placed, Stages
+from feedline._src.pipeline.tracing import traced
+from feedline._src.placement.plan import as_shardings
+from feedline._src.prefetch.handover import INSIDE, Closed
+from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.ending import exits
+from feedline._src.runtime.exit import close_at_exit
+from feedline._src.runtime.process_bound import ProcessBound
+from feedline._src.runtime.single_thread import SingleThread
+from feedline._src.statistics import Counters, Statistics
+
+_log = logging.getLogger("feedline")
+_CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
+_AT_EXIT = (
+    "feeds are closed when the interpreter exits, and that begins once the main thread has ended; join the "
+    "threads that use a feed before that"
+)
+_MOMENT_S = 1.0
+"""How long a thread that has nothing left to do is waited for."""
+
+
+class _Delivered(NamedTuple):
+    """Batches delivered over all resumes, the place after the last of them, and a stream's state there."""
+
+    step: int
+    cursor: Cursor
+    lanes: dict[str, Any] | None
+
+
+class Feed(Shown, ProcessBound):
+    """An iterator of global batches that already lie on the mesh when they are asked for.
+
+    A feed is its own iterator, for one thread at a time. `iter` after exhaustion goes on with the
+    next `epochs` epochs, so each loop over an evaluation feed is a pass. A loop that begins in the middle of
+    a pass finishes that pass; `seek(0)` begins it again. Bound a loop by ``zip(range(n), feed)``, never by
+    ``zip(feed, range(n))``, which takes a batch and drops it.
+
+    After an exception nothing is lost: `next` reads again from the last batch delivered.
+
+    Args:
+      source: a tree of arrays and `.npy` paths | a path or glob | a `RowSource` | a `feedline.Mixture` | a
+        `grain.MapDataset` | a `grain.IterDataset` | `feedline.Lanes` | an object with `__len__` and
+        `__getitem__`. Elements and items must each have memory of their own.
+      batch_size: rows in the GLOBAL batch. Or sizes that change at given steps: [(0, 256), (1000, 512)], each with
+        the number of batches delivered before the first one of that size. For rows with random access.
+      sharding: of the batch: one `jax.sharding.Sharding`, or a tree of them that is a prefix of the
+        batch, as jit's `in_shardings`. A bare device or, under `jax.set_mesh`, a bare `PartitionSpec`
+        stands for its sharding.
+      order: which row stands at which position. None: shuffled with seed 0 for rows, the dataset's
+        own order for Grain datasets. A stream has no other.
+      epochs: of one pass; None: endless.
+      remainder: of rows that do not fill a batch. "drop" leaves them out. "pad" repeats rows of the
+        same epoch and adds a boolean leaf `valid`, False there; the batch must be a dict. "wrap"
+        runs over the ends of epochs.
+      reading: threads, workers and buffers of the host, and what becomes of bad rows.
+      transform: (batch, rows) → batch, on the host: NumPy trees; row i of the result depends only
+        on row i of the batch, random numbers on `rows.key`. `rows` is a `feedline.Rows`.
+      prefetch: placed batches that wait, at the most. 0: synchronous, all on the caller's thread, for
+        debugging; another one only warns of a `next` that hangs. At least 2 are needed to overlap
+        transfer and compute on a GPU. "auto": found while the feed runs, as `Reading` describes it.
+
+      steps_per_call: K. With more than 1, `next` gives K batches at once, as leaves [K, B, ...] of which the
+        second axis is sharded as the batch's first: for K training steps in one `lax.scan`. States count K steps.
+        K divides the batches of a pass. For rows that threads read, not for streams and workers.
+      with_place: add the leaf `place`, int32[batch_size], sharded as the batch axis: one number for all rows of a
+        batch, made of its place in the data. In a step, ``batch["place"].max() != batch["place"].min()`` says that
+        processes are out of step. The batch must be a dict.
+
+    Host bytes = (reading.buffer + 1) × process-local batch. Device bytes = (prefetch + 2) × shard. With several
+    steps per call both are as many times as large.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong; the message says which change would work.
+      FileNotFoundError: there is no such file.
+      ProcessError: on a mesh of several processes, which all build the feed: one of them builds another one,
+        failed, or did not come.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+      >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+      >>> rows = {"x": np.arange(320, dtype=np.float32).reshape(160, 2), "y": np.arange(160, dtype=np.int32)}
+      >>> with Feed(rows, batch_size=16, sharding=NamedSharding(mesh, P("data")), epochs=1) as feed:
+      ...     shapes = {batch["x"].shape for batch in feed}
+      >>> shapes
+      {(16, 2)}
+    """
+
+    _name = "a feed"
+    _instead = "build another one, and set_state of this one's get_state()"
+
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int | BatchSizes,
+        sharding: Any,
+        *,
+        order: Order | None = None,
+        epochs: int | None = None,
+        remainder: Remainder = "drop",
+        reading: Reading = Reading(),  # noqa: B008  frozen
+        transform: Transform | None = None,
+        prefetch: int | Auto = 2,
+        steps_per_call: int = 1,
+        with_place: bool = False,
+    ) -> None:
+        super().__init__()
+        request = Request(
+            source,
+            batch_size,
+            as_shardings(sharding),
+            order,
+            epochs,
+            remainder,
+            reading,
+            transform,
+            prefetch,
+            steps_per_call,
+            with_place,
+        )
+        self._first_stages = build(request)
+        self._stages = self._first_stages  # of the pipeline
+        self._request = request.checked()
+        self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
+        self._exhausted = False  # the pass is over; `iter` begins the next
+        self._loops = Loops()
+        self._closed = False
+        self._released = False  # the pipeline was closed
+        self._single_thread = SingleThread()  # next, seek and set_state
+        self._pipeline: Pipeline | DiagnosingPipeline | None = None  # reads ahead of the last batch delivered
+        # that pipeline, and those given up of which a thread may be alive; shared with the finalizer
+        self._pipelines: list[Pipeline | DiagnosingPipeline] = []
+        self._counted = Counters()
+        self._placed_more_bytes = 0  # than if all batches had had the size of the last one
+        self._observing = Observing(self._stages)
+        self._diagnosed: DiagnosingPipeline | None = None  # while a context of `diagnose` is open
+        self._moved_from: Place | None = None  # where it was before `seek` or `set_state`, until the next batch
+        weakref.finalize(self, _close_all, self._pipelines).atexit = False
+
+    def __iter__(self) -> Feed:
+        """Itself. After exhaustion the next pass begins; in the middle of a pass it goes on with that one.
+
+        The latter warns, once a feed, if `iter` began that pass, too: a loop over a list would begin anew.
+        """
+        self._check_open()
+        if self._diagnosed is not None and self._exhausted:
+            self._diagnosed.check_further_pass()
+        elif self._exhausted:
+            cursor = self._stages.access.next_pass(self._delivered.cursor)
+            delivered = self._delivered._replace(cursor=cursor, lanes=None)
+            self._delivered, self._exhausted = delivered, False
+        self._loops.begins(self._delivered.step, self._delivered.cursor, self.epochs)
+        return self
+
+    def __next__(self) -> Any:
+        """The next global batch.
+
+        Raises:
+          StopIteration: the pass is exhausted.
+          ValueError: the feed is closed, or another thread is inside it.
+          FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
+        """
+        asked = time.perf_counter()
+        with self._single_thread:
+            if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
+                self._check_open()
+            if self._pipeline is None:
+                self._check_not_taking()
+            if self._exhausted:
+                raise StopIteration
+            try:
+                if len(self._pipelines) > 1:
+                    self._forget_ended()
+                before, steps = self._delivered, self._request.steps_per_call
+                if self._stages.change is not None and self._diagnosed is None:
+                    self._use(self._stages.at(before.step))
+                tuner = self._observing.tuner
+                if tuner is not None and (proposal := tuner.proposal) is not None:
+                    self._tune(proposal)
+                with annotation("wait", before.step + steps):
+                    pipeline, placed = self._take()
+                before = self._delivered  # a signal handler may have taken one meanwhile
+                metadata = placed.metadata
+                if metadata.bad:
+                    self._stages.quarantine.enter(metadata.bad, batches=self._counted.batches + steps)
+                delivered = _Delivered(before.step + steps, metadata.after, metadata.lanes)
+                counted = self._counted.plus(steps, metadata.rows, metadata.dropped_rows, len(metadata.bad))
+                self._observing.accounting.delivered(
+                    asked, time.perf_counter(), metadata.parts, placed.times,
+                    delivered.step, before.cursor, metadata.rows,
+                )  # fmt: skip
+                if self._stages.in_step is not None and self._diagnosed is None:
+                    self._stages.in_step.batches = counted.batches // steps
+                # last, and at once: an interrupt comes before all or counts as one after `next`
+                self._counted, self._delivered, self._pipeline = counted, delivered, pipeline
+                if self._closed:  # meanwhile, by another thread or a signal handler
+                    self._pipeline = None
+                return placed.batch
+            except BaseException as error:
+                self._loops.stopped()
+                if self._stages.in_step is not None and not isinstance(error, StopIteration):
+                    self._stages.in_step.failed_at = self._stages.in_step.batches
+                self._observing.accounting.interrupted()
+                stuck = (
+                    self._closed
+                    or isinstance(error, StallError | ProcessError)
+                    or not isinstance(error, Exception)
+                )
+                self._stop(0 if stuck else _MOMENT_S, reads=False)
+                raise
+
+    def __len__(self) -> int:
+        """How often a pass delivers: batches ÷ `steps_per_call`.
+
+        TypeError if it is endless, or a stream, or if the batch size changes.
+        """
+        if self._first_stages.change is not None:
+            raise TypeError(
+                "passes differ in length where the batch size changes; bound the loop by zip(range(n), feed)"
+            )
+        return self._stages.access.deliveries()
+
+    @property
+    def spec(self) -> Any:
+        """The next batch as `jax.ShapeDtypeStruct`s with shardings, before the first one: to lower and compile."""
+        return self._next_stages.placement.spec
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch; the last one's while the pass is exhausted."""
+        return self._next_stages.access.next_cursor(self._delivered.cursor).epoch
+
+    @property
+    def position(self) -> int:
+        """Position in its epoch of the next batch's first row."""
+        return self._next_stages.access.next_cursor(self._delivered.cursor).position
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch, for remainder "drop" and "pad". TypeError for "wrap" and for streams.
+
+        If the batch size changes: as many as if each had the size of the next one.
+        """
+        return self._next_stages.access.steps_per_epoch()
+
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as JSON values: the place after the last batch *delivered*.
+
+        The same on every process, but for a stream with several lanes: there it holds those that this process
+        reads, and `feedline.save_lanes` saves them all. With random access it is a few integers and the spec of a
+        row: under 1 KB for up to some twenty leaves.
+        """
+        delivered = self._delivered
+        lanes = self._stages.access.lanes_for_state(delivered.lanes)
+        return states.make(delivered.step, delivered.cursor, self._stages.fingerprint, **lanes)
+
+    def set_state(self, state: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+        """Go on from a state: the next batch begins with the first row that was not delivered.
+
+        Another topology, mesh, batch size, number of epochs, remainder, threads or workers is fine. With random
+        access the state's position is at most the number of rows, where its epoch ends.
+
+        Args:
+          state: what `get_state` returned, perhaps after a round trip through JSON.
+          allow: fields of its fingerprint that may differ: "rows", "spec", "data", "order", "format".
+
+        Raises:
+          ValueError: the state was saved over other data (the message names the field), lies beyond the data,
+            or contradicts itself.
+        """
+        step, cursor = states.check(state, self._stages.fingerprint, allow)
+        lanes = self._stages.access.lanes_in(state)
+        self._go_to(_Delivered(step, cursor, lanes), restored=(step, cursor))
+
+    def seek(self, epoch: int, position: int = 0) -> None:
+        """Go to a place in the data: the next batch begins there, or with the next epoch if none is left.
+
+        `step` is kept.
+
+        Args:
+          epoch: at least 0.
+          position: in the epoch's order, at most the number of rows: there the epoch ends. Streams have no random
+            access: only 0.
+
+        Raises:
+          ValueError: there is no such place; the message names the largest position.
+        """
+        epoch = checked_integer("epoch", epoch, at_least=0)
+        position = checked_integer("position", position, at_least=0)
+        if max(epoch, position) >= 1 << 63:
+            raise ValueError(
+                f"seek takes an epoch and a position below 2^63, got epoch {epoch}, position {position}"
+            )
+        self._stages.access.check_position(position)
+        self._go_to(_Delivered(self._delivered.step, Cursor(epoch, position), None))
+
+    def rows_of(self, state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+        """Which rows the batch holds that comes next after `state`. Reads no data.
+
+        After the last batch of a pass that is the first one of the next pass.
+
+        Returns:
+          int64[batch_size]: row indices in the source, in the order of the global batch; -1 where it
+          is padded. With several steps per call, int64[steps_per_call, batch_size].
+        """
+        step, cursor = states.check(state, self._stages.fingerprint, ())
+        return self._first_stages.at(step).access.rows_of(cursor)
+
+    def statistics(self) -> Statistics:
+        """An immutable snapshot of what was done so far."""
+        ready = sum(pipeline.waiting for pipeline in self._pipelines)
+        statistics = self._observing.statistics(self._counted, ready, self._request.steps_per_call)
+        return dataclasses.replace(
+            statistics,
+            placed_bytes=statistics.placed_bytes + self._placed_more_bytes,
+            source_epochs=self._stages.access.source_epochs(self._delivered.cursor),
+        )
+
+    def report(self) -> Report:
+        """What limits training, what that costs, and which setting to change. It may be printed.
+
+        Judged by the latest batches, at most 256, after those that were read ahead before the loop began.
+
+        Raises:
+          ValueError: fewer than two batches were delivered one after the other.
+        """
+        report = self._observing.report()
+        if report is None:
+            raise ValueError(
+                "a report needs two batches that were taken one after the other, and this feed delivered "
+                f"{self._counted.batches}; call it after some steps"
+            )
+        return report
+
+    @contextlib.contextmanager
+    def diagnose(self, steps: int = 200) -> Iterator[Diagnosis]:
+        """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
+
+        The loop in this context gets batches as they are, then the same rows read again (from the page cache),
+        then one host batch placed again and again, then one batch that stays on the devices: a quarter of `steps`
+        each. Then the loop ends; further loops in the context get no batch. After it the feed is where it was, so
+        nothing is lost. But the loop has trained on repeated batches: give it a copy of its state. With several
+        processes, all of them call it.
+
+        Args:
+          steps: batches of all phases; at least 40 with the default buffers, of which six a phase do not count.
+
+        Returns:
+          The context's value is a `Diagnosis`, complete when the context is left.
+
+        Raises:
+          ValueError: too few steps; or the feed is being diagnosed already.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0])
+          >>> with feed.diagnose(steps=40) as diagnosis:  # doctest: +ELLIPSIS
+          ...     for batch in feed:
+          ...         total = float(batch["x"].sum())
+          a step takes ...
+          >>> 0 < diagnosis.au <= 1
+          True
+          >>> feed.close()
+        """
+        if self._diagnosed is not None:
+            raise ValueError("this feed is being diagnosed already; leave that context first")
+        with self._single_thread:
+            self._check_open()
+            self._use(self._stages.at(self._delivered.step))
+            diagnosis, observing, delivered = Diagnosis(), Observing(self._stages, tunes=False), self._delivered
+            pipeline = DiagnosingPipeline(
+                self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis
+            )
+            self._stop(_MOMENT_S, reads=False)
+        before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
+        try:
+            self._diagnosed, self._observing, self._loops, self._exhausted = pipeline, observing, Loops(), False
+            close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
+            close_on_abort(pipeline)
+            self._pipelines.append(pipeline)
+            self._pipeline = pipeline
+            yield diagnosis
+            pipeline.finish()
+        finally:
+            # first of all, in case an interrupt comes while threads are stopped
+            self._delivered, self._exhausted, self._counted, self._observing, self._loops = before
+            self._diagnosed = None
+            self._observing.accounting.interrupted()
+            self._stop(_MOMENT_S, reads=False)
+            pipeline.forget()
+        print(diagnosis)
+
+    def trace(self, path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[Path]:
+        """Draw what each thread does for each batch: a file for https://ui.perfetto.dev.
+
+        It holds the batches that are delivered in this context; of very many the latest (see docs/trace.md). The
+        file is written when the context is left, also by an exception. If that fails, as on a full disk, a warning
+        says why, and training goes on.
+
+        Args:
+          path: of the file, compressed if it ends in ".gz". With several processes each writes its own:
+            "trace.json" becomes "trace-process0.json", and so on.
+
+        Returns:
+          The context's value is the path that this process writes.
+
+        Raises:
+          ValueError: the feed is being traced already, or diagnosed.
+          OSError: `path` is a folder, or its folder is missing or not writable.
+
+        Example:
+          >>> import jax, json, numpy as np, tempfile
+          >>> feed = Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0], epochs=1)
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     with feed.trace(f"{folder}/trace.json") as path:
+          ...         for batch in feed:
+          ...             total = float(batch["x"].sum())
+          ...     trace = json.loads(path.read_text())
+          >>> sum(event["name"] == "step" for event in trace["traceEvents"])
+          8
+          >>> feed.close()
+        """
+        self._check_open()
+        if self._diagnosed is not None:
+            raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
+        return traced(path, self._stages, self._observing.accounting)
+
+    def close(self, timeout_s: float = 30) -> None:
+        """Stop reading and let go of everything. Idempotent, from any thread.
+
+        Args:
+          timeout_s: how long to wait for the threads, and for reads ahead that are under way. One that is stuck
+            in a read is named in a warning, and ends with the process at the latest; its source stays open.
+            Called by a thread that reads, as in a transform, it waits for none: call it again.
+
+        Raises:
+          ProcessError: another process closed this feed after another number of batches. Not raised while an
+            exception is handled.
+        """
+        if self._is_forked():
+            return  # all that could be closed is the parent's
+        # an exception says more than the counts that it leaves, and so does what ends a `next` of another thread
+        compares = not self._closed and not self._single_thread.occupied and sys.exc_info()[0] is None
+        self._closed = True
+        stuck = self._stop(timeout_s)
+        if stuck:
+            if stuck != threading.current_thread().name:
+                _log.warning(
+                    "%s is still busy with a read or a transfer %g s after close, so the source stays open",
+                    stuck,
+                    timeout_s,
+                )
+        elif not self._released:
+            self._released = True
+            self._first_stages.close()
+        in_step = self._stages.in_step
+        if compares and in_step is not None and failure() is None and (found := in_step.closed()):
+            raise out_of_step(found)
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _take(self) -> tuple[Pipeline | DiagnosingPipeline, Placed]:
+        """The next item, and its pipeline. If there is none, one is started after the last batch delivered.
+
+        The feed has no pipeline until that item is delivered. So after an interrupt, or several, the next call
+        starts another one, as this one may not have been started, or may have lost an item.
+        """
+        try:
+            pipeline, self._pipeline = self._pipeline, None
+            pipeline = pipeline or self._start()
+            return pipeline, pipeline.take()
+        except StopIteration as end:
+            dropped = self._counted.dropped_rows + end.value
+            self._counted, self._exhausted = self._counted._replace(dropped_rows=dropped), True
+            step, cursor, _ = self._delivered
+            self._loops.ended(step, cursor, self._stages.access.next_pass(cursor))
+            raise StopIteration from None
+        except Closed:
+            raise failure() or ValueError(_AT_EXIT if exits() and not self._closed else _CLOSED) from None
+        except Exception as error:
+            tuner, chosen = self._observing.tuner, self._stages.settings.workers > 0
+            job_failed = isinstance(error, ProcessError)
+            if job_failed or not chosen or tuner is None or not tuner.does_without_workers(error):
+                raise
+            # the user asked for no workers, so threads read again from the last batch delivered. If it is the
+            # data that is bad, they raise the same error
+            self._tune(tuner.start)
+            return self._take()
+
+    def _check_not_taking(self) -> None:
+        """Raise if `next` was called inside of `next`, on the same thread.
+
+        The stack says so, and not an attribute, which an interrupt could leave set.
+        """
+        frame: FrameType | None = sys._getframe()
+        calls = 0
+        while frame is not None:
+            calls += frame.f_code is _NEXT and frame.f_locals["self"] is self
+            frame = frame.f_back
+        if calls > 1:
+            raise ValueError(INSIDE)
+
+    def _tune(self, settings: Settings) -> None:
+        """Go on with other settings: the next pipeline starts after the last batch delivered."""
+        self._stages = self._stages.tuned(settings)
+        self._stop(0, reads=False)
+        self._observing.changed(self._stages)  # last: after an interrupt before it, all of this is done again
+
+    def _use(self, stages: Stages) -> None:
+        """Go on with batches of another size: the next pipeline starts after the last batch delivered."""
+        if stages is self._stages:
+            return
+        self._stop(0, reads=False)
+        self._observing.changed(stages)
+        self._stages.access.buffers.staging.close()
+        more = self._stages.placement.local_bytes - stages.placement.local_bytes
+        # last: after an interrupt before it, all of this is done again
+        self._placed_more_bytes, self._stages = self._placed_more_bytes + self._counted.batches * more, stages
+
+    def _start(self) -> Pipeline:
+        self._compare_move()
+        step, cursor, lanes = self._delivered
+        pipeline = self._stages.start(cursor, lanes, self._observing, step)
+        close_at_exit(pipeline, workers=self._stages.settings.workers > 0)
+        close_on_abort(pipeline)
+        self._pipelines.append(pipeline)
+        self._check_open()  # another thread may have closed the feed in the meantime
+        pipeline.start()  # only now that close() can find it
+        return pipeline
+
+    def _place(self) -> Place:
+        return Place(self._delivered.step, self.epoch, self.position)
+
+    def _compare_move(self) -> None:
+        """Compare where `seek` or `set_state` went with where other processes went. A move on the spot is none."""
+        in_step, place = self._stages.in_step, self._place()
+        if in_step is not None and self._moved_from not in (None, place) and (found := in_step.moved(place)):
+            raise out_of_step(found)
+        self._moved_from = None
+
+    def _stop(self, timeout_s: float, *, reads: bool = True) -> str | None:
+        """Give up the pipeline. Wait for its threads and those of older ones: the name of one that is stuck."""
+        self._pipeline = None
+        deadline = time.monotonic() + timeout_s
+        stuck = None
+        for pipeline in tuple(self._pipelines):
+            pipeline.close()
+            left = pipeline.join(max(0.0, deadline - time.monotonic()), reads=reads)
+            stuck = stuck or left
+            if not left:
+                with contextlib.suppress(ValueError):  # another thread may be doing the same
+                    self._pipelines.remove(pipeline)
+        return stuck
+
+    def _forget_ended(self) -> None:
+        """Let go of the pipelines given up whose reads have ended since, and of the memory they hold."""
+        for pipeline in tuple(self._pipelines):
+            if pipeline is self._pipeline:
+                continue
+            pipeline.close()  # for the second time, unless an interrupt came before the first
+            if pipeline.join(0) is None:
+                with contextlib.suppress(ValueError):  # another thread may be doing the same
+                    self._pipelines.remove(pipeline)
+
+    def _go_to(self, delivered: _Delivered, restored: tuple[int, Cursor] | None = None) -> None:
+        with self._single_thread:
+            self._check_open()
+            if self._diagnosed is not None:
+                raise ValueError(
+                    "a feed stays where it is while it is diagnosed; leave the context of diagnose first"
+                )
+            stages = self._first_stages.at(delivered.step)
+            stages.access.check_cursor(delivered.cursor)
+            self._stop(_MOMENT_S, reads=False)
+            if self._first_stages.change is not None:
+                self._use(stages)
+            self._loops.moved(restored)
+            self._observing.accounting.interrupted()
+            self._moved_from = self._moved_from or self._place()
+            self._delivered, self._exhausted = delivered, False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(_CLOSED)
+        self._check_not_forked()
+
+
+_NEXT = Feed.__next__.__code__
+"""Of the method itself: `feedline diagnose` puts another one in its place, which calls it."""
+
+
+def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:
+    """The finalizer of a feed that nobody closed: it must not wait."""
+    for pipeline in pipelines:
+        pipeline.close()

@@ -1,0 +1,293 @@
+"""Images as rows: JPEG, PNG, WebP and others, cropped and resized.
+
+The libraries come with `pip install '.[images]'` in the clone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from feedline._src.native.jpeg import Box, Image, part_decoder
+from feedline._src.options import checked_integer
+from feedline._src.rows.row_source import RowSource
+from feedline._src.sources.decoded import Row, decoded
+from feedline._src.sources.encoded.image_limits import JPEG, check_image, check_pixels, check_scans, not_an_image
+from feedline._src.sources.encoded.records import EncodedSource
+from feedline._src.sources.formats.extras import require
+from feedline._src.sources.open_source import open_source
+
+Crop = Literal["center", "random"]
+_IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
+_LABEL_FIELDS = ("label", "cls")
+_DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
+_TRIES = 10
+"""Of a random crop that does not fit; then it is a centred one."""
+_UINT64 = (1 << 64) - 1
+
+
+def decode(
+    source: EncodedSource | str | os.PathLike[str],
+    size: int = 224,
+    crop: Crop = "center",
+    flip: bool = False,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    orient: bool = False,
+    image: str | None = None,
+    label: str | None = None,
+) -> RowSource:
+    """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
+
+    Each is decoded on a reading thread into its place in the batch, a JPEG only where the crop shows it and no
+    larger than needed. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a
+    bad row: see `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
+
+    Args:
+      source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
+        TFRecord shards, or others of docs/images.md.
+      size: height and width in pixels.
+      crop: "center": the largest square in the middle. "random": an area of random size, shape and place, for
+        training, another one in each epoch; a function of (seed, epoch, position).
+      flip: mirror half of the images, at random.
+      scale: the least and the greatest area of a random crop, as a share of the image.
+      ratio: its least and its greatest width ÷ height.
+      orient: turn an image as its EXIF data says. JPEGs are then decoded in full size, which takes longer.
+      image: the field of a record that is the image; None: the first there is of "image", "file", "jpg", "jpeg",
+        "png", "webp", "bytes".
+      label: the field that is the class: an integer, or its digits; another number is a bad row. None: "label" or
+        "cls", if there is one.
+
+    Raises:
+      ImportError: simplejpeg or OpenCV is not installed.
+      ValueError: an invalid option, or records without such a field.
+      RowError: of the first, the middle and the last image none can be decoded.
+
+    Example:
+      >>> import tempfile
+      >>> from pathlib import Path
+      >>> import simplejpeg
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> for name in ("cat", "dog"):
+      ...     (folder / name).mkdir()
+      ...     photo = simplejpeg.encode_jpeg(np.full((80, 60, 3), 200, np.uint8))
+      ...     _ = (folder / name / "1.jpg").write_bytes(photo)
+      >>> source = decode(folder, size=32)
+      >>> source.spec
+      {'image': ShapeDtypeStruct(shape=(32, 32, 3), dtype=uint8), 'label': ShapeDtypeStruct(shape=(), dtype=int32)}
+      >>> source[1]["image"].mean(), source[1]["label"]
+      (np.float64(200.0), np.int32(1))
+    """
+    checked_integer("size", size, at_least=1, at_most=1 << 15)
+    if crop not in ("center", "random"):
+        raise ValueError(f'crop must be "center" or "random", got {crop!r}')
+    _check_range("scale", scale, most=1.0)
+    _check_range("ratio", ratio, most=math.inf)
+    opened: Any = open_source(source) if isinstance(source, str | os.PathLike) else source
+    fields = getattr(opened, "fields", None)
+    if fields is not None:
+        image = _field("image", image, fields, _IMAGE_FIELDS)
+        if label is not None or set(fields) & set(_LABEL_FIELDS):
+            label = _field("label", label, fields, _LABEL_FIELDS)
+    elif image is not None or label is not None:
+        raise ValueError(
+            f"records of plain bytes have no fields, got image={image!r}, label={label!r}; leave them out"
+        )
+    decoder = ImageDecoder(size, crop, flip, scale, ratio, orient, image, label)
+    spec = {"image": jax.ShapeDtypeStruct((size, size, 3), np.uint8)}
+    if label is not None:
+        spec["label"] = jax.ShapeDtypeStruct((), np.int32)
+    return decoded(opened, decoder, spec)
+
+
+def _check_range(name: str, value: Sequence[float], most: float) -> None:
+    if len(value) != 2 or not 0 < value[0] <= value[1] <= most or not math.isfinite(value[1]):
+        limit = f", at most {most:g}" if math.isfinite(most) else ""
+        raise ValueError(f"{name} is the least and the greatest value, above 0{limit}, got {value!r}")
+
+
+def _field(kind: str, given: str | None, fields: Sequence[str], usual: Sequence[str]) -> str:
+    found = [name for name in ([given] if given is not None else usual) if name in fields]
+    if not found:
+        wanted = repr(given) if given is not None else f"one of {', '.join(usual)}"
+        raise ValueError(
+            f"a record must have the field of the {kind}, {wanted}, and has {', '.join(fields)}; give {kind}=..."
+        )
+    return found[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDecoder:
+    """Decodes a record into {"image", "label"}. The attributes are the arguments of `decode`."""
+
+    size: int
+    crop: Crop
+    flip: bool
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    orient: bool
+    image: str | None
+    label: str | None
+
+    def __call__(self, record: Any, out: Mapping[str, Any], row: Row) -> None:
+        """Write the image, and the label, of one record."""
+        data = record if self.image is None else record[self.image]
+        if not data:
+            raise ValueError("an image must not be empty, and this one has 0 bytes; write the file again")
+        draws = _Draws(row.key) if self.crop == "random" or self.flip else None
+        decoded = self._cropped(data, draws)
+        _resize_into(out["image"], decoded, mirror=self.flip and draws is not None and draws.last() < 0.5)
+        if self.label is not None:
+            out["label"][...] = _exact_label(record[self.label])
+
+    def _cropped(self, data: bytes, draws: _Draws | None) -> Image:
+        """The part of the image that is resized; of a JPEG perhaps in a smaller resolution."""
+        header = _jpeg_header(data)
+        if header is None or self.orient:
+            whole = _decoded_by_opencv(data, self.orient)
+            height, width = whole.shape[:2]
+            return _part(whole, self._box(height, width, draws))
+        box = self._box(*header, draws)
+        shrink = _shrink(min(box.height, box.width) // self.size)
+        small = math.ceil(header[0] / shrink), math.ceil(header[1] / shrink)
+        box = _scaled(box, header, small)
+        parts = part_decoder()
+        part = None if parts is None else parts.part(data, header, shrink, box)
+        if part is not None:  # of an image with one scan
+            return part
+        check_scans(data)
+        return _part(
+            require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1]), box
+        )
+
+    def _box(self, height: int, width: int, draws: _Draws | None) -> Box:
+        """The part of an image of this size that is used."""
+        for attempt in range(_TRIES if self.crop == "random" else 0):
+            assert draws is not None
+            area, shape, down, right = draws.four(attempt)
+            area = height * width * _between(self.scale, area)
+            shape = math.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), shape))
+            tall, wide = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
+            if 0 < tall <= height and 0 < wide <= width:
+                return Box(int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide)
+        low, high = self.ratio if self.crop == "random" else (1.0, 1.0)
+        wide = min(width, max(1, round(height * high)))
+        tall = min(height, max(1, round(wide / low)))
+        return Box((height - tall) // 2, (width - wide) // 2, tall, wide)
+
+
+def _exact_label(value: Any) -> int:
+    """The integer that a field holds, which nothing rounds; of text only what `str` writes, and a line break.
+
+    Raises:
+      ValueError: it is another number, or other text, such as "1_0" and "07".
+    """
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if isinstance(text, str):
+        exact = _DIGITS.fullmatch(text) is not None
+    else:
+        number = np.asarray(value)
+        exact = number.ndim == 0 and number.dtype.kind in "biuf" and float(number).is_integer()
+    if not exact:
+        raise ValueError(
+            f"a label must be an integer, or its digits without spaces or leading zeros, and this one is "
+            f"{value!r:.80}; write the number of the class, or name another field with label=..."
+        )
+    return int(text)
+
+
+class _Draws:
+    """Uniform random numbers in [0, 1) from a key: SplitMix64 (Steele, Lea and Flood 2014).
+
+    They are the same on any machine and with any version. A NumPy generator would take longer to make than all
+    numbers that an image needs.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    def four(self, attempt: int) -> list[float]:
+        """Four of them, for an attempt at a crop."""
+        return [self._uniform(4 * attempt + i) for i in range(1, 5)]
+
+    def last(self) -> float:
+        """One that no crop uses."""
+        return self._uniform(4 * _TRIES + 1)
+
+    def _uniform(self, index: int) -> float:
+        mixed = (self._key + index * 0x9E3779B97F4A7C15) & _UINT64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _UINT64
+        return ((mixed ^ mixed >> 31) >> 11) * 2.0**-53
+
+
+def _shrink(times: int) -> int:
+    """The factor by which a JPEG is decoded smaller, at most `times`.
+
+    libjpeg-turbo also shrinks by other eighths, but its SIMD code does not: 7/8, 6/8 and 5/8 take longer than 1.
+    """
+    return next(factor for factor in (8, 4, 2, 1) if factor <= max(1, times))
+
+
+def _between(limits: tuple[float, float], share: float) -> float:
+    return limits[0] + (limits[1] - limits[0]) * share
+
+
+def _scaled(box: Box, size: tuple[int, int], small: tuple[int, int]) -> Box:
+    """The part of an image when it is decoded smaller: `small` is its height and width then."""
+    vertical, horizontal = small[0] / size[0], small[1] / size[1]
+    top, left = int(box.top * vertical), int(box.left * horizontal)
+    height, width = max(1, round(box.height * vertical)), max(1, round(box.width * horizontal))
+    return Box(top, left, min(height, small[0] - top), min(width, small[1] - left))
+
+
+def _part(image: Image, box: Box) -> Image:
+    return image[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def _jpeg_header(data: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG in a colour space that simplejpeg converts; None: it is another image."""
+    if not data.startswith(JPEG):
+        return None
+    height, width, space, _ = require("simplejpeg", "images").decode_jpeg_header(data)
+    check_pixels(height, width)
+    return None if space in ("CMYK", "YCCK") else (height, width)
+
+
+def _decoded_by_opencv(data: bytes, orient: bool) -> Image:
+    check_image(data)
+    cv2 = require("cv2", "images")
+    flags = cv2.IMREAD_COLOR_RGB | (0 if orient else cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        image: Image | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise ValueError(f"OpenCV cannot decode this image: {error}") from error
+    if image is None:
+        raise not_an_image(data)
+    return image
+
+
+def _resize_into(out: Image, image: Image, mirror: bool) -> None:
+    """Write the image, resized, and mirrored if it is wanted, to `out`."""
+    cv2 = require("cv2", "images")
+    size, longest, shortest = out.shape[0], max(image.shape[:2]), min(image.shape[:2])
+    shrink = 1
+    while longest > 2 * shrink * size:
+        shrink *= 2
+    if shrink > 1 and longest <= 2 * shortest:
+        # INTER_AREA by a whole number is many times faster than by a fraction, and the result is as smooth.
+        image = cv2.resize(image, (shrink * size, shrink * size), interpolation=cv2.INTER_LINEAR)
+    how = cv2.INTER_AREA if shrink > 1 else cv2.INTER_LINEAR
+    written = cv2.resize(image, (size, size), dst=out, interpolation=how)
+    if mirror:
+        written = cv2.flip(written, 1, dst=written)  # NumPy takes forty times as long
+    if written is not out and not np.may_share_memory(written, out):
+        out[...] = written

@@ -1,0 +1,211 @@
+"""The form of process-local batches: transform, dtypes, rows and columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.options import BadRows
+from feedline._src.order.epoch import keys_at
+from feedline._src.order.schedule import BatchPositions
+from feedline._src.placement.plan import Columns, LeafPlan
+from feedline._src.rows.bad_rows import BadRow
+from feedline._src.rows.row_source import Rows
+from feedline._src.rows.spec import Array, RowSpec, check_fits
+from feedline._src.rows.values import as_array
+from feedline._src.runtime.annotations import annotation
+
+Indices = npt.NDArray[np.int64]
+Cuts = list[tuple[int, Columns]]
+"""The number of each of some leaves, and the columns that are read of it."""
+
+
+Transform = Callable[[Any, Rows], Any]
+"""(batch, rows) → batch: trees of NumPy arrays. Row i of the result depends only on row i of the batch.
+
+It is called from several threads at once, each with some rows of a batch, and twice with the first row when the
+feed is built, to learn its spec and to compare the results.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalForm:
+    """The form of this process's part of every batch, and how values that were read are brought into it.
+
+    Attributes:
+      spec: the spec of a row in the source.
+      transform: called on the host; None: no transform.
+      seed: the seed of the keys that the transform gets.
+      out: the spec of a row after the transform; without a transform the same as `spec`.
+      plans: for each leaf of `out` the rows and columns that this process supplies.
+      rows: int64[k], ascending: the union of the plans' rows.
+      by_leaf: True: of each leaf only its own rows and columns are read. False: `rows` are read, with all columns.
+      mask: int64[k], ascending: the rows that this process supplies of the leaf `valid`; None: no such leaf.
+      mask_at: the index of the leaf of `out` before which `valid` is inserted.
+      bad_rows: as in `Reading`. Unless it is "raise", all columns of a row are checked, also those that only other
+        processes place, so that all processes agree on which rows are bad.
+      ragged: the numbers of the leaves whose axis 1 is as long as each batch needs, up to its size in `spec`.
+    """
+
+    spec: RowSpec
+    transform: Transform | None
+    seed: int
+    out: RowSpec
+    plans: Sequence[LeafPlan]
+    rows: Indices
+    by_leaf: bool
+    mask: Indices | None
+    mask_at: int
+    bad_rows: BadRows = "raise"
+    ragged: tuple[int, ...] = ()
+
+    def read_shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each leaf of the process-local batch as it is read."""
+        if self.by_leaf:
+            return [plan.local_shape for plan in self.plans]
+        return [(len(self.rows), *leaf.shape) for leaf in self.spec.leaves]
+
+    @functools.cached_property
+    def reads(self) -> list[tuple[Indices, Cuts]]:
+        """The reads that make a batch: rows, ascending, and the leaves of which these rows are read."""
+        if not self.by_leaf:
+            leaves = enumerate(self.spec.leaves)
+            return [(self.rows, [(i, (slice(None),) * len(leaf.shape)) for i, leaf in leaves])]
+        groups: dict[bytes, tuple[Indices, Cuts]] = {}
+        for i, plan in enumerate(self.plans):
+            groups.setdefault(plan.rows.tobytes(), (plan.rows, []))[1].append((i, plan.columns))
+        return list(groups.values())
+
+    def write(self, read: list[Array], leaves: list[Array], part: slice, index: Indices) -> None:
+        """Write the part that this process supplies of some rows into `leaves`.
+
+        Args:
+          read: each leaf of these rows, transformed if there is a transform.
+          leaves: the leaves to place, with all rows. A leaf that shares memory with `read` is complete already.
+          part: which of `rows` were read.
+          index: the row indices of these rows.
+
+        Raises:
+          RowError: an integer does not fit.
+        """
+        for values, target, plan, leaf in zip(read, leaves, self.plans, self.out.leaves, strict=True):
+            if np.may_share_memory(values, target) and self.transform is None:
+                continue
+            if self.bad_rows != "raise":
+                check_fits(values, leaf, index)
+            first, last = self.rows[part][[0, -1]]
+            mine = slice(*np.searchsorted(plan.rows, [first, last + 1]))
+            if len(plan.rows) < len(self.rows):
+                here = np.searchsorted(self.rows[part], plan.rows[mine])
+                values, rows = values[here], index[here]
+            else:
+                rows = index
+            for axis, column in enumerate(plan.columns, start=1):
+                values = values[(slice(None),) * axis + (column,)]
+            if self.bad_rows == "raise":
+                check_fits(values, leaf, rows)
+            np.copyto(target[mine], values, casting="unsafe")
+
+    def with_mask(self, leaves: list[Array], valid: npt.NDArray[np.bool_], bad: Sequence[BadRow]) -> list[Array]:
+        """The leaves of the batch with `valid`, which has the rows `mask`, inserted."""
+        if bad and self.bad_rows == "mask":
+            valid = valid & ~np.isin(self.mask, [row.at for row in bad])  # type: ignore[arg-type]
+        return [*leaves[: self.mask_at], valid, *leaves[self.mask_at :]]
+
+    def rows_at(self, positions: BatchPositions, index: Indices) -> Rows:
+        """Rows at these positions, with their keys. `index`: their row indices."""
+        keys = np.empty(len(index), np.uint64)
+        for epoch, here in positions.stretches():
+            keys[here] = keys_at(self.seed, epoch, positions.position[here])
+        return Rows(positions.epoch, positions.position, index, keys)
+
+    def transformed(
+        self, transform: Transform, read: list[Array], positions: BatchPositions, index: Indices
+    ) -> list[Array]:
+        """Each leaf of some rows after the transform.
+
+        Args:
+          read: each leaf of these rows, in the source's dtypes.
+          positions: the positions of these rows.
+          index: the row indices of these rows.
+        """
+        try:
+            batch = _called(transform, self.spec.tree(read), self.rows_at(positions, index))
+        except Exception as error:
+            error.add_note(
+                f"feedline: in the transform, at epoch {positions.epoch[0]}, position {positions.position[0]}"
+            )
+            raise
+        leaves, treedef = jax.tree_util.tree_flatten(batch)
+        if treedef != self.out.treedef:
+            raise ValueError(f"a transform must return one tree; it gave {treedef} after {self.out.treedef}")
+        for leaf, array in zip(self.out.leaves, leaves, strict=True):
+            if array.shape != (len(index), *leaf.shape) or array.dtype != leaf.dtype:
+                raise ValueError(
+                    f"a transform must map row i to row i, with one dtype and shape a leaf; {leaf.name} came back "
+                    f"as {array.dtype}{list(array.shape)}, expected {leaf.dtype}{[len(index), *leaf.shape]}"
+                )
+        return [as_array(leaf.name, array) for leaf, array in zip(self.out.leaves, leaves, strict=True)]
+
+
+def _called(transform: Transform, batch: Any, rows: Rows) -> Any:
+    try:
+        with annotation("transform"):
+            return transform(batch, rows)
+    except StopIteration as error:
+        raise RuntimeError(
+            "a transform must not raise StopIteration, which would pass for the end of the feed; "
+            "give next() a default, or catch it there"
+        ) from error
+
+
+def transformed_spec(transform: Transform, spec: RowSpec, row: list[Array]) -> RowSpec:
+    """The spec of a row after `transform`, found by transforming one row twice.
+
+    Args:
+      row: that row: leaves of shape [1, …].
+
+    Raises:
+      ValueError: the transform does not keep the batch axis, or gives another result when it is called again.
+    """
+    once, values = _tried(transform, spec, row)
+    again, other_values = _tried(transform, spec, row)
+    if again.treedef != once.treedef:
+        raise ValueError(f"a transform must return one tree; it gave {again.treedef} after {once.treedef}")
+    for leaf, other, value, other_value in zip(once.leaves, again.leaves, values, other_values, strict=True):
+        if leaf != other:
+            found = f"{leaf.dtype}{list(leaf.shape)} and then as {other.dtype}{list(other.shape)}"
+        elif value != other_value:
+            found = "other values when it was called again"
+        else:
+            continue
+        raise ValueError(
+            "a transform must give the same for the same row, bit for bit, on any process and after any resume; "
+            f"{leaf.name} of the first row came back {'with' if leaf == other else 'as'} {found}. Draw random "
+            "numbers from rows.key alone, as in np.random.default_rng(int(rows.key[i])), keep no state between "
+            "calls, and write every element"
+        )
+    return once
+
+
+def _tried(transform: Transform, spec: RowSpec, row: list[Array]) -> tuple[RowSpec, list[bytes]]:
+    """What `transform` makes of a copy of one row: its spec, and the bytes of each leaf."""
+    zero = np.zeros(1, np.int64)
+    copied = spec.tree([leaf.copy() for leaf in row])  # it may work in place
+    transformed = _called(transform, copied, Rows(zero, zero, zero, np.zeros(1, np.uint64)))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(transformed):
+        if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (1,):
+            raise ValueError(
+                f"a transform must return NumPy arrays with one row for each row it got; for 1 row "
+                f"batch{jax.tree_util.keystr(path)} came back as {type(leaf).__name__}{getattr(leaf, 'shape', '')}"
+            )
+        as_array(f"batch{jax.tree_util.keystr(path)}", leaf)
+    out = RowSpec.of(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), transformed))
+    # a copy: the next call may write into the memory of this result
+    return out, [leaf.tobytes() for leaf in jax.tree.leaves(transformed)]

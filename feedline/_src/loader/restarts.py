@@ -1,0 +1,45 @@
+"""How many ended workers of a feed were replaced, and how many may be."""
+
+from __future__ import annotations
+
+import logging
+
+from feedline._src.errors import WorkerError
+
+_log = logging.getLogger("feedline")
+
+
+class Restarts:
+    """Counts replaced workers.
+
+    Attributes:
+      count: workers replaced so far.
+
+    Args:
+      limit: how many may be replaced.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+
+    @property
+    def left(self) -> bool:
+        """Whether one more may be replaced."""
+        return self.count < self._limit
+
+    def use(self, error: WorkerError) -> None:
+        """Count a worker that is to be replaced, and log why it ended.
+
+        Raises:
+          WorkerError: none may be replaced any more: this error, with the count.
+        """
+        if not self.left:
+            if self._limit:
+                error.add_note(
+                    f"feedline: Reading(restart={self._limit}) has replaced {self.count} workers of this feed "
+                    "already; find what ends them, or raise restart"
+                )
+            raise error
+        self.count += 1
+        _log.warning("%s. It is replaced (restart %d of %d)", error.message, self.count, self._limit)

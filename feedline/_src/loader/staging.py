@@ -1,0 +1,147 @@
+"""Page-aligned slabs of host memory that are used again once nothing refers to them.
+
+A *slab* is leased as a NumPy array whose base is a lease. The array and its slices keep the lease alive. So does
+JAX while a transfer reads the array, or while a device array of the CPU backend, which adopts aligned memory, lies
+in it. When the lease is freed, its slab is idle, and the next lease takes it. So no code has to find out when a
+transfer is over.
+
+Guarantees:
+
+1. A slab has at most one lease at a time.
+2. `lease` never waits: if no slab is idle, it maps a new one.
+3. At most `idle` slabs of each leaf are idle; a further one is unmapped at once. So the memory in use is that of
+   the leased arrays that are alive, and of at most `idle` batches.
+4. A lease may end anywhere: in any thread, in the garbage collector, inside `lease`, after `close`, at exit. No
+   Python code runs then, so neither an interrupt nor a slab can be lost there.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from feedline._src.errors import FeedError
+from feedline._src.rows.spec import Array
+
+Slab = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class Staging:
+    """Slabs for batches of one form. Any thread may lease.
+
+    Unpickled, it is empty: a worker process has slabs of its own.
+
+    Args:
+      form: shape and dtype of each leaf of a batch.
+      idle: the number of batches whose slabs are kept while unused. With as many as are in use at a time in a
+        steady feed, no further slabs are mapped.
+
+    Example:
+      >>> staging = Staging([((2, 3), np.dtype(np.float32))], idle=1)
+      >>> first = staging.lease()[0]
+      >>> address = first.ctypes.data
+      >>> part = first[1:]
+      >>> del first  # `part` still lies in the slab
+      >>> staging.lease()[0].ctypes.data == address
+      False
+      >>> del part
+      >>> staging.lease()[0].ctypes.data == address
+      True
+    """
+
+    def __init__(self, form: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], idle: int) -> None:
+        self._form = list(form)
+        self.most_idle = idle
+        self._idle = self._new_idle()
+        # The slabs mapped so far. A number would need a lock, and an interrupt may leave that held
+        self._mapped: list[weakref.ref[mmap.mmap]] = []
+
+    @property
+    def mapped(self) -> int:
+        """Slabs mapped so far. In a steady feed it stops growing."""
+        return len(self._mapped)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the slabs that are mapped now, idle or leased."""
+        slabs = (slab() for slab in tuple(self._mapped))
+        return sum(len(slab) for slab in slabs if slab is not None)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._form)
+
+    def lease(self) -> list[Array]:
+        """An uninitialised array for each leaf, which starts on a page border."""
+        return [self._lease(*leaf, idle) for leaf, idle in zip(self._form, self._idle, strict=True)]
+
+    def keep(self, idle: int) -> None:
+        """Keep so many batches' slabs while unused, from now on. Those that are idle now are unmapped."""
+        self.most_idle = idle
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the idle slabs; leased slabs are unmapped when their leases end. Idempotent."""
+        self._idle = self._new_idle()
+
+    def _lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], idle: deque[_Return]) -> Array:
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            slab = idle.pop().slab
+        except IndexError:
+            slab = self._map(size)
+        lease = _Lease()
+        lease.back = _Return.of(slab, lease, idle)
+        lease.__array_interface__ = slab.__array_interface__  # how np.asarray finds the memory
+        return np.asarray(lease)[:size].view(dtype).reshape(shape)
+
+    def _map(self, size: int) -> Slab:
+        try:
+            memory = mmap.mmap(-1, max(size, 1))
+        except OSError as error:
+            raise FeedError(
+                f"the memory of a batch must fit beside what this process has, and no more {size:,} bytes can be "
+                f"had for a leaf of it ({error.strerror}); take a smaller batch_size, Reading.buffer or prefetch, "
+                "or raise the limit (ulimit -v)",
+                stage="read",
+            ) from error
+        self._mapped.append(weakref.ref(memory))
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux: fewer faults while it is new, fewer TLB misses later
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, np.uint8)
+
+    def _new_idle(self) -> list[deque[_Return]]:
+        # of each leaf; a full deque drops the oldest entry when one is appended (guarantee 3)
+        return [deque(maxlen=self.most_idle) for _ in self._form]
+
+    def __reduce__(self) -> Any:
+        return Staging, (self._form, self.most_idle)
+
+
+class _Lease:
+    """The base of an array that lies in a slab."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "back")
+    __array_interface__: dict[str, Any]
+    back: _Return
+
+
+class _Return(weakref.ref[_Lease]):
+    """Appends itself, with the slab, to the idle slabs when its lease ends. Until then the lease refers to it."""
+
+    __slots__ = ("slab",)
+    slab: Slab
+
+    @classmethod
+    def of(cls, slab: Slab, lease: _Lease, idle: deque[_Return]) -> _Return:
+        """A complete one: in the caller's frame, an interrupt could end a lease whose return has no slab yet."""
+        back = cls(lease, idle.append)
+        back.slab = slab
+        return back

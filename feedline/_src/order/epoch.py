@@ -1,0 +1,125 @@
+"""Which row stands at which position of an epoch: a pure function of (seed, epoch, position).
+
+`rows_at` is a keyed permutation of the rows, so every process computes any part of any epoch's order
+alone, in O(1) memory: see `permutation`, and `blocks` for orders that keep adjacent rows near each other.
+`keys_at` gives each position a random number, `substitutes_at` rows that may replace a bad row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline._src.native.library import library
+from feedline._src.options import Blocks, Order, checked_integer
+from feedline._src.order.blocks import blocked
+from feedline._src.order.compiled import rows_at_by_c
+from feedline._src.order.permutation import LARGEST, hashed, permuted, words
+
+
+def rows_at(order: Order, n: int, epoch: int, positions: NDArray[np.integer[Any]] | range) -> NDArray[np.int64]:
+    """The row at each position of an epoch: for every (seed, epoch) a bijection of [0, n).
+
+    The order never changes, not between versions nor between machines: a run that resumes relies on it.
+
+    Args:
+      order: the seed, and how to shuffle.
+      n: the number of rows; at most 2⁶² to shuffle them.
+      epoch: below 2⁶⁴.
+      positions: integers[k] in [0, n), in any order, with repeats; or a range of step 1.
+
+    Returns:
+      int64[k], a new array. Without shuffling, the positions.
+
+    Raises:
+      IndexError: a position is not in [0, n).
+
+    Example:
+      >>> rows_at(Order(seed=7), 6, epoch=0, positions=np.arange(6))
+      array([4, 1, 0, 2, 3, 5])
+      >>> rows_at(Order(seed=7), 10**15, epoch=3, positions=np.array([0, 10**15 - 1]))
+      array([637444280427135,  60713028302490])
+    """
+    n, epoch = checked_integer("n", n, at_least=0), _checked_word("epoch", epoch)
+    if order.shuffle and n > LARGEST:
+        raise ValueError(f"n, the number of rows to shuffle, must be at most 2^62, got {n}; split the source")
+    if isinstance(positions, range):
+        positions = np.arange(positions.start, positions.stop, positions.step)
+    checked = _checked(positions, n)
+    if n == 0 or not order.shuffle:
+        return positions.astype(np.int64)
+    if (compiled := library()) is not None:
+        return rows_at_by_c(compiled, order, n, epoch, checked)
+    if isinstance(order.shuffle, Blocks):
+        return blocked(order.shuffle, n, order.seed, epoch, checked)
+    return permuted(n, words("order", order.seed, epoch), checked)
+
+
+def keys_at(seed: int, epoch: int, positions: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """A random number for each position of an epoch, to seed its augmentation with.
+
+    It depends only on (seed, epoch, position), not on the number of rows, and is independent of the order.
+    Positions of one epoch never share a key.
+
+    Args:
+      seed: below 2⁶⁴.
+      epoch: below 2⁶⁴.
+      positions: integers[k] in [0, 2⁶³), in any order, with repeats.
+
+    Returns:
+      uint64[k], uniform over all 2⁶⁴ values.
+
+    Raises:
+      IndexError: a position is not in [0, 2⁶³).
+
+    Example:
+      >>> keys_at(seed=7, epoch=0, positions=np.arange(2))
+      array([ 5934308537542988519, 10794454123149485347], dtype=uint64)
+    """
+    seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
+    return hashed(_checked(positions, 1 << 63), words("keys", seed, epoch))
+
+
+def substitutes_at(seed: int, n: int, epoch: int, position: int) -> NDArray[np.int64]:
+    """The rows to try, in this order, in place of a bad row at a position of an epoch.
+
+    Args:
+      seed: below 2⁶⁴.
+      n: the number of rows.
+      epoch: below 2⁶⁴.
+      position: in [0, 2⁶³).
+
+    Returns:
+      int64[16], each uniform over all rows, so they may repeat.
+
+    Example:
+      >>> substitutes_at(seed=7, n=100, epoch=0, position=3)[:4].tolist()
+      [27, 49, 17, 49]
+    """
+    seed, epoch = _checked_word("seed", seed), _checked_word("epoch", epoch)
+    keys = words("spares", seed, epoch)
+    first = hashed(_checked(np.array([position], np.int64), 1 << 63), keys)
+    drawn = hashed(np.add(first, np.arange(16, dtype=np.uint64), dtype=np.uint64), keys)
+    return (drawn % np.uint64(n)).astype(np.int64)
+
+
+def _checked_word(name: str, value: object) -> int:
+    number = checked_integer(name, value, at_least=0)
+    if number >= 1 << 64:
+        raise ValueError(f"{name} must be below 2^64, got {number}; use fewer bits")
+    return number
+
+
+def _checked(positions: NDArray[np.integer[Any]], end: int) -> NDArray[np.uint64]:
+    """The positions as 64-bit words: no copy if they are 64-bit integers already, so they must not be written."""
+    if positions.dtype.kind not in "iu" or positions.ndim != 1:
+        found = f"{positions.dtype}{list(positions.shape)}"
+        raise TypeError(f"positions must be integers[k], got {found}; try positions.ravel().astype(np.int64)")
+    wide = positions.astype(np.int64 if positions.dtype.kind == "i" else np.uint64, copy=False).view(np.uint64)
+    if wide.size and wide.max() >= min(end, 1 << 63):  # one pass: as a word, a negative position is at least 2^63
+        low, high = int(positions.min()), int(positions.max())
+        hint = "row p of a run is p % n of epoch p // n"
+        raise IndexError(f"positions must be in [0, {end}), got {low} to {high}; {hint}")
+    return wide

@@ -1,0 +1,252 @@
+"""Which row of which source stands at which position of a mixture: a pure function of (seed, epoch, position).
+
+`phases` says which source stands at a position, and how many of its rows stand before. Row number c of a source,
+counted over the whole run, stands at position c mod length of epoch c div length in that source's own order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline._src.native.library import library
+from feedline._src.options import Order
+from feedline._src.order.compiled import EpochOrder, MixedSource, mixed_order, rows_of_struct
+from feedline._src.order.epoch import rows_at
+from feedline._src.order.permutation import words
+from feedline._src.order.phases import ENDLESS, Phase, Span, spans_of
+
+End = Literal["endless", "first_exhausted", "all_exhausted"]
+_MOST_EPOCHS, _STRUCTS = 64, 16
+"""Of sources in one C call; and structs of C calls that are kept."""
+Indices = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOrder:
+    """Which row stands at which position of a mixture. Row indices count the sources one after the other.
+
+    Attributes:
+      names: of the sources.
+      lengths: the rows of each source.
+      orders: the order of each source.
+      phases: the weights, by ascending start; the first one starts at 0.
+      end: when an epoch ends.
+      seed: of the keys of a transform, and of the rows that replace bad ones.
+
+    Raises:
+      ValueError: `end` is "all_exhausted", and a source is never exhausted.
+
+    Example:
+      >>> order = MixtureOrder(("a", "b"), (4, 3), (Order(shuffle=False),) * 2, (Phase(0, (2, 1)),))
+      >>> order.rows_at(0, range(9)).tolist()
+      [0, 4, 1, 2, 5, 3, 0, 6, 1]
+    """
+
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    orders: tuple[Order, ...]
+    phases: tuple[Phase, ...]
+    end: End = "endless"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.end not in get_args(End):
+            raise ValueError(f"end must be one of {get_args(End)}, got {self.end!r}")
+        _ = self.rows  # which may raise
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """The positions of an epoch. Without an end that is `ENDLESS`."""
+        if self.end == "endless":
+            return ENDLESS
+        ends = {}
+        for source, (name, length) in enumerate(zip(self.names, self.lengths, strict=True)):
+            found = [span.after_row(source, length - 1) for span in self._spans]
+            ends[name] = next((end for end in found if end is not None), None)
+        reached = [end for end in ends.values() if end is not None]
+        if self.end == "first_exhausted":
+            return min(reached)
+        for name, end in ends.items():
+            if end is None:
+                raise ValueError(
+                    f'end="all_exhausted" needs every source to give each row once, and {name!r} has weight '
+                    '0 before it has; give it a weight in the last phase, or end="first_exhausted"'
+                )
+        return max(reached)
+
+    @functools.cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """The row index of the first row of each source, and the number of all rows."""
+        return tuple(itertools.accumulate(self.lengths, initial=0))
+
+    def rows_at(self, epoch: int, positions: Indices | range) -> Indices:
+        """The row index at each position of an epoch.
+
+        Args:
+          epoch: each source goes on where the epoch before left it.
+          positions: int64[k] in [0, rows); or a range of step 1. They are fastest if they ascend.
+
+        Returns:
+          int64[k], a new array.
+
+        Raises:
+          IndexError: a position is not in [0, rows).
+        """
+        compiled = library()
+        if compiled is not None and (struct := self.struct(epoch, positions)) is not None:
+            return rows_of_struct(compiled, struct, positions)
+        if isinstance(positions, range):
+            positions = np.arange(positions.start, positions.stop)
+        rows = np.empty(len(positions), np.int64)
+        sources, counters = self._counters(epoch, positions)
+        for source in range(len(self.names)):
+            here = np.flatnonzero(sources == source)
+            if len(here):
+                rows[here] = self._rows_of(source, counters[here])
+        return rows
+
+    def struct(self, epoch: int, positions: Indices | range) -> EpochOrder | None:
+        """What the C library needs for these positions; None where NumPy must compute them.
+
+        NumPy computes stretches over the border of two phases, and those with very many epochs of a source.
+        """
+        if not len(positions):
+            return None
+        if isinstance(positions, range):
+            first, last = positions[0], positions[-1]
+        else:
+            first, last = int(positions.min()), int(positions.max())
+        self._check(first, last)
+        (number,) = [i for i, span in enumerate(self._spans) if span.first <= first][-1:]
+        span = self._spans[number]
+        if last >= span.stop:
+            return None
+        tables = (first - span.first) // span.places.size, (last - span.first) // span.places.size + 1
+        before = [a + b for a, b in zip(self._before(epoch), span.before, strict=True)]
+        epochs = []
+        for begin, places, length in zip(before, span.places.of_source, self.lengths, strict=True):
+            low, high = (begin + table * len(places) for table in tables)
+            epochs.append(range(low // length, -(-high // length)))
+        if sum(map(len, epochs)) > _MOST_EPOCHS:
+            return None
+        key = epoch, number, *epochs
+        struct = self._structs.get(key)
+        if struct is None:
+            if len(self._structs) >= _STRUCTS:
+                self._structs.clear()
+            struct = self._structs[key] = self._struct_of(span, before, epochs)
+        return struct
+
+    def _struct_of(self, span: Span, before: Sequence[int], epochs: Sequence[range]) -> EpochOrder:
+        sources = [
+            MixedSource.of(
+                order,
+                epochs[i],
+                length=self.lengths[i],
+                before=before[i],
+                step=len(span.places.of_source[i]),
+                first_row=self.firsts[i],
+            )
+            for i, order in enumerate(self.orders)
+        ]
+        return mixed_order(self.rows, span.first, span.places.source, span.places.rank, sources)
+
+    @functools.cached_property
+    def _structs(self) -> dict[Any, EpochOrder]:
+        return {}
+
+    def __reduce__(self) -> Any:  # without what was computed, which has pointers
+        return MixtureOrder, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def own_positions(self, epochs: Indices, positions: Indices) -> tuple[Indices, Indices]:
+        """Where each (epoch, position) of the mixture lies in its source's own order: (epochs, positions)."""
+        counters, lengths = np.empty_like(positions), np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            sources, counters[here] = self._counters(epoch, positions[here])
+            lengths[here] = np.array(self.lengths)[sources]
+        return counters // lengths, counters % lengths
+
+    def taken(self, position: int) -> tuple[int, ...]:
+        """How many rows of each source stand before a position of an epoch."""
+        (span,) = [span for span in self._spans if span.first <= position][-1:]
+        return span.taken(position)
+
+    def epochs_of(self, epoch: int, position: int) -> dict[str, float]:
+        """How many epochs of each source stand before a position of an epoch."""
+        rows = map(sum, zip(self._before(epoch), self.taken(position), strict=True))
+        return {name: row / length for name, row, length in zip(self.names, rows, self.lengths, strict=True)}
+
+    def source_of(self, row: int) -> tuple[int, int]:
+        """The first row index of the source of a row, and the number of rows of that source."""
+        source = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        return self.firsts[source], self.lengths[source]
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, for a fingerprint. Weights are rows of a block; sources of weight 0 are left out."""
+        return {
+            "seed": self.seed,
+            "end": self.end,
+            "orders": {n: dataclasses.asdict(order) for n, order in zip(self.names, self.orders, strict=True)},
+            "phases": [
+                [phase.start, {name: count for name, count in zip(self.names, phase.counts, strict=True) if count}]
+                for phase in self.phases
+            ],
+        }
+
+    @functools.cached_property
+    def _spans(self) -> tuple[Span, ...]:
+        return spans_of(self.phases)
+
+    def _before(self, epoch: int) -> tuple[int, ...]:
+        """How many rows of each source come before an epoch."""
+        if not epoch:
+            return (0,) * len(self.lengths)
+        of_epoch = self.taken(self.rows)
+        if max(of_epoch) * (epoch + 1) >= 1 << 63:
+            raise ValueError(
+                f"a run takes fewer than 2^63 rows of each source, and epoch {epoch} is too late for that; seek "
+                "to an earlier epoch"
+            )
+        return tuple(epoch * count for count in of_epoch)
+
+    def _counters(self, epoch: int, positions: Indices) -> tuple[NDArray[np.int32], Indices]:
+        """The source at each of these positions, and how many rows of it come before that one in the whole run."""
+        sources, counters = np.empty(len(positions), np.int32), np.empty(len(positions), np.int64)
+        if not len(positions):
+            return sources, counters
+        self._check(int(positions.min()), int(positions.max()))
+        before = np.array(self._before(epoch))
+        for span in self._spans:
+            here: Any = slice(None)
+            if len(self._spans) > 1:
+                here = np.flatnonzero((positions >= span.first) & (positions < span.stop))
+            sources[here], counters[here] = span.counters(positions[here])
+            counters[here] += before[sources[here]]
+        return sources, counters
+
+    def _check(self, first: int, last: int) -> None:
+        if first < 0 or last >= self.rows:
+            raise IndexError(f"positions must be in [0, {self.rows}), got {first} to {last}")
+
+    def _rows_of(self, source: int, counters: Indices) -> Indices:
+        """The row index of each of these rows of a source."""
+        order, length = self.orders[source], self.lengths[source]
+        epochs, rows = np.divmod(counters, length)
+        cuts = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist(), len(counters)]
+        for start, stop in itertools.pairwise(cuts if order.shuffle and length > 1 else ()):
+            rows[start:stop] = rows_at(order, length, int(epochs[start]), rows[start:stop])
+        rows += self.firsts[source]
+        return rows
+
+
+def seed_of_source(seed: int, source: int) -> int:
+    """The seed of the order of source number `source` in a mixture with this seed."""
+    return int(words("mixture", seed, source)[0])

@@ -1,0 +1,77 @@
+"""What two fingerprints say of the rows before a place of a run: what comes later may be changed in between.
+
+Of a mixture, the phases of weights that have not begun may change; of a feed whose batch size changes, the batch
+sizes of later steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from feedline._src.order.schedule import Cursor
+
+
+def common(
+    saved: Mapping[str, Any], own: Mapping[str, Any], step: int, cursor: Cursor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both fingerprints, reduced to what concerns the first `step` batches, which end at the cursor.
+
+    Example:
+      >>> one, two = ({"order": {"batch_sizes": [[0, 8], [start, 16]]}} for start in (5, 6))
+      >>> [a == b for a, b in (common(one, two, step, Cursor(0, 0)) for step in (5, 6))]
+      [True, False]
+    """
+    both = dict(saved), dict(own)
+    if all(_phases(each, "batch_sizes") for each in both):
+        for each in both:
+            each["order"] = {**each["order"], "batch_sizes": _begun(each["order"]["batch_sizes"], step)}
+    else:  # a constant batch size may be another one after each restore, so it says nothing of the past
+        for each in both:
+            if isinstance(each.get("order"), Mapping):
+                each["order"] = {key: value for key, value in each["order"].items() if key != "batch_sizes"}
+    if cursor.epoch == 0 and all(_phases(each, "phases") for each in both):
+        for each in both:
+            order = each["order"]
+            phases = _begun(order["phases"], cursor.position)
+            orders = {name: order["orders"].get(name) for _, counts in phases for name in counts}
+            each["order"] = {**order, "phases": phases, "orders": orders, "end": None}
+            each["rows"] = None  # of an epoch: it ends where the phases, which may change, let it end
+    return both
+
+
+def remedy(saved: Any, own: Any, cursor: Cursor) -> str | None:
+    """How to go on at the cursor with other weights, if two orders differ in nothing but weights before it.
+
+    Args:
+      saved, own: the orders of both fingerprints, as `common` returns them.
+    """
+    if cursor.epoch or not all(_phases({"order": order}, "phases") for order in (saved, own)):
+        return None
+    orders = saved["orders"], own["orders"]
+    if any(orders[0][name] != orders[1][name] for name in orders[0].keys() & orders[1].keys()):
+        return None
+    weights = {"phases": None, "orders": None}
+    if {**saved, **weights} != {**own, **weights}:
+        return None
+    return (
+        "Weights of rows before the state's position must stay as they were; give those for the rows after it as "
+        f"a phase, Mixture(sources, weights=[(0, old weights), ({cursor.position}, new weights)])"
+    )
+
+
+def _phases(fingerprint: Mapping[str, Any], key: str) -> bool:
+    """Whether the order of a fingerprint has a well-formed list of (place, value) under a key."""
+    order = fingerprint.get("order")
+    phases = order.get(key) if isinstance(order, Mapping) else None
+    if not isinstance(phases, list | tuple) or not all(isinstance(each, list | tuple) for each in phases):
+        return False
+    if not all(len(phase) == 2 and isinstance(phase[0], int) for phase in phases):
+        return False
+    of_weights = isinstance(order, Mapping) and isinstance(order.get("orders"), Mapping)
+    return key == "batch_sizes" or (of_weights and all(isinstance(counts, Mapping) for _, counts in phases))
+
+
+def _begun(phases: Any, place: int) -> list[Any]:
+    """The phases that begin before a place."""
+    return [phase for phase in phases if phase[0] < place]

@@ -1,0 +1,101 @@
+"""What settings that a feed finds by itself may use: the user's limits, and where there is none, the machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from feedline._src.cluster.cgroups import limits as limits_of_group
+from feedline._src.cluster.cores import own_cores, own_processes
+from feedline._src.options import Limits, Settings
+from feedline._src.tuning.candidates import Bounds
+
+_HOST_SHARE = 0.25
+_DEVICE_SHARE = 0.1
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def bounds_of(
+    limits: Limits,
+    tunable: frozenset[str],
+    start: Settings,
+    *,
+    local_bytes: int,
+    shard_bytes: int,
+    devices: Sequence[Any],
+) -> tuple[Bounds, Settings]:
+    """The bounds of a feed, and the settings to begin with: `start`, or smaller where a limit asks for that.
+
+    Args:
+      limits: the user's.
+      tunable: the settings that are "auto".
+      start: the settings to begin with, unless they are too large.
+      local_bytes: of a process-local batch in host memory, with what is cast or transformed.
+      shard_bytes: of a batch on each device.
+      devices: of this process, to which the batches go.
+
+    Raises:
+      ValueError: even the smallest settings exceed a limit that the user gave.
+    """
+    on_host = all(device.platform == "cpu" for device in devices)
+    bounds = Bounds(
+        tunable=tunable,
+        host_batches=(limits.host_bytes or _host_bytes()) // max(1, local_bytes),
+        device_batches=_device_batches(limits, shard_bytes, devices, on_host=on_host),
+        shared_batches=_shared_bytes() // max(1, local_bytes),
+        cores=limits.cores or own_cores(),
+        arrays_on_host=on_host,
+    )
+    threads = start.threads
+    if "threads" in tunable and limits.cores is not None:
+        threads = max(1, min(threads, limits.cores))
+    smallest = start._replace(threads=threads)
+    for name in ("buffer", "prefetch"):
+        while name in tunable and getattr(smallest, name) > 1 and not bounds.allow(smallest):
+            smallest = smallest._replace(**{name: getattr(smallest, name) - 1})
+    host, device = bounds.host_use(smallest), bounds.device_use(smallest)
+    if limits.host_bytes is not None and host > bounds.host_batches:
+        raise ValueError(_refusal("host_bytes", limits.host_bytes, host, local_bytes, smallest))
+    if limits.device_bytes is not None and device > limits.device_bytes // max(1, shard_bytes):
+        raise ValueError(_refusal("device_bytes", limits.device_bytes, device, shard_bytes, smallest))
+    return bounds, smallest
+
+
+def _refusal(name: str, limit: int, batches: int, each: int, settings: Settings) -> str:
+    return (
+        f"Limits.{name} must hold {batches} batches of {each:,} bytes, {batches * each:,} bytes, for buffer "
+        f"{settings.buffer} and prefetch {settings.prefetch}, got {limit:,}; raise it, or use a smaller batch_size"
+    )
+
+
+def _device_batches(limits: Limits, shard_bytes: int, devices: Sequence[Any], *, on_host: bool) -> int | None:
+    if limits.device_bytes is not None:
+        return limits.device_bytes // max(1, shard_bytes)
+    if on_host:  # their arrays lie in host memory, and are counted there
+        return None
+    totals = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    known = [total for total in totals if total]
+    return int(_DEVICE_SHARE * min(known)) // max(1, shard_bytes) if known else None
+
+
+def _host_bytes() -> int:
+    return int(_HOST_SHARE * _usable_memory()) // own_processes()
+
+
+def _shared_bytes() -> int:
+    try:
+        return shutil.disk_usage(_SHARED_MEMORY).free // own_processes()
+    except OSError:
+        return 0
+
+
+def _usable_memory() -> int:
+    """The bytes of memory that this process may use: of the machine, or of its control group if that is less."""
+    group = None
+    with contextlib.suppress(OSError, ValueError):  # no cgroups, or in a form that is not known
+        group = limits_of_group().memory_bytes
+    return min(filter(None, (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), group)))

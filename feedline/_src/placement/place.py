@@ -1,0 +1,229 @@
+"""Makes the global arrays of a batch from the process-local arrays of each process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from feedline._src.placement.plan import (
+    LeafPlan,
+    batch_axis_sharding,
+    check_divides,
+    check_multiples,
+    check_rank,
+    plan_leaf,
+    shards_of,
+)
+from feedline._src.runtime.jax_settings import JaxSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """The shardings of a batch, and the part of each leaf that this process supplies.
+
+    Attributes:
+      spec: tree of `jax.ShapeDtypeStruct` with shardings, of the global batch.
+      plans: what this process supplies of each leaf, in the order in which JAX flattens `spec`.
+      settings: JAX's settings while a batch is placed, so that 64-bit leaves stay 64-bit on every thread.
+      ragged: the numbers of the leaves whose axis 1 differs between batches, all alike; `spec` has its maximum.
+    """
+
+    spec: Any
+    plans: tuple[LeafPlan, ...]
+    settings: JaxSettings = dataclasses.field(default_factory=JaxSettings.of_this_thread)
+    ragged: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, spec: Any, ragged: tuple[int, ...] = ()) -> Placement:
+        """The placement of a batch whose leaves have these shapes, dtypes and shardings.
+
+        Raises:
+          ValueError: a sharding cannot divide its leaf or splits axis 1 of a ragged one, or this process owns no
+            device of it.
+        """
+        leaves = jax.tree_util.tree_leaves_with_path(spec)
+        for number in ragged:
+            path, leaf = leaves[number]
+            _check_not_split(leaf, _name(path))
+        plans = [
+            plan_leaf(leaf.sharding, leaf.shape, leaf.sharding.addressable_devices, _name(path))
+            for path, leaf in leaves
+        ]
+        return cls(spec, tuple(plans), ragged=ragged)
+
+    def place(self, leaves: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """The global arrays of process-local `leaves`. Returns before the transfers are done.
+
+        It allows its own transfers: they are intended, and must not fail under a transfer guard of the user.
+        With several processes JAX counts them as implicit transfers.
+        """
+        if self.ragged:
+            return self._of_length(leaves[self.ragged[0]].shape[1]).place(leaves)
+        with self.settings.applied(), jax.transfer_guard_host_to_device("allow"):
+            arrays = [place(leaf) for place, leaf in zip(self._places, leaves, strict=True)]
+        return self._treedef.unflatten(arrays)
+
+    @functools.cached_property
+    def local_bytes(self) -> int:
+        """Bytes that this process supplies of a batch."""
+        leaves = jax.tree_util.tree_leaves(self.spec)
+        return sum(
+            math.prod(plan.local_shape) * leaf.dtype.itemsize
+            for plan, leaf in zip(self.plans, leaves, strict=True)
+        )
+
+    def _of_length(self, length: int) -> Placement:
+        """The placement of the batches whose ragged leaves have this length."""
+        if length not in self._by_length:
+            leaves, treedef = jax.tree_util.tree_flatten(self.spec)
+            plans = list(self.plans)
+            for i in self.ragged:
+                shape = (leaves[i].shape[0], length, *leaves[i].shape[2:])
+                leaves[i] = jax.ShapeDtypeStruct(shape, leaves[i].dtype, sharding=leaves[i].sharding)
+                plans[i] = dataclasses.replace(plans[i], global_shape=shape)
+            self._by_length[length] = Placement(jax.tree.unflatten(treedef, leaves), tuple(plans), self.settings)
+        return self._by_length[length]
+
+    @functools.cached_property
+    def _by_length(self) -> dict[int, Placement]:
+        return {}
+
+    # Flattened once: for a small batch on several devices, placing costs mostly Python time.
+    @functools.cached_property
+    def _treedef(self) -> Any:
+        return jax.tree_util.tree_structure(self.spec)
+
+    @functools.cached_property
+    def _places(self) -> list[Callable[[np.ndarray[Any, Any]], jax.Array]]:
+        return [
+            functools.partial(_place_all if leaf.sharding.is_fully_addressable else _place_local, leaf)
+            for leaf in jax.tree_util.tree_leaves(self.spec)
+        ]
+
+
+def _check_not_split(leaf: jax.ShapeDtypeStruct, name: str) -> None:
+    """Refuse a sharding that splits axis 1 of a ragged leaf."""
+    shards = shards_of(leaf.sharding, len(leaf.shape))[1]
+    if shards > 1:
+        raise ValueError(
+            f"{name}: a sharding must not split axis 1 of a ragged leaf, whose size differs between batches, and "
+            f'{leaf.sharding} splits it into {shards}; shard the batch axis alone, as PartitionSpec("data") does'
+        )
+
+
+def _place_local(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+    array: jax.Array = jax.make_array_from_process_local_data(leaf.sharding, values, leaf.shape)
+    return array
+
+
+def _place_all(leaf: jax.ShapeDtypeStruct, values: np.ndarray[Any, Any]) -> jax.Array:
+    """As `_place_local` where this process supplies the whole leaf, in half the time for a small batch."""
+    if values.shape != leaf.shape:
+        raise ValueError(
+            f"a leaf must have the shape that was planned, {list(leaf.shape)}, got {list(values.shape)}"
+        )
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, values.__getitem__)
+
+
+def sharded_spec(rows: Any, batch_size: int, sharding: Any) -> Any:
+    """The spec of a global batch, from that of a row and a sharding that is a prefix of its tree.
+
+    Raises:
+      TypeError: a leaf of `sharding` is no sharding.
+      ValueError: `sharding` is no prefix of the tree, or one of its shardings cannot divide its leaf.
+    """
+
+    def leaf(path: Any, row: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        shape = (batch_size, *row.shape)
+        check_divides(place, shape, _name(path))
+        return jax.ShapeDtypeStruct(shape, row.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, rows, broadcast(sharding, rows))
+
+
+def sharded_like(local: Any, sharding: Any) -> Any:
+    """The spec of the global batch to which every process supplies a part with the shapes and dtypes of `local`.
+
+    Along each axis the global size is the local one × shards ÷ shards on this process's devices.
+
+    Raises:
+      TypeError: a leaf of `sharding` is no sharding.
+      ValueError: `sharding` is no prefix of the tree, or this process's devices cannot divide a leaf.
+    """
+
+    def leaf(path: Any, part: Any, place: Sharding) -> jax.ShapeDtypeStruct:
+        shape = _global_shape(part.shape, place, _name(path))
+        return jax.ShapeDtypeStruct(shape, part.dtype, sharding=place)
+
+    return jax.tree_util.tree_map_with_path(leaf, local, broadcast(sharding, local))
+
+
+def broadcast(sharding: Any, batch: Any) -> Any:
+    """A sharding for each leaf of `batch`, from a tree that is a prefix of it."""
+    check_shardings(sharding)
+    try:
+        return jax.tree.broadcast(sharding, batch)
+    except ValueError as error:
+        raise ValueError(
+            "sharding must be one sharding or a tree that is a prefix of the batch, as jit's in_shardings: "
+            f"the batch is {jax.tree.structure(batch)}, the shardings are {jax.tree.structure(sharding)}"
+        ) from error
+
+
+def check_shardings(sharding: Any) -> None:
+    """Refuse a tree with a leaf that is no sharding."""
+    leaves = jax.tree_util.tree_leaves_with_path(sharding, is_leaf=lambda x: x is None)
+    for path, leaf in leaves:
+        if not isinstance(leaf, Sharding):
+            raise TypeError(
+                f"sharding{jax.tree_util.keystr(path)} must be a jax.sharding.Sharding, got {leaf!r}; "
+                'for example NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under '
+                "jax.set_mesh(mesh)"
+            )
+    if not leaves:
+        raise TypeError("sharding must be a jax.sharding.Sharding or a tree of them, got an empty tree")
+
+
+def _global_shape(local: tuple[int, ...], sharding: Sharding, name: str) -> tuple[int, ...]:
+    check_rank(sharding, local, name)
+    shards = shards_of(sharding, len(local))
+    mine = plan_leaf(sharding, shards, sharding.addressable_devices, name).local_shape
+    check_multiples(local, mine, "on this process's devices", name)
+    return tuple(size * whole // part for size, whole, part in zip(local, shards, mine, strict=True))
+
+
+def with_steps(spec: Any, steps: int) -> Any:
+    """The spec of `steps` batches as one tree: leaves [steps, B, ...], of which the first axis is not split."""
+    if steps == 1:
+        return spec
+
+    def leaf(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = one.sharding
+        if isinstance(sharding, NamedSharding):
+            axes = PartitionSpec(None, *sharding.spec)
+            sharding = NamedSharding(sharding.mesh, axes, memory_kind=sharding.memory_kind)
+        elif not isinstance(sharding, SingleDeviceSharding):
+            raise ValueError(
+                f"steps_per_call={steps} adds an axis to the batch, which only a NamedSharding can be given; got "
+                f"{sharding}"
+            )
+        return jax.ShapeDtypeStruct((steps, *one.shape), one.dtype, sharding=sharding)
+
+    return jax.tree.map(leaf, spec)
+
+
+def row_spec(spec: Any, batch_size: int, dtype: Any = np.bool_) -> jax.ShapeDtypeStruct:
+    """The spec of a number for each row, sharded as the batch axis of the first leaf of `spec` is."""
+    sharding = batch_axis_sharding(jax.tree.leaves(spec)[0].sharding)
+    return jax.ShapeDtypeStruct((batch_size,), dtype, sharding=sharding)
+
+
+def _name(path: Any) -> str:
+    return f"batch{jax.tree_util.keystr(path)}"

@@ -1,0 +1,255 @@
+"""The plan: (sharding, global shape) → the rows and columns that each process reads.
+
+Pure: nothing here asks which process it runs in, except the public `local_rows`. What a process
+reads follows from the devices it owns and from `Sharding.devices_indices_map`, never from the order
+of process indices, which says nothing about rows on a permuted mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.options import checked_integer
+
+if TYPE_CHECKING:
+    import jax
+
+Indices = npt.NDArray[np.int64]
+Columns = tuple[slice | npt.NDArray[np.int64], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafPlan:
+    """The part of one leaf that one process supplies.
+
+    Attributes:
+      global_shape: of the leaf, with the global batch size first.
+      rows: int64[k], ascending: the rows of the global batch that this process supplies.
+      columns: for each further axis the columns that it supplies, ascending; `slice(None)` for all.
+    """
+
+    global_shape: tuple[int, ...]
+    rows: Indices
+    columns: Columns
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of the process-local array."""
+        pairs = zip(self.columns, self.global_shape[1:], strict=True)
+        return (len(self.rows), *(_length(column, size) for column, size in pairs))
+
+    @property
+    def whole_columns(self) -> bool:
+        """Whether the process supplies all columns of its rows."""
+        return all(isinstance(column, slice) and column == slice(None) for column in self.columns)
+
+
+def plan_leaf(
+    sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], devices: Collection[Any], name: str
+) -> LeafPlan:
+    """The part of a leaf that lies on `devices`, as `jax.make_array_from_process_local_data` wants it.
+
+    Along each axis that is the ascending concatenation of the ranges on those devices. Where the
+    devices own no rectangle, the smallest rectangle that holds their parts is taken.
+
+    Raises:
+      ValueError: the sharding cannot divide this shape, or none of `devices` is in it. `name` is
+        the leaf's name in the message.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data"))
+      >>> plan_leaf(sharding, (4, 3), jax.devices()[:1], "x").local_shape
+      (4, 3)
+    """
+    check_divides(sharding, global_shape, name)
+    indices = [index for device, index in sharding.devices_indices_map(global_shape).items() if device in devices]
+    if not indices:
+        raise ValueError(
+            f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
+            "Build the mesh from devices of every process that runs the feed, or do not build the feed here"
+        )
+    owned = [
+        _merged({index[axis].indices(size)[:2] for index in indices}) for axis, size in enumerate(global_shape)
+    ]
+    columns = (_columns_of(ranges, size) for ranges, size in zip(owned[1:], global_shape[1:], strict=True))
+    return LeafPlan(global_shape, _indices_of(owned[0]), tuple(columns))
+
+
+def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:
+    """int64[k], ascending: the rows of which a process supplies at least one leaf."""
+    parts = [leaf.rows for leaf in leaves]
+    if all(np.array_equal(part, parts[0]) for part in parts):
+        return parts[0]
+    return np.unique(np.concatenate(parts))
+
+
+def replicas(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> list[list[int]]:
+    """Groups of processes that supply the same part of a leaf, and so must read the same bytes.
+
+    Example: [[0, 1], [2, 3]] for axes data=2, model=2 on four one-device processes and `P("data")`.
+    """
+    ranges = [range(size) for size in global_shape]
+    groups: dict[frozenset[Any], list[int]] = {}
+    parts: dict[int, set[Any]] = {}
+    indices: Mapping[Any, tuple[slice, ...]] = sharding.devices_indices_map(global_shape)
+    for device, index in indices.items():
+        bounds = tuple((r[i].start, r[i].stop) for r, i in zip(ranges, index, strict=True))
+        parts.setdefault(device.process_index, set()).add(bounds)
+    for process in sorted(parts):
+        groups.setdefault(frozenset(parts[process]), []).append(process)
+    return list(groups.values())
+
+
+def local_rows(sharding: jax.sharding.Sharding, batch_size: int) -> Indices:
+    """Which rows of a global batch this process supplies.
+
+    Args:
+      sharding: of the batch; only its first axis counts. A bare device or, under `jax.set_mesh`, a bare
+        `PartitionSpec` stands for its sharding.
+      batch_size: rows in the global batch, at least 1.
+
+    Returns:
+      int64[k], ascending. On a permuted mesh they need not be adjacent, and processes that are
+      replicas of each other get the same ones.
+
+    Raises:
+      TypeError: it is another kind of sharding than a `NamedSharding` or a `SingleDeviceSharding`.
+      ValueError: the sharding cannot divide `batch_size` rows, or this process owns no device of it.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> mesh = Mesh(np.array(jax.devices()), ("data",))
+      >>> local_rows(NamedSharding(mesh, PartitionSpec("data")), 8)  # in the only process: all of them
+      array([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    size = checked_integer("batch_size", batch_size, at_least=1)
+    first = batch_axis_sharding(as_shardings(sharding))
+    return plan_leaf(first, (size,), first.addressable_devices, "batch").rows
+
+
+def as_shardings(sharding: Any) -> Any:
+    """The tree with a sharding in the place of each device, and of each `PartitionSpec` under `jax.set_mesh`.
+
+    What is neither stays; it is refused where it is used.
+    """
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+    def leaf(given: Any) -> Any:
+        if isinstance(given, jax.Device):
+            return SingleDeviceSharding(given)
+        if isinstance(given, PartitionSpec) and not (mesh := jax.sharding.get_mesh()).empty:
+            return NamedSharding(mesh, given)
+        return given
+
+    return jax.tree.map(leaf, sharding)
+
+
+def batch_axis_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """The sharding of a vector that lies as the batch axis of `sharding` does."""
+    from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+    if isinstance(sharding, NamedSharding):
+        return sharding.update(spec=PartitionSpec(*sharding.spec[:1]))
+    if isinstance(sharding, SingleDeviceSharding):
+        return sharding
+    raise TypeError(
+        f"a NamedSharding or a SingleDeviceSharding is needed to shard the batch axis alone, got {sharding!r}; "
+        'for example NamedSharding(mesh, PartitionSpec("data")), or PartitionSpec("data") under jax.set_mesh(mesh)'
+    )
+
+
+def shards_of(sharding: jax.sharding.Sharding, ndim: int) -> tuple[int, ...]:
+    """The number of shards along each of `ndim` axes.
+
+    Raises:
+      ValueError: the sharding is for arrays of another rank.
+    """
+    spec: Any = getattr(sharding, "spec", None)
+    if spec is None:  # a SingleDeviceSharding, or a GSPMDSharding
+        devices = len(sharding.device_set)  # each count of shards divides it
+        try:
+            return tuple(devices // size for size in sharding.shard_shape((devices,) * ndim))
+        except AssertionError as error:  # jax's refusal of another rank than that of a GSPMDSharding
+            raise ValueError(f"{sharding} is not for arrays of {ndim} axes") from error
+    mesh: Any = getattr(sharding, "mesh", None)
+    shards = [math.prod(mesh.shape[axis] for axis in _axes(names)) for names in spec[:ndim]]
+    return (*shards, *[1] * (ndim - len(shards)))
+
+
+def check_divides(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...], name: str) -> None:
+    """Refuse a shape that the sharding cannot divide into equal shards. The error names a size that works."""
+    check_rank(sharding, global_shape, name)
+    try:
+        shards = shards_of(sharding, len(global_shape))
+    except ValueError as error:
+        raise ValueError(f"{name}: the sharding cannot divide shape {global_shape}: {error}") from error
+    check_multiples(global_shape, shards, "that its mesh axes make", name)
+
+
+def check_rank(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a leaf with fewer axes than the sharding names, or without any."""
+    spec: Any = getattr(sharding, "spec", ())
+    if len(spec) > len(shape):
+        raise ValueError(
+            f"{name}: the sharding {spec} names {len(spec)} axes, but the leaf has {len(shape)} (shape {shape}); "
+            "shorten the spec, or give this leaf its own sharding"
+        )
+    if not shape:
+        raise ValueError(
+            f"{name}: the first axis of a leaf is the batch, and this leaf is a scalar; give it one value a row, "
+            "or keep it out of the batch"
+        )
+
+
+def check_multiples(shape: tuple[int, ...], shards: tuple[int, ...], which: str, name: str) -> None:
+    """Refuse a shape with a size that its axis's `shards` do not divide. `which` goes into the message."""
+    for axis, (size, count) in enumerate(zip(shape, shards, strict=True)):
+        if size % count:
+            below, above = size // count * count, -(-size // count) * count
+            raise ValueError(
+                f"{name}: the {'batch size' if axis == 0 else f'size of axis {axis}'} must be a multiple of the "
+                f"{count} shards {which}, got {size}; {f'{below} or ' if below else ''}{above} would work"
+            )
+
+
+def _axes(names: Any) -> Sequence[str]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    entries = names if isinstance(names, tuple) else (names,)
+    return [axis for axis in entries if isinstance(axis, str)]
+
+
+def _merged(ranges: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ascending union of ranges that are equal or disjoint, adjacent ones joined to one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _indices_of(ranges: Sequence[tuple[int, int]]) -> Indices:
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
+
+
+def _columns_of(ranges: Sequence[tuple[int, int]], size: int) -> slice | Indices:
+    """A slice if the columns are adjacent, since indexing with a slice makes a view; else their indices."""
+    if len(ranges) > 1:
+        return _indices_of(ranges)
+    (columns,) = ranges
+    return slice(None) if columns == (0, size) else slice(*columns)
+
+
+def _length(column: slice | Indices, size: int) -> int:
+    return len(range(size)[column]) if isinstance(column, slice) else len(column)

@@ -1,0 +1,157 @@
+"""Bad rows: finding them in a read that failed, and a record of each that was replaced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import RowError
+from feedline._src.order.schedule import BatchPositions
+
+Indices = npt.NDArray[np.int64]
+
+
+class BadRow(NamedTuple):
+    """A row that could not be read or cast, and its substitute.
+
+    Attributes:
+      at: its offset in the global batch.
+      epoch, position: where the epoch's order has it.
+      row: its row index in the source; in a stream, its position there.
+      substitute: the row index of the row whose values the batch has instead.
+      error: the message of the error that it caused.
+      file: the file of the row, if known.
+    """
+
+    at: int
+    epoch: int
+    position: int
+    row: int
+    substitute: int
+    error: str
+    file: str | None
+
+    @classmethod
+    def of(cls, error: RowError, at: int, substitute: int) -> BadRow:
+        """The bad row that a located error describes."""
+        assert error.row is not None
+        assert error.epoch is not None
+        assert error.position is not None
+        file = None if error.file is None else str(error.file)  # a transform may pass a Path
+        return cls(at, error.epoch, error.position, error.row, substitute, str(error.message), file)
+
+
+def find_bad_rows(
+    attempt: Callable[[slice], None], rows: Indices, error: RowError
+) -> Iterator[tuple[int, RowError]]:
+    """The offset and error of each bad row of a read that failed, ascending. At the end, all other rows are read.
+
+    One bad row among k costs two more reads if its error names the row, and 2 log₂ k if not.
+
+    Args:
+      attempt: reads a slice of the rows again, or raises a `RowError`.
+      rows: int64[k], the row index of each.
+      error: the error of the read of all rows.
+
+    Raises:
+      RowError: an iterator ended inside the source; no row is to blame.
+
+    Example:
+      >>> def attempt(here):
+      ...     if here.start <= 5 < here.stop:
+      ...         raise RowError("unreadable")
+      >>> [i for i, _ in find_bad_rows(attempt, np.arange(100), RowError("unreadable"))]
+      [5]
+    """
+    check_concerns_a_row(error)
+    waiting = _pieces(slice(0, len(rows)), rows, error)
+    while waiting:
+        here = waiting.pop()
+        if here.start < here.stop and (failure := _failure(attempt, here)) is not None:
+            if here.stop - here.start == 1:
+                yield here.start, failure
+            else:
+                waiting += _pieces(here, rows, failure)
+
+
+def _failure(attempt: Callable[[slice], None], here: slice) -> RowError | None:
+    try:
+        attempt(here)
+    except RowError as error:
+        check_concerns_a_row(error)
+        return error
+    return None
+
+
+def _pieces(here: slice, rows: Indices, error: RowError) -> list[slice]:
+    """Split a read that failed around the row that the error names, else in halves; the last piece first."""
+    if here.stop - here.start == 1:
+        return [here]
+    named = np.flatnonzero(rows[here] == error.row)
+    if error.row is None or not len(named):
+        middle = (here.start + here.stop) // 2
+        return [slice(middle, here.stop), slice(here.start, middle)]
+    bad = here.start + int(named[0])
+    return [slice(bad + 1, here.stop), slice(bad, bad + 1), slice(here.start, bad)]
+
+
+def raise_located(
+    attempt: Callable[[slice], None], positions: BatchPositions, rows: Indices, error: RowError
+) -> NoReturn:
+    """Raise the error of the first bad row of a read, with its row index, epoch and position.
+
+    If each row can be read alone, `error` itself is raised.
+    """
+    for i, failure in find_bad_rows(attempt, rows, error):
+        failure.locate(int(rows[i]), int(positions.epoch[i]), int(positions.position[i]))
+        raise failure from failure.__cause__
+    raise error
+
+
+def check_concerns_a_row(error: RowError) -> None:
+    """Raise errors that are not about a row.
+
+    Raises:
+      RowError: `error`, which a StopIteration inside the source caused.
+      Exception: what a signal handler raised during the read.
+    """
+    if isinstance(error.__cause__, StopIteration):
+        raise error
+    raise_of_signal_handler(error)
+
+
+def raise_of_signal_handler(error: Exception) -> None:
+    """Raise what a signal handler raised, if that is `error` or caused it. It says nothing about what was read."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if _is_of_signal_handler(cause):
+            raise cause from cause.__cause__  # without `error`, which blames a row
+        cause = cause.__cause__
+
+
+def _is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a function raised it that was called between two instructions, on the thread that was reading.
+
+    Of all functions only a signal handler (and the trace function of a debugger) has its caller's frame as an
+    argument. Which handlers are installed says less: one may have removed itself before it raised.
+    """
+    traceback, caller = error.__traceback__, None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if caller is not None and any(value is caller for value in _arguments(frame)):
+            return True
+        traceback, caller = traceback.tb_next, frame
+    return False
+
+
+def _arguments(frame: FrameType) -> Iterator[Any]:
+    """The arguments of the function that runs in a frame, those of `*arguments` one by one."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    yield from (values.get(name) for name in names)
+    if rest is not None and isinstance(values.get(rest), tuple):
+        yield from values[rest]

@@ -1,0 +1,151 @@
+"""The spec of a row: names, dtypes and shapes of its leaves, and the checked cast to JAX's dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import RowError
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of a row.
+
+    Attributes:
+      name: as a user would write it: ``batch['image']``.
+      shape: of one row.
+      dtype: as the source has it.
+      placed_dtype: on the mesh: JAX's canonical one (int64 becomes int32 without x64).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    placed_dtype: np.dtype[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSpec:
+    """The tree of a row and its leaves, in the order in which JAX flattens it."""
+
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[Leaf, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> RowSpec:
+        """The spec of a tree whose leaves have a shape and a dtype.
+
+        Raises:
+          TypeError: a leaf is not an array of numbers.
+        """
+        paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if not paths:
+            raise TypeError("a row must have at least one leaf, got an empty tree")
+        return cls(treedef, tuple(_leaf(f"batch{jax.tree_util.keystr(path)}", x) for path, x in paths))
+
+    def tree(self, leaves: list[Any]) -> Any:
+        """The tree with `leaves` in it."""
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+    def as_json(self) -> dict[str, list[Any]]:
+        """The spec as JSON values, for a fingerprint: {name: [dtype, shape]}."""
+        return {leaf.name: [leaf.dtype.name, list(leaf.shape)] for leaf in self.leaves}
+
+
+def cast_into(out: Array, values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
+    """Write `values` into `out`, which has the dtype `leaf.placed_dtype`.
+
+    Raises:
+      RowError: a value does not fit; it names the first such row.
+    """
+    check_fits(values, leaf, rows)
+    np.copyto(out, values, casting="unsafe")
+
+
+def check_fits(values: Array, leaf: Leaf, rows: npt.NDArray[np.int64]) -> None:
+    """Refuse values that `leaf.placed_dtype` cannot hold: integers out of range, floats that would become inf.
+
+    Floats that fit are rounded. Infinities and NaNs are allowed.
+
+    Raises:
+      RowError: a value does not fit; it names the first such row.
+    """
+    if leaf.dtype == leaf.placed_dtype or values.size == 0 or leaf.dtype.kind not in "iufc":
+        return
+    flat = values.reshape(len(values), math.prod(values.shape[1:]))
+    parts = (flat.real, flat.imag) if leaf.dtype.kind == "c" else (flat,)
+    bad = np.concatenate([_rows_out_of_range(part, *_range_of(leaf.placed_dtype)) for part in parts])
+    if len(bad):
+        first = bad.min()
+        _refuse([part[first] for part in parts], leaf, int(rows[first]))
+
+
+def _range_of(placed: np.dtype[Any]) -> tuple[Any, Any]:
+    """The smallest and the largest value that a cast to this dtype leaves finite."""
+    if placed.kind in "iu":
+        return np.iinfo(placed).min, np.iinfo(placed).max
+    limits = np.finfo(placed)
+    # from half a unit in the last place above the largest finite value on, a float is rounded to inf
+    beyond = float(limits.max) + 2.0 ** (limits.maxexp - limits.nmant - 2)
+    greatest = np.nextafter(beyond, 0.0)
+    return -greatest, greatest
+
+
+def _rows_out_of_range(flat: Array, least: Any, greatest: Any) -> npt.NDArray[np.intp]:
+    """The rows with a finite value below `least` or above `greatest`."""
+    if (
+        flat.min() >= least and flat.max() <= greatest
+    ):  # the usual case, without a copy; False if there is a NaN, which the code below allows
+        return np.empty(0, np.intp)
+    outside = (flat < least) | (flat > greatest)
+    return np.flatnonzero((outside & np.isfinite(flat)).any(axis=1))
+
+
+def _refuse(parts: list[Array], leaf: Leaf, row: int) -> NoReturn:
+    values = np.concatenate(parts)
+    least, greatest = _range_of(leaf.placed_dtype)
+    found = values[((values < least) | (values > greatest)) & np.isfinite(values)][0]
+    raise RowError(
+        f"{leaf.name}: JAX holds {leaf.dtype} as {leaf.placed_dtype} unless x64 is enabled, and {found} does not "
+        "fit. Store smaller numbers, or call jax.config.update('jax_enable_x64', True) before the feed is built",
+        stage="read",
+        row=row,
+    )
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX supports a dtype: booleans, NumPy's numbers, and those of ml_dtypes."""
+    if dtype in (np.longdouble, np.clongdouble) or dtype.kind == "m":  # a duration is an integer for issubdtype
+        return False
+    return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, jnp.number))
+
+
+def _placed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """JAX's canonical dtype, in this machine's byte order."""
+    native = dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(native))
+
+
+def _leaf(name: str, value: Any) -> Leaf:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:
+        raise TypeError(
+            f"{name}: each leaf of a row must be a NumPy array or scalar, got {type(value).__name__}; "
+            "tokenise or encode it as numbers first, as in grain.MapDataset.source(rows).map(encode)"
+        )
+    dtype = np.dtype(dtype)
+    if not is_numeric(dtype):
+        raise TypeError(
+            f"{name}: an accelerator holds numbers and booleans, got dtype {dtype}; "
+            "encode it as numbers first (a ragged list of rows becomes dtype object: pad it)"
+        )
+    return Leaf(name, tuple(shape), dtype, _placed_dtype(dtype))

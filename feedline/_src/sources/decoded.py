@@ -1,0 +1,208 @@
+"""Encoded records as rows: a decoder writes each into its place in the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.errors import FeedError, RowError
+from feedline._src.order.epoch import keys_at
+from feedline._src.rows.bad_rows import raise_of_signal_handler
+from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.row_source import Rows
+from feedline._src.rows.spec import RowSpec
+from feedline._src.sources.encoded.records import EncodedSource, Record, is_encoded_source
+from feedline._src.sources.open_source import open_source
+
+_RECORDS_AT_ONCE = 64
+"""Records that are read in one call, and so are in memory beside the batch."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """Where a row stands.
+
+    Attributes:
+      index: its row index in the source.
+      epoch, position: where the order has it.
+      key: 64 random bits, a function of (seed, epoch, position): what is drawn from it is the same on any topology
+        and after any resume.
+    """
+
+    index: int
+    epoch: int
+    position: int
+    key: int
+
+
+Decode = Callable[[Any, Any, Row], None]
+"""(record, out, row): writes one row into `out`, a tree of NumPy arrays with the shapes of the spec."""
+
+
+def decoded(source: EncodedSource | str | os.PathLike[str], decode: Decode, spec: Any) -> DecodedSource:
+    """The rows of encoded records. Each is decoded straight into its place in the batch.
+
+    `decode(record, out, row)` is called by several threads at once. A decoder that releases the interpreter's lock
+    scales with `Reading.threads`; for one that does not, there is `Reading.workers`.
+
+    Args:
+      source: what `open_source` returns for files of encoded records, or a path for it.
+      decode: writes one row into `out`: a tree as `spec`, of writable NumPy arrays. A leaf without axes is written
+        by `out["label"][...] = 3`. It must write every element, draw random numbers from `row.key` alone, and
+        return None. What it raises makes the row a bad row. With workers it must pickle.
+      spec: of a row: a tree of `jax.ShapeDtypeStruct`.
+
+    Returns:
+      A `RowSource`. Closing it closes `source`.
+
+    Raises:
+      TypeError: `source` has no encoded records, or `spec` is no tree of shapes and dtypes.
+      ValueError: `decode` leaves a part of a row unwritten, or writes something else when it is called again.
+      RowError: the first, the middle and the last record cannot be decoded.
+
+    Example:
+      >>> import tempfile
+      >>> from pathlib import Path
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> for i in range(3):
+      ...     _ = (folder / f"{i}.txt").write_bytes(b"ab" * i)
+      >>> def decode(record, out, row):
+      ...     out["length"][...] = len(record)
+      >>> source = decoded(folder, decode, {"length": jax.ShapeDtypeStruct((), np.int32)})
+      >>> source[2]
+      {'length': np.int32(4)}
+    """
+    opened = open_source(source) if isinstance(source, str | os.PathLike) else source
+    if not is_encoded_source(opened):
+        kind = type(opened).__name__
+        raise TypeError(
+            f"decoded needs encoded records, got {kind}; open a folder of files, or a file of records, with "
+            "open_source. To change rows that are arrays already, use Feed(transform=...)"
+        )
+    rows = DecodedSource(opened, decode, spec)
+    rows.check_decoder()
+    return rows
+
+
+class DecodedSource(IndexedSource):
+    """A `RowSource` over encoded records. See `decoded`.
+
+    Attributes:
+      encoded: the source of the records.
+      decode: writes one of them into its place.
+    """
+
+    def __init__(self, source: EncodedSource, decode: Decode, spec: Any) -> None:
+        self.encoded = source
+        self.decode = decode
+        self._spec = RowSpec.of(spec)
+        self._paths = getattr(source, "_paths", ())
+        self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """That of the records. How they are decoded is not part of it, as a transform is not."""
+        return {"kind": "decoded", "records": self.encoded.identity}
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        """Decode record rows[i] into index i of each leaf of `out`, as in epoch 0 without shuffling.
+
+        Raises:
+          RowError: a record cannot be read or decoded.
+        """
+        self.read_positioned(Rows(np.zeros_like(rows), rows, rows, keys_at(0, 0, rows)), out)
+
+    def read_positioned(self, rows: Rows, out: Any) -> None:
+        """As `read`, where they stand in the order of a feed."""
+        targets = jax.tree_util.tree_leaves(out)
+        places = zip(
+            rows.index.tolist(), rows.epoch.tolist(), rows.position.tolist(), rows.key.tolist(), strict=True
+        )
+        for start in range(0, len(rows.index), _RECORDS_AT_ONCE):
+            records = self.encoded.records(rows.index[start : start + _RECORDS_AT_ONCE])
+            for i, record in enumerate(records, start):
+                self._decode_into(record, targets, i, Row(*next(places)))
+
+    @property
+    def will_read(self) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
+        """As of a `ToldSource`, for records in a store; None for others."""
+        return getattr(self.encoded, "will_read", None)
+
+    def file_of(self, row: int) -> str | None:
+        """The file that holds the row."""
+        return self.encoded.file_of(row)
+
+    def close(self) -> None:
+        """Close the source of the records."""
+        self.encoded.close()
+
+    def check_decoder(self) -> None:
+        """Decode one record twice, over different memory, and compare.
+
+        Raises:
+          ValueError: the results differ.
+          RowError: none of three records can be decoded.
+        """
+        n, failure = len(self), None
+        for row in sorted({0, n // 2, n - 1}):
+            try:
+                once, again = (self._decoded_over(row, byte) for byte in (0x00, 0xFF))
+            except RowError as error:
+                raise_of_signal_handler(error)
+                failure = failure or error
+                continue
+            for leaf, first, second in zip(self._spec.leaves, once, again, strict=True):
+                self._check_same(row, leaf.name, first, second)
+            return
+        if failure is not None:
+            raise failure
+
+    def _decoded_over(self, row: int, byte: int) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of each leaf after decoding into memory that was full of `byte`."""
+        leaves = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in self._spec.leaves]
+        memory = [leaf.reshape(-1).view(np.uint8) for leaf in leaves]
+        for each in memory:
+            each[...] = byte
+        self.read(np.array([row], np.int64), self._spec.tree(leaves))
+        return memory
+
+    def _check_same(
+        self, row: int, name: str, first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]
+    ) -> None:
+        differs = first != second
+        if not differs.any():
+            return
+        unwritten = bool((first[differs] == 0x00).all() and (second[differs] == 0xFF).all())
+        found = "leaves a part of it unwritten" if unwritten else "wrote other values when it was called again"
+        raise ValueError(
+            f"decode must write every element of a row, and the same for the same record and row; of row {row} it "
+            f"{found}, in {name}; "
+            + ("fill the rest with zeros" if unwritten else "draw random numbers from row.key alone")
+        )
+
+    def _decode_into(self, record: Record, targets: Sequence[npt.NDArray[Any]], i: int, row: Row) -> None:
+        try:
+            returned: Any = self.decode(record, self._spec.tree([leaf[i, ...] for leaf in targets]), row)
+            if returned is not None:
+                raise TypeError(f"decode writes its row into out, and must not return a {type(returned).__name__}")
+        except FeedError:
+            raise
+        except Exception as error:  # of any type: a StopIteration would look like the end of the feed
+            raise RowError(
+                f"decode failed on this record with {type(error).__name__}: {error}",
+                stage="read",
+                row=row.index,
+                file=self.encoded.file_of(row.index),
+            ) from error
+
+    def __reduce__(self) -> Any:
+        return DecodedSource, (self.encoded, self.decode, self.spec)

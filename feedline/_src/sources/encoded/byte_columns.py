@@ -1,0 +1,132 @@
+"""Columns of bytes or text in Arrow memory, and groups of rows that have such columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.rows.shards import Indices
+from feedline._src.sources.formats import extras
+from feedline._src.sources.formats.arrow_columns import Bytes, names_of, rows_of
+from feedline._src.sources.formats.grouped_file import Group
+from feedline._src.sources.formats.open_options import OpenOptions
+
+Array = npt.NDArray[Any]
+
+
+class ByteColumn(NamedTuple):
+    """Values of any length, in one piece of memory.
+
+    Attributes:
+      ends: [k + 1]; value i is data[ends[i] : ends[i + 1]].
+      data: uint8[n].
+      null: bool[k], as of a `Group`.
+    """
+
+    ends: Array
+    data: Array
+    null: npt.NDArray[np.bool_] | None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all arrays."""
+        return self.ends.nbytes + self.data.nbytes + (0 if self.null is None else self.null.nbytes)
+
+    def take(self, rows: Indices) -> list[bytes]:
+        """Copies of these values.
+
+        Raises:
+          ValueError: the file has positions outside of the data.
+        """
+        starts, stops = self.ends[rows], self.ends[rows + 1]
+        if len(rows) and not ((starts >= 0) & (starts <= stops) & (stops <= len(self.data))).all():
+            raise ValueError("positions of values must lie within the column, and do not; the file is damaged")
+        view = self.data.data
+        return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+class Columns(NamedTuple):
+    """The chosen columns of a group of rows."""
+
+    by_name: Mapping[str, Group | ByteColumn]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all columns."""
+        return sum(column.nbytes for column in self.by_name.values())
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows; -1 if the columns differ."""
+        counts = {
+            len(c.values) if isinstance(c, Group) else max(0, len(c.ends) - 1) for c in self.by_name.values()
+        }
+        return counts.pop() if len(counts) == 1 else -1
+
+    def nulls(self, rows: Indices) -> tuple[str, int] | None:
+        """The first column with a null in one of these rows, and the place of the first such row in `rows`."""
+        for name, column in self.by_name.items():
+            if column.null is not None and (found := np.flatnonzero(column.null[rows])).size:
+                return name, int(found[0])
+        return None
+
+    def take(self, rows: Indices) -> list[dict[str, Any]]:
+        """These rows: values of bytes, and numbers as NumPy scalars or arrays, by name."""
+        taken = {
+            name: list(column.values[rows]) if isinstance(column, Group) else column.take(rows)
+            for name, column in self.by_name.items()
+        }
+        return [dict(zip(taken, row, strict=True)) for row in zip(*taken.values(), strict=True)]
+
+
+def is_bytes(kind: Any) -> bool:
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+
+    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    """
+    types = extras.require("pyarrow", "arrow").types
+    return any(
+        check(kind)
+        for check in (
+            types.is_binary, types.is_large_binary, types.is_string, types.is_large_string,
+        )
+    )  # fmt: skip
+
+
+def names_with_bytes(schema: Any, options: OpenOptions, path: object) -> list[str]:
+    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
+    names = options.chosen(names_of(schema, path), str(path))
+    return names if any(is_bytes(schema.field(name).type) for name in names) else []
+
+
+def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | ByteColumn:
+    """A `pyarrow.Array` of bytes, text or numbers. Arguments and errors as of `rows_of`.
+
+    Raises:
+      ValueError: a buffer is smaller than its rows.
+    """
+    pyarrow = extras.require("pyarrow", "arrow")
+    kind = array.type
+    if not is_bytes(kind):
+        return rows_of(array, label, bytes_of)
+    validity, ends, data = array.buffers()
+    wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
+    memory = _memory(ends, bytes_of).view(np.int64 if wide else np.int32)
+    memory = memory[array.offset : array.offset + len(array) + 1]
+    if len(array) and len(memory) != len(array) + 1:
+        raise ValueError(
+            f"{label}: its metadata promises {len(array)} values; the file is damaged, write it again"
+        )
+    null = None
+    if validity is not None and array.null_count:
+        null = np.asarray(array.is_null())
+    return ByteColumn(memory, _memory(data, bytes_of), null)
+
+
+def _memory(buffer: Any, bytes_of: Bytes | None) -> Array:
+    if buffer is None or buffer.size == 0:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8) if bytes_of is None else bytes_of(buffer)

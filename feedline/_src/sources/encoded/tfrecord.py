@@ -1,0 +1,94 @@
+"""TFRecord files: where their records lie, and the checksum of each."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import zlib
+from array import array
+from collections.abc import Callable
+from typing import BinaryIO
+
+from feedline._src.sources.encoded.shard_index import ENTRY, Scan
+from feedline._src.sources.formats import extras
+
+SUFFIXES = (".tfrecord", ".tfrecords")
+_HEADER = struct.Struct("<QI")  # length of the data, checksum of the length; then the data and its checksum
+_CHECKSUM_BYTES = 4
+_READ_BYTES = 1 << 14  # many small records; little beside large ones, which are skipped
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # gzip, zlib
+
+
+def scan(file: BinaryIO, size_bytes: int, path: str) -> Scan:
+    """Where the records of a file lie: each part is the header of a record, its data and their checksum.
+
+    Raises:
+      ValueError: it is not a TFRecord file, or is compressed, damaged or truncated.
+    """
+    crc32c = _crc32c()
+    parts = array("q")
+    at = start = 0
+    block = b""
+    while at < size_bytes:
+        if at + _HEADER.size > start + len(block):
+            start = file.seek(at)
+            block = file.read(_READ_BYTES)
+        header = block[at - start : at - start + _HEADER.size]
+        if len(header) < _HEADER.size:
+            raise _truncated(path, len(parts) // ENTRY, at, f"ends {_HEADER.size - len(header)} bytes too early")
+        length, checksum = _HEADER.unpack(header)
+        if masked(crc32c(header[:8])) != checksum:
+            raise _damaged(path, len(parts) // ENTRY, at, header)
+        stop = at + _HEADER.size + length + _CHECKSUM_BYTES
+        if stop > size_bytes:
+            raise _truncated(path, len(parts) // ENTRY, at, f"promises bytes up to {stop}, of {size_bytes}")
+        parts.extend((at, _HEADER.size, length + _CHECKSUM_BYTES, zlib.crc32(header)))
+        at = stop
+    return Scan(None, parts)
+
+
+def data_of(part: bytes) -> bytes:
+    """The data of a record.
+
+    Raises:
+      ValueError: its checksum is wrong.
+    """
+    data = part[:-_CHECKSUM_BYTES]
+    if masked(_crc32c()(data)) != int.from_bytes(part[-4:], "little"):
+        raise ValueError("its data has another checksum")
+    return data
+
+
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+    value: Callable[[bytes], int] = extras.require("google_crc32c", "tfrecord").value
+    return value
+
+
+def masked(crc: int) -> int:
+    """A CRC-32C as TFRecord stores it, so that the checksum of data that holds checksums stays a good one."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _truncated(path: str, record: int, at: int, found: str) -> ValueError:
+    return ValueError(
+        f"a TFRecord file must hold whole records, and record {record} of {path}, at byte {at}, {found}; the file "
+        "is truncated, copy or write it again"
+    )
+
+
+def _damaged(path: str, record: int, at: int, header: bytes) -> ValueError:
+    if record:
+        return ValueError(
+            f"the length of each record must have the checksum beside it, and that of record {record} of {path}, "
+            f"at byte {at}, has not; the file is damaged, copy or write it again"
+        )
+    if header.startswith(_COMPRESSED):
+        return ValueError(
+            f"a TFRecord file must not be compressed, since rows are read in any order, and {path} seems to be; "
+            f"decompress it: gzip -dc '{path}' > decompressed.tfrecord, or write it without compression_type"
+        )
+    return ValueError(
+        f"a TFRecord file begins with the length of a record and its checksum, and {path} with {header!r}; it is "
+        "another format, or damaged: rename it, or write it again with tf.io.TFRecordWriter"
+    )

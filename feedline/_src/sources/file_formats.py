@@ -1,0 +1,213 @@
+"""The formats of files that `open_source` opens, by their suffixes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from feedline._src.rows.indexed import IndexedSource
+from feedline._src.sources.arrays import ArraySource
+from feedline._src.sources.dataset_columns import open_dataset
+from feedline._src.sources.encoded import folder, tar, tfrecord
+from feedline._src.sources.encoded.array_records import ArrayRecordBytes
+from feedline._src.sources.encoded.encoded_rows import EncodedRows
+from feedline._src.sources.encoded.shard_index import Form
+from feedline._src.sources.encoded.shard_source import ShardSource
+from feedline._src.sources.encoded.table_files import arrow_file, parquet_file
+from feedline._src.sources.encoded.tables import TableSource
+from feedline._src.sources.formats import array_record, arrow, parquet, zarr
+from feedline._src.sources.formats.array_record import ArrayRecordSource
+from feedline._src.sources.formats.file_version import VersionedFiles
+from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.groups import GroupSource
+from feedline._src.sources.hdf5 import columns as hdf5_columns
+from feedline._src.sources.hdf5 import files as hdf5
+from feedline._src.sources.hdf5.records import Hdf5Records
+from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
+from feedline._src.sources.remote import arrow as remote_arrow
+from feedline._src.sources.remote import folder as remote_folder
+from feedline._src.sources.remote import zarr as remote_zarr
+from feedline._src.sources.remote_zarr import RemoteZarrSource
+from feedline._src.stores.opening import RemoteObjects
+from feedline._src.stores.options import Store
+from feedline._src.stores.urls import is_url
+
+
+class Format(NamedTuple):
+    """How to open files of a format, on local disk or in a store, and the options that it takes."""
+
+    open: Callable[[list[str], OpenOptions], IndexedSource | EncodedRows]
+    takes: frozenset[str]
+
+
+def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    first = VersionedFiles(paths[:1], options.store)
+    if parquet_file(first[0], options) is not None:
+        return TableSource(parquet_file, paths, options)
+    return GroupSource(parquet.grouped, paths, options)
+
+
+def _open_remote_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    objects = list(RemoteObjects(paths, options.store or Store()).by_url.values())
+    if remote_arrow.table(objects[0], options) is not None:
+        return TableSource(remote_arrow.table, paths, options)
+    if all(remote_arrow.mapped(item, options) is not None for item in objects):
+        return ArraySource(paths, options)
+    return GroupSource(remote_arrow.grouped, paths, options)
+
+
+def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    return open_dataset(SavedDataset(paths[0]), options)
+
+
+def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    check_no_cache(paths)
+    if is_url(paths[0]):
+        return _open_remote_arrow(paths, options)
+    if arrow_file(Path(paths[0]), options) is not None:
+        return TableSource(arrow_file, paths, options)
+    if all(arrow.is_mapped(Path(path), options) for path in paths):
+        return ArraySource(paths, options)
+    return GroupSource(arrow.grouped, paths, options)
+
+
+def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    opened = VersionedFiles(paths, options.store)
+    opened.begin()
+    files = [hdf5.read_file(opened[number], options) for number in range(len(paths))]
+    has_bytes = [file.has_bytes for file in files]
+    if all(has_bytes):
+        return Hdf5Records(_hdf5_groups, paths, options)
+    if any(has_bytes):
+        raise ValueError(
+            f"files must agree in datasets and their types; {paths[has_bytes.index(True)]} has bytes or text, "
+            f"{paths[has_bytes.index(False)]} has not; choose columns=[...] that they share, or write them again"
+        )
+    if all(file.is_mapped for file in files):
+        return ArraySource(paths, options)
+    return _hdf5_groups(paths, options)
+
+
+def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
+    return GroupSource(hdf5_columns.grouped, paths, options)
+
+
+def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
+    if is_url(paths[0]):
+        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
+    return GroupSource(zarr.ZarrFolders(), paths, options)
+
+
+def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
+    if options.dtype is None and options.decode is None and options.columns is None:
+        return ArrayRecordBytes(paths, options.store)
+    return ArrayRecordSource(paths, options)
+
+
+def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
+    if is_url(paths[0]):
+        source: folder.FolderSource = remote_folder.open_listed_folder(paths[0], options.store or Store())
+    else:
+        source = folder.open_folder(paths[0])
+    for name in {source.file_of(0), source.file_of(len(source) - 1)}:
+        if _suffix(name) in FORMATS.keys() - {".npy", ".npz", ".bin"}:  # those may be a row each
+            is_dataset = os.path.basename(source.file_of(len(source) - 1)) == STATE  # of Hugging Face, in a store
+            glob = f"{paths[0].rstrip('/')}/{'data-' if is_dataset else ''}*{Path(name).suffix}"
+            raise ValueError(
+                f"a folder is opened for files that are a row each, and {name} holds many rows; open such files "
+                f"by a glob: open_source({glob!r})"
+            )
+    return source
+
+
+FILES = Format(lambda paths, _: folder.open_files(paths), frozenset())
+_FOLDER = Format(_open_folder, frozenset())
+_SAVED = Format(_open_saved, frozenset({"columns"}))
+_ARRAYS = Format(ArraySource, frozenset({"columns", "window", "stride"}))
+_RECORDS = Format(_open_array_record, frozenset({"dtype", "decode", "columns"}))
+_TFRECORD = Form("tfrecord", tfrecord.scan, tfrecord.data_of)
+_TAR = Form("tar", tar.scan, bytes)
+_GROUPED = frozenset({"columns", "cache_bytes"})
+FORMATS = {
+    ".npy": _ARRAYS,
+    ".npz": _ARRAYS,
+    ".bin": Format(ArraySource, _ARRAYS.takes | {"dtype"}),
+    **dict.fromkeys(array_record.SUFFIXES, _RECORDS),
+    ".parquet": Format(_open_parquet, _GROUPED),
+    **dict.fromkeys(arrow.SUFFIXES, Format(_open_arrow, _GROUPED)),
+    **dict.fromkeys(
+        tfrecord.SUFFIXES, Format(lambda paths, options: ShardSource(_TFRECORD, paths, options), frozenset())
+    ),
+    ".tar": Format(lambda paths, options: ShardSource(_TAR, paths, options), frozenset({"columns"})),
+    **dict.fromkeys(hdf5.SUFFIXES, Format(_open_hdf5, _GROUPED)),
+    ".zarr": Format(_open_zarr, _GROUPED | {"missing_chunks"}),
+}
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_TABLE = "write a table as Parquet or Arrow once, pyarrow.{0}.read_{0} reads it (docs/tables.md)"
+_TOKENS = "write text as .bin files of tokens once (docs/text.md#files-of-tokens)"
+_TEXT = {
+    **dict.fromkeys((".csv", ".tsv"), _TABLE.format("csv")),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), f"{_TOKENS}, and {_TABLE.format('json')}"),
+    ".txt": f"{_TOKENS}, or give a folder or a glob of files that are a row each",
+}
+"""What to do with files of text, which have no rows that can be read in any order."""
+
+
+def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
+    """The format of files whose rows follow each other.
+
+    Args:
+      paths: of the files, or of one folder.
+      is_glob: whether they were found by a glob: then files with another suffix are a row each.
+      store: how objects in stores are read.
+
+    Raises:
+      ValueError: files of several formats, of none, or compressed as a whole.
+    """
+    suffixes = sorted({_suffix(path) for path in paths})
+    known = [suffix for suffix in suffixes if suffix in FORMATS]
+    packed = next((path for path in paths if _is_packed(path)), None)
+    if packed is not None:
+        raise ValueError(
+            f"rows are read in any order, so a file of many must not be compressed as a whole, got {packed}; "
+            "decompress it: gunzip, unzstd, bunzip2 or unxz"
+        )
+    if len(suffixes) > 1 and known:
+        raise ValueError(f"files whose rows follow each other must be of one format, got {', '.join(suffixes)}")
+    if known:
+        return FORMATS[known[0]]
+    if is_glob:
+        return FILES
+    if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
+        if not is_url(paths[0]) and is_saved(paths[0]):
+            return _SAVED
+        is_zarr = is_url(paths[0]) and remote_zarr.is_remote_zarr(paths[0], store or Store())
+        return FORMATS[".zarr"] if is_zarr else _FOLDER
+    if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
+        raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")
+    name = Path(paths[0])
+    change = _TEXT.get(Path(name.stem).suffix if name.suffix in _COMPRESSED else name.suffix) or (
+        "rename or convert it, give a folder or a glob of files that are a row each, or write a RowSource (the "
+        "address of a folder in a store ends in /)"
+    )
+    raise ValueError(f"files of rows end in {', '.join(FORMATS)}, got {paths[0]}; {change}")
+
+
+def _is_packed(path: str) -> bool:
+    """Whether it is a file of many rows that was compressed as a whole."""
+    name = Path(path)
+    return name.suffix == ".tgz" or (name.suffix in _COMPRESSED and _suffix(name.stem) in FORMATS)
+
+
+def _suffix(path: str) -> str:
+    """What names the format; "train-00000-of-00128" is TFRecord unless a suffix before the numbers says else."""
+    if zarr.is_zarr(Path(path)):
+        return ".zarr"
+    numbered = re.fullmatch(r"(.*)-\d{5,}-of-\d{5,}", Path(path).name)
+    if numbered is None:
+        return Path(path).suffix
+    suffix = Path(numbered[1]).suffix
+    return suffix if suffix in FORMATS else ".tfrecord"

@@ -1,0 +1,239 @@
+"""Arrow columns as NumPy rows, for Arrow files, Arrow streams and Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.sources.formats import extras
+from feedline._src.sources.formats.grouped_file import Group
+from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.opening import folder_error
+
+Array = npt.NDArray[Any]
+Bytes = Callable[[Any], Array]
+"""`pyarrow.Buffer` → the same memory as uint8[n]."""
+_MOST_SHOWN = 20
+_IN_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def rows_of(column: Any, label: str, bytes_of: Bytes | None = None) -> Group:
+    """A column as rows: views of its buffers, with their sizes checked. Booleans and nulls are unpacked from bits.
+
+    Args:
+      column: a `pyarrow.Array` of a type that `row_of` supports.
+      label: names the column in errors.
+      bytes_of: gives the memory of a buffer; `np.frombuffer` if None.
+
+    Raises:
+      ValueError: a buffer is smaller than its rows.
+    """
+    kind, count, types = column.type, len(column), extras.require("pyarrow", "arrow").types
+    if isinstance(kind, extras.require("pyarrow", "arrow").BaseExtensionType):
+        inner = rows_of(column.storage, label, bytes_of)
+        return inner._replace(values=inner.values.reshape(count, *row_of(kind, label).shape))
+    validity, data = (*column.buffers(), None)[:2]
+    null = None
+    if validity is not None:
+        null = ~_bits(_bytes(validity, bytes_of), column.offset, count, label)
+    if types.is_fixed_size_list(kind):
+        start, stop = (row * kind.list_size for row in (column.offset, column.offset + count))
+        inner = rows_of(column.values, label, bytes_of)
+        values = inner.values[start:stop].reshape(count, kind.list_size, *inner.values.shape[1:])
+        within = None
+        if inner.null is not None:
+            within = np.asarray(inner.null[start:stop].reshape(count, kind.list_size).any(1))
+        return Group(values, _any_null(null, within))
+    row = row_of(kind, label)
+    found = _bytes(data, bytes_of)
+    if types.is_boolean(kind):
+        return Group(_bits(found, column.offset, count, label), _any_null(null, None))
+    size = row.dtype.itemsize * int(np.prod(row.shape, dtype=np.int64))
+    found = found[column.offset * size : (column.offset + count) * size]
+    _check_size(found, count * size, label)
+    return Group(found.view(row.dtype).reshape(count, *row.shape), _any_null(null, None))
+
+
+def _bytes(buffer: Any, bytes_of: Bytes | None) -> Array:
+    if buffer is None or buffer.size == 0:  # of no rows
+        return np.empty(0, np.uint8)
+    return np.frombuffer(buffer, np.uint8) if bytes_of is None else bytes_of(buffer)
+
+
+def _bits(packed: Array, offset: int, count: int, label: str) -> npt.NDArray[np.bool_]:
+    """The `count` booleans from bit `offset` on."""
+    unpacked = np.unpackbits(packed[offset // 8 : -(-(offset + count) // 8)], bitorder="little")
+    bits = unpacked[offset % 8 :][:count].view(np.bool_)
+    _check_size(bits, count, label)
+    return bits
+
+
+def _check_size(found: Array, promised: int, label: str) -> None:
+    if found.nbytes != promised:
+        raise ValueError(
+            f"{label}: a buffer must hold the rows that the metadata promises, {promised} bytes, and it has "
+            f"{found.nbytes}; the file is damaged, write it again"
+        )
+
+
+def _any_null(
+    first: npt.NDArray[np.bool_] | None, second: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[np.bool_] | None:
+    """The rows with a null in at least one of two masks; None if there are none."""
+    null = second if first is None else first if second is None else first | second
+    return null if null is not None and null.any() else None
+
+
+def row_of(kind: Any, label: str) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one row of a column whose type is the `pyarrow.DataType` `kind`.
+
+    Raises:
+      TypeError: its rows are not numbers, or differ in length.
+    """
+    pyarrow = extras.require("pyarrow", "arrow")
+    types = pyarrow.types
+    if isinstance(kind, pyarrow.FixedShapeTensorType) and kind.permutation in (
+        None,
+        sorted(kind.permutation or []),
+    ):
+        return jax.ShapeDtypeStruct(tuple(kind.shape), row_of(kind.value_type, label).dtype)
+    if types.is_fixed_size_binary(kind):
+        return jax.ShapeDtypeStruct((kind.byte_width,), np.dtype(np.uint8))
+    if types.is_fixed_size_list(kind):
+        inner = row_of(kind.value_type, label)
+        return jax.ShapeDtypeStruct((kind.list_size, *inner.shape), inner.dtype)
+    if types.is_boolean(kind):
+        return jax.ShapeDtypeStruct((), np.dtype(np.bool_))
+    if types.is_integer(kind) or types.is_floating(kind):
+        letter = "f" if types.is_floating(kind) else "i" if types.is_signed_integer(kind) else "u"
+        return jax.ShapeDtypeStruct((), np.dtype(f"{letter}{kind.bit_width // 8}"))
+    raise TypeError(f"{label} must have rows of one size that are numbers, got {kind}; {_remedy(kind)}")
+
+
+def _remedy(kind: Any) -> str:
+    """How to convert a column of an unsupported type to numbers, of `pyarrow` and `pyarrow.compute as pc`."""
+    types = extras.require("pyarrow", "arrow").types
+    while types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if types.is_dictionary(kind):
+        return "take its codes: column.combine_chunks().indices"
+    if types.is_string_view(kind):
+        return "cast it: column.cast(pyarrow.string())"
+    if types.is_binary_view(kind):
+        return "cast it: column.cast(pyarrow.binary())"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "tokenise it, or number its values: column.combine_chunks().dictionary_encode().indices"
+    if types.is_date32(kind) or types.is_time32(kind):
+        return "cast it: column.cast(pyarrow.int32())"
+    if types.is_duration(kind):
+        return f"count seconds: pc.divide(column.cast(pyarrow.int64()), {_IN_A_SECOND[kind.unit]})"
+    if types.is_temporal(kind):
+        return "count from a start, in a unit that fits int32: pc.seconds_between(pc.min(column), column)"
+    if types.is_decimal(kind):
+        return "cast it: column.cast(pyarrow.float64())"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "cast bytes of one length: column.cast(pyarrow.binary(length)), or decode others"
+    if types.is_list(kind) or types.is_large_list(kind):
+        return "cast lists of one length: column.cast(pyarrow.list_(type, length)), or pad others first"
+    if types.is_struct(kind):
+        return "flatten it: table.flatten()"
+    return "cast it to numbers"
+
+
+def names_of(schema: Any, path: object) -> list[str]:
+    """The names of the columns of a file.
+
+    Raises:
+      ValueError: there are none, one occurs twice, or one is not UTF-8.
+    """
+    try:
+        names: list[str] = schema.names
+    except UnicodeDecodeError as error:
+        raise ValueError(f"names of columns must be UTF-8, those of {path} are not; write it again") from error
+    if not names:
+        raise ValueError(f"a file of rows must have columns, and {path} has none; write it again")
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"columns must have different names, {path} has {sorted(twice)[0]!r} twice; rename one")
+    return names
+
+
+def spec_of(schema: Any, options: OpenOptions, path: object) -> dict[str, jax.ShapeDtypeStruct]:
+    """The spec of the chosen columns of a file.
+
+    Raises:
+      ValueError, TypeError: a column is missing, occurs twice, or has rows that differ in size or are not numbers.
+    """
+    spec: dict[str, jax.ShapeDtypeStruct] = rows_by_name(
+        schema, options.chosen(names_of(schema, path), str(path)), path
+    )
+    for name, row in spec.items():
+        if min(row.shape, default=0) < 0:
+            raise ValueError(f"column {name!r} of {path} has rows of shape {row.shape}; the file is damaged")
+    return spec
+
+
+def rows_by_name(
+    schema: Any, names: Sequence[str], path: object, others: Callable[[Any], Any] = lambda kind: None
+) -> dict[str, Any]:
+    """Shape and dtype of one row of each of these columns.
+
+    Args:
+      others: what stands for a type that is read in another way; None for all other types.
+
+    Raises:
+      TypeError: columns have rows that differ in size or are not numbers. It lists all of them.
+    """
+    found: dict[str, Any] = {}
+    refused = []
+    for name in names:
+        kind = schema.field(name).type
+        try:
+            found[name] = others(kind) or row_of(kind, name)
+        except TypeError:
+            refused.append(f"{name!r} is {kind}: {_remedy(kind)}")
+    if refused:
+        them = "it" if len(refused) == 1 else "them"
+        leave = f", or leave {them} out: columns=[{_few([repr(name) for name in found], ', ')}]" if found else ""
+        raise TypeError(
+            f"all columns must have rows of one size that are numbers, and {len(refused)} of the {len(names)} of "
+            f"{path} {'has' if len(refused) == 1 else 'have'} others. {_few(refused, '; ')}. Convert {them}, and "
+            f"write the file again, as docs/tables.md shows{leave}"
+        )
+    return found
+
+
+def _few(words: Sequence[str], separator: str) -> str:
+    """The first words, and how many more there are."""
+    more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    return separator.join(words[:_MOST_SHOWN]) + more
+
+
+@contextlib.contextmanager
+def naming_file(path: object, form: str, remedy: str) -> Iterator[None]:
+    """Turn errors of pyarrow inside a `with` block, few of which name the file, into errors that do.
+
+    Args:
+      path: of the file.
+      form: the format that it should have.
+      remedy: a change that works.
+    """
+    pyarrow = extras.require("pyarrow", "arrow")
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}; check the path") from None
+    except (ValueError, OSError, MemoryError, pyarrow.ArrowException) as error:
+        if isinstance(path, Path) and path.is_dir():
+            raise folder_error(path) from None
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the content
+            raise OSError(error.errno, f"{path} cannot be read: {error.strerror}", str(path)) from error
+        raise ValueError(
+            f"{path} cannot be read as {form}: {error}. It may be truncated or another format; {remedy}"
+        ) from error

@@ -1,0 +1,111 @@
+"""The interface of a file that stores rows in groups, and the validation of its metadata."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.rows.shards import EvenLengths, Lengths, rows_in
+
+Array = npt.NDArray[Any]
+MOST_ROWS = 1 << 48
+"""Of a file: sums over files stay below the largest int64."""
+
+
+class Group(NamedTuple):
+    """The rows of one group.
+
+    Attributes:
+      values: [k, *row shape], contiguous.
+      null: bool[k], True for rows with a null, whose values are meaningless; None if there are none.
+    """
+
+    values: Array
+    null: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of both arrays."""
+        return self.values.nbytes + (0 if self.null is None else self.null.nbytes)
+
+
+class GroupedFile(NamedTuple):
+    """An open file. Leaves are numbered in the order in which JAX flattens `spec`.
+
+    Attributes:
+      spec: tree of `jax.ShapeDtypeStruct`, of one row.
+      lengths: for each leaf, the rows of each of its groups.
+      read: (leaf, group) → its rows, which the caller checks against spec and lengths. Called from many threads.
+        FeedError if the file has changed.
+      identity: (allow_bad_rows) → JSON values that identify the data, without a path. A sampled row that cannot be
+        read is a RowError, or with `allow_bad_rows` is part of the identity.
+      extents: (leaf, group) → offset and length of each part of its bytes, for objects in stores.
+    """
+
+    spec: Any
+    lengths: Sequence[Lengths]
+    read: Callable[[int, int], Group]
+    identity: Callable[[bool], Any]
+    extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
+
+
+def check_group(group: Group, length: int, row: Any) -> None:
+    """Refuse a group whose rows are not those that the metadata of its file promise.
+
+    Raises:
+      ValueError: another number, shape or dtype, or not contiguous.
+    """
+    found = (group.values.dtype, group.values.shape)
+    promised = (row.dtype, (length, *row.shape))
+    if found != promised or not group.values.flags.c_contiguous:
+        raise ValueError(
+            f"a group must hold the rows that the file's metadata promises, {promised[0]}{list(promised[1])}, and "
+            f"it holds {found[0]}{list(found[1])}; the file is damaged, write it again"
+        )
+
+
+def check_fits(file: GroupedFile, path: str, first: GroupedFile, first_path: str) -> None:
+    """Refuse a file whose rows have another form than those of the first file, or whose lengths are impossible.
+
+    Raises:
+      ValueError: the file does not fit, or is damaged.
+    """
+    forms = [
+        {
+            jax.tree_util.keystr(at): (str(leaf.dtype), leaf.shape)
+            for at, leaf in jax.tree_util.tree_leaves_with_path(each.spec)
+        }
+        for each in (file, first)
+    ]
+    if forms[0] != forms[1]:
+        raise ValueError(
+            f"files must agree in columns, dtypes and row shapes; {path} has {forms[0]}, {first_path} {forms[1]}; "
+            "choose columns=[...] that they share, or write them again"
+        )
+    if any(not isinstance(groups, EvenLengths) and min(groups, default=0) < 0 for groups in file.lengths):
+        raise ValueError(
+            f"a group must have 0 rows or more, and the metadata of {path} promises fewer; write it again"
+        )
+    totals = {rows_in(groups) for groups in file.lengths}
+    if max(totals, default=0) > MOST_ROWS:
+        raise ValueError(f"a file must have at most 2^48 rows, and the metadata of {path} promises {max(totals)}")
+    if len(totals) > 1:
+        raise ValueError(f"all leaves must have the same number of rows, {path} has {sorted(totals)}")
+
+
+def memory_bytes() -> int:
+    """The memory that an array can have: the machine's, or what is left of a limit (ulimit -v)."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    machine = page * os.sysconf("SC_PHYS_PAGES")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return machine
+    with open("/proc/self/statm") as sizes:
+        used = page * int(sizes.read().split()[0])
+    return min(machine, max(0, limit - used))

@@ -1,0 +1,128 @@
+"""Lanes: streams that are read side by side, and the first item, which gives their spec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import jax
+from absl import flags
+
+from feedline._src.options import checked_integer
+from feedline._src.rows.record_leaves import as_arrays, digest_of, write_record
+from feedline._src.rows.spec import RowSpec
+from feedline._src.sources.lane_errors import lane_error, raised_by_user_code
+
+MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
+"""(lane, count) → the items of that lane."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lanes:
+    """A source of `count` streams that are read side by side: for packing, filters, mixtures.
+
+    Lane l fills rows l·B/count … (l+1)·B/count − 1 of each batch of B rows, from its own items in their
+    order. A process runs each lane of which it owns a row. The lanes are part of the data's definition, as
+    files are, so their number does not depend on the number of processes.
+
+    Attributes:
+      make_lane: (lane, count) → `grain.IterDataset`. It must give the same items at each call and in each
+        process, chosen by `lane` and `count`, never by the process index. No two lanes share an item.
+      count: the number of lanes; it divides the batch size. If it is a multiple of the shards of the batch
+        axis, no lane runs in two processes.
+
+    Example:
+      >>> def make_lane(lane, count):  # every count-th number, filtered for even ones
+      ...     return grain.MapDataset.range(lane, 1000, count).to_iter_dataset().filter(lambda x: x % 2 == 0)
+      >>> [next(iter(make_lane(lane, 3))) for lane in range(3)]
+      [0, 4, 2]
+      >>> lanes = Lanes(make_lane, 3)
+    """
+
+    make_lane: MakeLane
+    count: int
+
+    def __post_init__(self) -> None:
+        if not callable(self.make_lane):
+            raise TypeError(
+                f"Lanes takes a function (lane, count) -> grain.IterDataset, got {self.make_lane!r}; "
+                "write Lanes(lambda lane, count: ..., count)"
+            )
+        object.__setattr__(self, "count", checked_integer("Lanes.count", self.count, at_least=1))
+
+    @classmethod
+    def of(cls, source: Lanes | grain.IterDataset[Any]) -> Lanes:
+        """The lanes of a source, where a stream is a single lane."""
+        return source if isinstance(source, Lanes) else cls(lambda lane, count: source, 1)
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Refuse a batch size that is not a multiple of the number of lanes.
+
+        Raises:
+          ValueError: the error names sizes and counts that work.
+        """
+        if batch_size % self.count:
+            below, above = (batch_size // self.count * self.count, -(-batch_size // self.count) * self.count)
+            sizes = f"{below} or {above}" if below else f"{above}"
+            most = next(n for n in range(min(self.count, batch_size), 0, -1) if batch_size % n == 0)
+            raise ValueError(
+                f"lanes fill equal parts of a batch, so their count must divide the batch size; got {self.count} "
+                f"lanes for batches of {batch_size}. Batches of {sizes} would work, and so would {most} lanes"
+            )
+
+    def open(self, lane: int) -> Any:
+        """An iterator over all items of a lane.
+
+        Raises:
+          TypeError: `make_lane` did not return an `IterDataset`.
+        """
+        dataset: Any = self.make_lane(lane, self.count)
+        if not isinstance(dataset, grain.IterDataset):
+            hint = "; call to_iter_dataset() on it" if isinstance(dataset, grain.MapDataset) else ""
+            raise TypeError(
+                f"make_lane must return a grain.IterDataset, got {type(dataset).__name__} for lane {lane}{hint}"
+            )
+        if not flags.FLAGS.is_parsed():  # as in a script that is no absl app
+            flags.FLAGS.mark_as_parsed()  # Grain passes absl's flags to the workers of mp_prefetch
+        return iter(dataset)
+
+
+class FirstItem:
+    """The first item of the first lane that has one. It gives the spec, and fills rows for which no item is left.
+
+    Its iterator is closed at once: each pipeline opens the lanes again, on its own thread, so that Grain's threads
+    end with that pipeline. So the item is read twice.
+
+    Raises:
+      ValueError: no lane has an item.
+      FeedError: reading one failed.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        for lane in range(lanes.count):
+            iterator = lanes.open(lane)
+            try:
+                self.item = next(iterator)
+                break
+            except StopIteration as stop:
+                if raised_by_user_code(stop):
+                    raise lane_error(lane, 0, 0, stop) from stop
+            except Exception as error:
+                raise lane_error(lane, 0, 0, error) from error
+            finally:
+                iterator.close()
+        else:
+            found = "an IterDataset" if lanes.count == 1 else f"{lanes.count} lanes"
+            raise ValueError(f"a source must have at least one row, got {found} without an item")
+        self.spec = RowSpec.of(as_arrays(self.item))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """A digest of the item, which is all that identifies a stream before it is read."""
+        return {"kind": "stream", "first": digest_of(self.item)}
+
+    def read(self, out: Any) -> None:
+        """Write the item to index 0 of each leaf of `out`."""
+        write_record(self.item, self.spec, jax.tree_util.tree_leaves(out), 0)

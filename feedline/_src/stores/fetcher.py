@@ -1,0 +1,279 @@
+"""All requests of a process: many at a time, repeated if they fail, asked twice if they take long; and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import logging
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from feedline._src.errors import FeedError
+from feedline._src.runtime.exit import close_at_exit
+from feedline._src.stores.client import TransientError, UnreachableError
+
+_log = logging.getLogger("feedline")
+T = TypeVar("T")
+AT_ONCE = 64
+"""Requests in flight, of up to 4 MiB of memory each. Where a connection gives 5 MB/s, they give 320 MB/s. Half as
+many of twice the size would hold as much memory, but give half of that."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_UNREACHABLE_S = 10.0
+"""The most patience for a store that was never reached, whose address may be wrong."""
+_WARN_AFTER_S, _WARN_EVERY_S = 5.0, 60.0
+_SAMPLES, _FEWEST_SAMPLES = 256, 20
+_LATE = 1.5
+"""Times the 95th percentile: requests that share a link take almost the same time, and asking for some of them
+twice takes bandwidth from the others."""
+_HEDGED = 0.1
+"""The largest share of requests that are asked twice: a store that is slow as a whole must not get twice the
+load."""
+_SHORTEST_HEDGE_S = 0.02
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was asked of stores by this process.
+
+    Attributes:
+      requests: of all kinds, the repeated ones among them.
+      fetched_bytes: that came.
+      retries: requests that were repeated after an error.
+      hedged: requests that took 1.5 times as long as 95 % of the others, and were asked a second time.
+      cached: blocks that were in the cache on local disk.
+      wait_s: for how long reads waited for blocks, summed over threads.
+    """
+
+    requests: int = 0
+    fetched_bytes: int = 0
+    retries: int = 0
+    hedged: int = 0
+    cached: int = 0
+    wait_s: float = 0.0
+
+
+class Fetcher:
+    """Runs requests on one thread, which starts with the first of them.
+
+    Any thread calls `run`. The thread is a daemon; when the interpreter exits, `runtime.exit` calls `close`,
+    because obstore ends the process with an abort if an answer arrives while the interpreter finalises.
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None  # set under _lock
+        self._closed = False
+        self._forked = False
+        self._thread: threading.Thread | None = None
+        self._slots: asyncio.Semaphore
+        self._durations: dict[int, collections.deque[float]] = {}
+        """Of the last requests, by the logarithm of their size. Used by the thread only, as is the next:"""
+        self._warned = -math.inf
+        self._outage: str | None = None
+        """The bucket or host that the last warning is about; None once it has answered again."""
+
+    def run(self, request: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the thread."""
+        with self._lock:
+            if self._closed:
+                request.close()
+                raise FeedError("no object can be read while the interpreter exits", stage="read")
+            if self._forked:
+                request.close()
+                raise FeedError(
+                    "the threads that read stores do not survive a fork, and this process was forked from one "
+                    'that had read one; start it by multiprocessing.get_context("spawn")',
+                    stage="read",
+                )
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            return asyncio.run_coroutine_threadsafe(request, self._loop)
+
+    async def patiently(
+        self, name: str, patience_s: float, size: int | None, request: Callable[[], Awaitable[T]]
+    ) -> T:
+        """What `request` returns, which is repeated while its errors are transient.
+
+        Args:
+          size: of the answer in bytes. None: not known, so that nobody can say whether it is late.
+
+        Raises:
+          FeedError: errors, or no progress, for longer than `patience_s`; or no connection for 10 s before the
+            first answer.
+        """
+        failing_since = None
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._slots:
+                    began = time.monotonic()
+                    result = await self._hedged(size, request)
+                if failing_since is not None:
+                    self._note_end(time.monotonic() - failing_since, name)
+                return result
+            except TransientError as error:
+                failing_since = failing_since or began
+                failing_s, reason = time.monotonic() - failing_since, str(error)
+                unreachable = isinstance(error, UnreachableError)
+                limit_s = min(patience_s, _UNREACHABLE_S) if unreachable else patience_s
+                if unreachable and failing_s >= limit_s:
+                    raise FeedError(
+                        f"a store must be reachable when it is opened, and {name} was not for {failing_s:.0f} s: "
+                        f"{error}; check the address, the network, and where the environment says that the store "
+                        "is (AWS_ENDPOINT_URL)",
+                        stage="read",
+                        file=name,
+                    ) from None
+                if failing_s >= limit_s:
+                    raise FeedError(
+                        f"a store must answer within patience_s={patience_s:g}, and {name} failed for "
+                        f"{failing_s:.0f} s, at last with: {error}; check the network and the store, or wait "
+                        "longer with feedline.Store(patience_s=...). The feed can be built again from its last "
+                        "state",
+                        stage="read",
+                        file=name,
+                    ) from None
+            self.counts.retries += 1
+            self._warn(failing_s, name, reason, limit_s)
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), limit_s - failing_s))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _warn(self, failing_s: float, name: str, reason: str, limit_s: float) -> None:
+        """Log, now and then, that a store is failing. Called by the thread only."""
+        now = time.monotonic()
+        if failing_s >= _WARN_AFTER_S and now >= self._warned + _WARN_EVERY_S:
+            self._warned, self._outage = now, _host(name)
+            _log.warning(
+                "a store has failed for %.0f s, and is asked again until it has failed for %g s: %s: %s",
+                failing_s,
+                limit_s,
+                name,
+                reason,
+            )
+
+    def _note_end(self, failed_s: float, name: str) -> None:
+        """Log that a store answers again, if its failing was logged. Called by the thread only."""
+        if self._outage == _host(name):
+            self._outage = None
+            _log.warning("a store answers again after %.0f s: %s", failed_s, name)
+
+    def close(self) -> None:
+        """Cancel all requests. Later ones are refused."""
+        with self._lock:
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def join(self, timeout_s: float) -> str | None:
+        """Wait for the thread. Returns its name if it is still alive."""
+        if self._thread is None:
+            return None
+        self._thread.join(timeout_s)
+        return self._thread.name if self._thread.is_alive() else None
+
+    async def _hedged(self, size: int | None, request: Callable[[], Awaitable[T]]) -> T:
+        """What `request` returns first, if it is asked a second time once it takes much longer than the others."""
+        first = self._asked(size, request)
+        tasks = {first}
+        try:
+            await asyncio.wait(tasks, timeout=self._late_after_s(size))
+            if size is not None and not first.done() and self.counts.hedged < _HEDGED * self.counts.requests:
+                self.counts.hedged += 1
+                tasks.add(self._asked(size, request))
+            waiting = tasks
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                good = next((task for task in done if task.exception() is None), None)
+                if good is not None:
+                    return good.result()
+                if not waiting:
+                    return done.pop().result()  # raises
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _asked(self, size: int | None, request: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+        async def timed() -> T:
+            self.counts.requests += 1
+            began = time.monotonic()
+            result = await request()
+            if size is not None:
+                durations = self._durations.setdefault(size.bit_length(), collections.deque(maxlen=_SAMPLES))
+                durations.append(time.monotonic() - began)
+                self.counts.fetched_bytes += size
+            return result
+
+        task = asyncio.ensure_future(timed())
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # so that none is logged
+        return task
+
+    def _late_after_s(self, size: int | None) -> float | None:
+        if size is None:
+            return None
+        durations = self._durations.get(size.bit_length(), ())
+        if len(durations) < _FEWEST_SAMPLES:
+            return None
+        return max(_SHORTEST_HEDGE_S, _LATE * sorted(durations)[math.ceil(0.95 * len(durations)) - 1])
+
+    def _start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._thread = threading.Thread(target=self._run, name="feedline-fetch", daemon=True)
+        self._thread.start()
+        close_at_exit(self)
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        self._loop.run_forever()
+        self._loop.run_until_complete(_drain())
+        self._loop.close()
+
+    def _cancel(self) -> None:
+        assert self._loop is not None
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.stop()
+
+
+def _host(name: str) -> str:
+    """The bucket or host of an address."""
+    return "/".join(name.split("/", 3)[:3])
+
+
+async def _drain() -> None:
+    """Let cancelled requests end, and their last answers arrive."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0.05)
+
+
+@functools.cache
+def fetcher() -> Fetcher:
+    """The one of this process."""
+    return Fetcher()
+
+
+def counted() -> dict[str, float] | None:
+    """The present `Counts` of this process by name; None: no store was read."""
+    counts = vars(fetcher().counts)
+    return dict(counts) if any(counts.values()) else None
+
+
+def _forked() -> None:
+    """In a forked child: requests would wait for ever for threads that are not there, those of obstore, too."""
+    used = fetcher()._loop is not None or fetcher()._forked
+    fetcher.cache_clear()
+    fetcher()._forked = used
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,16 @@
+"""The tools behind the `feedline` command, one folder each.
+
+::
+
+    main      the table of subcommands, above all folders
+    cli/      what subcommands share: help, progress, what Ctrl-C does
+    inspect/  what a feed will read and place, without devices
+    audit/    does a program deliver the same rows on other layouts?
+    doctor/   what keeps a machine, a feed or a running job from being fast
+      inside/   what it observes inside of a job
+    bench/    throughput on this machine
+      scale/    what one process out of thousands does and sends
+    convert/  rows of any source as files of one format, in shards
+    launch/   one command as several processes on this machine
+    train/    trains the bundled MLP
+"""

@@ -1,0 +1,96 @@
+"""The memory limit: how fast this machine gathers shuffled rows and does nothing else, with NumPy and with C."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline._src.native.gather import Segments
+from feedline._src.native.library import library
+
+CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
+"""(indices, out) → copies row indices[i] to out[i], for each i."""
+
+_BUFFERS = 6
+"""As many batches as a feed has in memory. Two would stay in the cache, so that the cache would be measured."""
+
+
+def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
+    """The fastest gather in NumPy: `np.take`."""
+    # mode="clip" avoids the temporary array that "raise" makes
+    return lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip")
+
+
+def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
+    """The fastest gather known: feedline's own in C, as a feed calls it. Without the C library: `np.take`."""
+    compiled = library()
+    if compiled is None:
+        return numpy_gather(rows)
+    segments, whole = Segments([rows]), (slice(None),) * (rows.ndim - 1)
+    return lambda indices, out: segments.gather(compiled, indices, whole, out)
+
+
+class MemoryLimit:
+    """Threads that copy rows into a ring of buffers, in an order that was computed before.
+
+    They place no batch, and do not wait for each other. A feed of the same rows has to do more than this.
+
+    Args:
+      rows: the source, [n, …].
+      batch_size: rows of a batch, at most n.
+      threads: the number that the feed reads with.
+      gather: `numpy_gather` or `fastest_gather`, which is called with `rows`.
+
+    Example:
+      >>> limit = MemoryLimit(np.zeros((1000, 8), np.uint8), batch_size=100, threads=1)
+      >>> limit.rate(0.01) > 0
+      True
+    """
+
+    def __init__(
+        self,
+        rows: npt.NDArray[Any],
+        batch_size: int,
+        threads: int,
+        gather: Callable[[npt.NDArray[Any]], CopyRows] = numpy_gather,
+    ) -> None:
+        self._gather = gather(rows)
+        self._threads = threads
+        count = len(rows) // batch_size
+        order = np.random.default_rng(0).permutation(len(rows))[: count * batch_size]
+        self._batches = order.reshape(count, batch_size)
+        size = batch_size * rows[0].nbytes
+        self._ring = [
+            np.frombuffer(mmap.mmap(-1, size), rows.dtype).reshape(batch_size, *rows.shape[1:])
+            for _ in range(_BUFFERS)
+        ]
+        for buffer in self._ring:
+            buffer[...] = 0  # allocates its pages before the measurement
+
+    def rate(self, seconds: float) -> float:
+        """Rows per second, over all threads."""
+        turns, copied = itertools.count(), []
+        began = time.perf_counter()
+
+        def copy() -> None:
+            mine = 0
+            while not mine or time.perf_counter() - began < seconds:
+                turn = next(turns)
+                indices = self._batches[turn % len(self._batches)]
+                self._gather(indices, self._ring[turn % _BUFFERS])
+                mine += len(indices)
+            copied.append(mine)
+
+        threads = [threading.Thread(target=copy) for _ in range(self._threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(copied) / (time.perf_counter() - began)

@@ -1,0 +1,290 @@
+"""The three modes of the trainer side by side: time, memory, compilation, and how large a model fits.
+
+Each mode runs in a process of its own: a device never forgets its peak of memory, and a mode may run out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline._src.feed import Feed
+from feedline._src.tools.bench.apart import in_a_process
+from feedline._src.tools.bench.memory import compiled_bytes, device_limit, device_peak
+from feedline._src.tools.bench.workload import Workload
+from feedline._src.trainer.loop import Progress, train
+from feedline._src.trainer.modes import AXIS, Mode, Program, compiled, mesh_for
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+COLUMNS = "mode           rows  step ms   fed ms     rows/s   of matmul     peak MiB  compiled MiB  compile s"
+_BATCHES = 4  # in the data
+_PREFETCH = 2
+_RECENT = 10  # steps whose losses are compared
+_PRODUCTS = 8  # matrix products in one call
+Figures = dict[str, Any]
+
+
+def modes(
+    workload: Workload, rounds: int, seconds: float, print_line: Callable[[str], None]
+) -> dict[str, Figures]:
+    """{mode: its figures; with twice the rows a batch, under "doubled"}.
+
+    Each mode is measured once a round, and rounds alternate their order. Times are medians over the rounds.
+
+    Args:
+      seconds: how long each measurement takes.
+      print_line: called with each line of the table.
+    """
+    found: dict[Mode, list[Figures]] = {mode: [] for mode in MODES}
+    print_line(COLUMNS)
+    for k in range(rounds):
+        for mode in MODES[:: -1 if k % 2 else 1]:
+            found[mode].append(in_a_process(measured, workload, mode, seconds, k == 0))
+    merged: dict[str, Figures] = {mode: _merged(of_rounds) for mode, of_rounds in found.items()}
+    for name, figures in merged.items():
+        for each in (figures, figures.get("doubled")):
+            if each is not None:
+                print_line(line(name, each))
+    return merged
+
+
+def measured(workload: Workload, mode: Mode, seconds: float, whole: bool) -> Figures:
+    """The figures of a mode in this process. `whole`: with those that do not vary between two rounds."""
+    workload = workload.for_devices()
+    twice = _resized(workload, rows=2 * workload.rows)
+    found = {"devices": mesh_for(mode).size, **batch_figures(workload, mode, seconds)}
+    found["doubled"] = batch_figures(twice, mode, seconds)
+    if whole:
+        found["largest"] = largest(workload, mode, found, found["doubled"])
+        found["shardings"] = shardings(workload, mode)
+    return found
+
+
+def batch_figures(workload: Workload, mode: Mode, seconds: float) -> Figures:
+    """Memory and times with one size of the batch; under "error", why there are no times."""
+    with Feed(workload.data(_BATCHES), workload.rows, _sharding(mode), prefetch=_PREFETCH) as feed:
+        program = compiled(workload.task(), mode, feed.spec)
+        began = time.perf_counter()
+        step, executable = program.compile(_RECENT)
+        found: Figures = {"rows": workload.rows, "compile_s": time.perf_counter() - began}
+        found["compiled_bytes"] = compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1)
+        found["limit_bytes"] = device_limit()
+        if found["compiled_bytes"]["total"] > found["limit_bytes"]:
+            return {**found, "error": "does not fit, and was not run"}
+        try:
+            found |= _times(workload, program._replace(step=step), feed, seconds)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return {**found, "error": "ran out of memory"}
+    peak = device_peak()
+    return {
+        **found,
+        "peak_bytes": found["compiled_bytes"]["total"] if peak is None else peak,
+        "peak_from": "compiler" if peak is None else "device",
+    }
+
+
+def _times(workload: Workload, program: Program, feed: Feed, seconds: float) -> Figures:
+    losses: list[float] = []
+
+    def after_step(state: Any, recent: jax.Array) -> None:
+        if len(recent) == int(jax.device_get(state.step)):
+            losses.extend(jax.device_get(recent)[:, 0].tolist())
+
+    state, _ = train(program, program.start(), itertools.islice(feed, _RECENT), after_step=after_step)
+    batch = next(feed)
+    state, probed = train(program, state, itertools.repeat(batch, 4))
+    steps = 1 + max(4, round(seconds / step_s(probed)))
+    state, resident = train(program, state, itertools.repeat(batch, steps))
+    state, fed = train(program, state, itertools.islice(feed, steps))
+    rate = _product_rate(workload, program, batch["x"], seconds / 2)
+    return {
+        "step_ms": step_s(resident) * 1e3,
+        "fed_step_ms": step_s(fed) * 1e3,
+        "rows_per_s": workload.rows / step_s(fed),
+        "wait_share": fed.wait_share,
+        "flops": workload.flops,
+        "matmul_flops_per_s": rate,
+        "of_matmul": workload.flops / step_s(resident) / rate,
+        "losses": losses,
+    }
+
+
+def step_s(progress: Progress) -> float:
+    """The mean time of a step, without the first."""
+    return progress.elapsed_s / (progress.step - progress.resumed - 1)
+
+
+def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: float) -> float:
+    """Floating-point operations a second of a hidden layer's matrix product alone, on the same devices."""
+    everywhere = NamedSharding(program.mesh, P())
+    signal = jax.jit(lambda x: jnp.ones((len(x), workload.width)), out_shardings=x.sharding)(x)
+    kernel = jax.jit(lambda: jnp.full((workload.width,) * 2, 1 / workload.width), out_shardings=everywhere)()
+    many = jax.jit(lambda y, w: jax.lax.fori_loop(0, _PRODUCTS, lambda _, y: y @ w, y))
+    many(signal, kernel).block_until_ready()
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end or fastest == float("inf"):
+        began = time.perf_counter()
+        many(signal, kernel).block_until_ready()
+        fastest = min(fastest, time.perf_counter() - began)
+    return 2 * workload.rows * workload.width**2 * _PRODUCTS / fastest
+
+
+def largest(workload: Workload, mode: Mode, single: Figures, doubled: Figures) -> dict[str, int]:
+    """{"rows", "depth"}: the largest batch, and the most hidden layers, that the compiler says would fit.
+
+    The batch is one that was compiled. The depth is extrapolated from this one and half of it, because compiling
+    takes longer with each layer.
+    """
+    limit, devices = single["limit_bytes"], mesh_for(mode).size
+    total, of_half = single["compiled_bytes"]["total"], max(1, workload.depth // 2)
+    a_layer = (total - _compiled_total(_resized(workload, depth=of_half), mode)) / (workload.depth - of_half)
+
+    def with_rows(rows: int) -> int:
+        return _compiled_total(_resized(workload, rows=rows), mode)
+
+    known = {workload.rows: total, doubled["rows"]: doubled["compiled_bytes"]["total"]}
+    return {
+        "rows": _most(with_rows, known, limit, devices),
+        "depth": max(0, int((limit - total) / a_layer + workload.depth)),
+    }
+
+
+def _most(total: Callable[[int], int], known: dict[int, int], limit: int, multiple: int) -> int:
+    """The largest multiple found whose total is within the limit: by secants, in at most six attempts.
+
+    Args:
+      total: size → bytes; it grows.
+      known: two sizes, and their bytes.
+
+    Example:
+      >>> _most(lambda size: 100 + 3 * size, {8: 124, 16: 148}, limit=1000, multiple=8)
+      296
+    """
+    for _ in range(6):
+        fit, over = (
+            [size for size in sorted(known) if (known[size] <= limit) == within] for within in (True, False)
+        )
+        a, b = (fit[-1], over[0]) if fit and over else sorted(known)[-2:] if fit else sorted(known)[:2]
+        size = int((limit - known[a]) * (b - a) / (known[b] - known[a]) + a) // multiple * multiple
+        if size in known or size < multiple:
+            break
+        known[size] = total(size)
+    return max((size for size, needed in known.items() if needed <= limit), default=0)
+
+
+def _resized(workload: Workload, **sizes: Any) -> Workload:
+    return dataclasses.replace(workload, **sizes)
+
+
+def _compiled_total(workload: Workload, mode: Mode) -> int:
+    sharding = _sharding(mode)
+    spec = {
+        name: jax.ShapeDtypeStruct((workload.rows, width), np.float32, sharding=sharding)
+        for name, width in (("x", workload.inputs), ("y", workload.outputs))
+    }
+    executable = compiled(workload.task(), mode, spec).compile(_RECENT)[1]
+    return compiled_bytes(executable, spec, waiting=_PREFETCH + 1)["total"]
+
+
+def shardings(workload: Workload, mode: Mode) -> dict[str, str]:
+    """{"kernel", "batch"}: drawings of how the first kernel and a batch lie on the devices."""
+    sharding = _sharding(mode)
+    x = jax.device_put(np.zeros((workload.rows, workload.inputs), np.float32), sharding)
+    program = compiled(workload.task(), mode, {"x": x, "y": x[:, : workload.outputs]})
+    return {"kernel": _drawn(program.start().params[0][0]), "batch": _drawn(x)}
+
+
+def _drawn(array: jax.Array) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        jax.debug.visualize_array_sharding(array, use_color=False)
+    return out.getvalue().rstrip()
+
+
+def _merged(rounds: list[Figures]) -> Figures:
+    """The figures of the first round, with the medians over all rounds of what varies."""
+    first = rounds[0]
+    if "step_ms" in first:
+        for name in ("step_ms", "fed_step_ms", "rows_per_s", "wait_share", "of_matmul", "compile_s"):
+            samples = [each[name] for each in rounds if name in each]
+            first[name], first[f"{name}_samples"] = statistics.median(samples), samples
+    if "doubled" in first:
+        first["doubled"] = _merged([each["doubled"] for each in rounds if "doubled" in each])
+    return first
+
+
+def line(mode: str, found: Figures) -> str:
+    """A line of the table under `COLUMNS`."""
+    if "rows" not in found:
+        return f"{mode:<11} {found['error']}"
+    compiled_mib = found["compiled_bytes"]["total"] / 2**20
+    if "error" in found:
+        needs = f"needs {compiled_mib:,.0f} MiB on a device that has {found['limit_bytes'] / 2**20:,.0f}"
+        return f"{mode:<11} {found['rows']:>7,}  {found['error']}: by the compiler it {needs}"
+    peak = f"{found['peak_bytes'] / 2**20:,.1f}" if found["peak_from"] == "device" else "–"
+    return (
+        f"{mode:<11} {found['rows']:>7,} {found['step_ms']:>8.2f} {found['fed_step_ms']:>8.2f} "
+        f"{found['rows_per_s']:>10,.0f} {found['of_matmul']:>11.0%} {peak:>12} {compiled_mib:>13,.1f} "
+        f"{found['compile_s']:>10.1f}"
+    )
+
+
+def remarks(found: dict[str, Figures]) -> list[str]:
+    """What follows the table: ratios between the modes, what would fit, and how arrays lie on the devices."""
+    lines = []
+    if found["jit_multi"].get("devices") == 1:
+        lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
+    if all("step_ms" in found[mode] for mode in ("jit_multi", "pmap")):
+        pairs = zip(*(found[mode]["step_ms_samples"] for mode in ("jit_multi", "pmap")), strict=False)
+        ratio = statistics.median(multi / pmap for multi, pmap in pairs)
+        lines.append(f"a step in jit_multi takes {ratio:.2f} times as long as in pmap")
+        apart = max(
+            abs(a - b) / abs(b)
+            for figures in found.values()
+            for a, b in zip(figures.get("losses", ()), found["pmap"]["losses"], strict=False)
+        )
+        lines.append(f"the losses of the first {_RECENT} steps differ between modes by {apart:.1e} of themselves")
+    for mode, figures in found.items():
+        if "largest" in figures:
+            most, limit = figures["largest"], figures["limit_bytes"] / 2**20
+            lines.append(
+                f"{mode}: by the compiler, {limit:,.0f} MiB a device hold {most['rows']:,} rows a batch, or "
+                f"{most['depth']:,} layers"
+            )
+    for mode, figures in found.items():
+        if "shardings" in figures:
+            lines += [f"\n{mode}", side_by_side(figures["shardings"])]
+    return lines
+
+
+def side_by_side(drawings: Mapping[str, str]) -> str:
+    """Drawings under their names, from left to right.
+
+    Example:
+      >>> print(side_by_side({"kernel": "AA\\nAA", "batch": "B"}))
+      kernel   batch
+      AA       B
+      AA
+    """
+    columns = [[name, *drawing.splitlines()] for name, drawing in drawings.items()]
+    widths = [max(map(len, column)) + 3 for column in columns]
+    return "\n".join(
+        "".join(map(str.ljust, row, widths)).rstrip() for row in itertools.zip_longest(*columns, fillvalue="")
+    )
+
+
+def _sharding(mode: Mode) -> NamedSharding:
+    return NamedSharding(mesh_for(mode), P(AXIS))

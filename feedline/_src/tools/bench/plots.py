@@ -1,0 +1,231 @@
+"""Plots saved results of `feedline bench`. Separate from measuring, so that a result can be plotted again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feedline._src.tools.bench.modes import side_by_side
+
+_LIMITS = ("limit", "gather")
+_BLUE, _RED = "#30638e", "#d1495b"  # red: with feedline
+_WHISKERS = {"ecolor": "black", "capsize": 3}
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Plot the saved result of one benchmark as a .png or .svg file.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is missing; the message says how to install it.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("pictures need matplotlib; from the clone: pip install '.[bench]'") from error
+    matplotlib.use("agg")
+    figure = drawn(result)
+    matplotlib.rcParams["svg.hashsalt"] = "feedline"  # the same result gives the same bytes
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def drawn(result: dict[str, Any]) -> Any:
+    """The picture of the saved result of one benchmark: a matplotlib figure, 9 inches wide."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    title, note = _DRAW[result["benchmark"]](figure, result.get("results", result))
+    machine = result["machine"]
+    where = [machine["processor"], f"{machine['cores']} cores", f"jax {machine['jax']}", machine.get("date")]
+    figure.suptitle(title, x=0.01, ha="left")
+    caption = "; ".join(filter(None, [", ".join(filter(None, where)), note]))
+    figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#5a6b7f")
+    return figure
+
+
+def _draw_feed(figure: Any, results: list[dict[str, Any]] | dict[str, Any]) -> tuple[str, str]:
+    """Each kind of feed, and the fastest gather, as a share of `np.take`. Or the stages of a user's feed."""
+    axes = figure.subplots()
+    if isinstance(results, dict):
+        stages = ("read_s", "transform_s", "place_s", "wait_s")
+        axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
+        axes.set(xlabel="milliseconds a batch")
+        return f"{results['rows_per_s']:,.0f} rows/s", ""
+    names = [name for name in results[0]["entrants"] if name not in _LIMITS]
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        entrants = [result["entrants"][name] for result in results]
+        shares = [each["of_limit"] for each in entrants]
+        errors = [
+            [abs(each["of_limit_interval"][side] - each["of_limit"]) for each in entrants] for side in (0, 1)
+        ]
+        at = [k + (i - (len(names) - 1) / 2) * width for k in range(len(results))]
+        axes.bar(at, shares, width, yerr=errors, label=f"{name} device{'s' * (not name.endswith(' 1'))}")
+    axes.axhline(1, color="black", linewidth=0.8, label="np.take alone")
+    gathers = [result["entrants"]["gather"]["of_limit"] for result in results]
+    lefts, rights = zip(*((k - 0.45, k + 0.45) for k in range(len(results))), strict=True)
+    axes.hlines(gathers, lefts, rights, color="black", linestyle="dashed", label="fastest gather alone")
+    axes.set_xticks(
+        range(len(results)),
+        [f"{_size(result['row_bytes'])} rows\n{result['batch_bytes'] / 1e6:g} MB" for result in results],
+    )
+    axes.set(ylabel="share of np.take", ylim=(0, max(1.25, *gathers) * 1.2))
+    axes.legend(loc="upper left", ncols=3, fontsize=8)
+    return "Shuffled rows to the mesh, beside copying alone", "lines: 95 % intervals"
+
+
+def _draw_order(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+    axes = figure.subplots()
+    for shuffle in ("full", "blocked"):
+        for batch in sorted({each["batch"] for each in results}):
+            cases = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
+            style = "-" if shuffle == "full" else "--"
+            axes.plot(
+                [x["rows"] for x in cases],
+                [x["median_cpu_ns"] for x in cases],
+                style,
+                label=f"{shuffle}, {batch:,}",
+            )
+    axes.set(xlabel="rows in the source", ylabel="ns of a core for a row", ylim=(0, None))
+    axes.legend(title="shuffle, positions a call", ncols=2)
+    return "Cost of the order", ""
+
+
+def _draw_place(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    axes, cases = figure.subplots(), results["placing"]
+    names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in cases[::2]]
+    for i, memory in enumerate(("aligned", "misaligned")):
+        axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in cases[i::2]], 0.4)
+        axes.patches[-1].set_label(memory)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xscale="log", xlabel="microseconds to place a batch")
+    axes.legend(["aligned", "misaligned: copied by the CPU backend"])
+    return "Placing a batch from host memory", ""
+
+
+def _draw_overlap(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    axes, depths = figure.subplots(), results["depths"]
+    axes.bar([str(depth["prefetch"]) for depth in depths], [depth["of_the_slower"] for depth in depths])
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set(xlabel="prefetch", ylabel="step ÷ the slower of load and compute")
+    return "Overlap of load and compute", ""
+
+
+def _draw_resume(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+    axes = figure.subplots()
+    names = [f"{each['position']:,}" for each in results]
+    axes.bar(names, [each["restore_s"] * 1e3 for each in results], label="set_state")
+    axes.bar(
+        names,
+        [each["first_batch_s"] * 1e3 for each in results],
+        bottom=[each["restore_s"] * 1e3 for each in results],
+        label="the first batch",
+    )
+    axes.set(xlabel="position restored", ylabel="milliseconds")
+    axes.legend()
+    return "Resuming in 10¹⁵ rows", ""
+
+
+def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    """Step times as bars; under them how the first kernel and a batch lie on the devices in each mode."""
+    modes: dict[str, Any] = results["modes"]
+    figure.set_size_inches(9, 5.2)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
+    ran = {mode: found for mode, found in modes.items() if "step_ms" in found}
+    at = [list(modes).index(mode) for mode in ran]
+    for side, name, label, colour in (
+        (-0.15, "step_ms", "the same batch each step", _BLUE),
+        (0.15, "fed_step_ms", "a batch from the feed each step", _RED),
+    ):
+        medians = [found[name] for found in ran.values()]
+        errors = _whiskers([found[f"{name}_samples"] for found in ran.values()], medians)
+        axes.bar([k + side for k in at], medians, 0.3, yerr=errors, label=label, color=colour, error_kw=_WHISKERS)
+    axes.set(ylabel="milliseconds a step", xlim=(-0.5, len(modes) - 0.5))
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
+    axes.set_xticks(range(len(modes)), ["\n".join([mode, *_error(found)]) for mode, found in modes.items()])
+    axes.tick_params(labelbottom=True, length=0)
+    axes.legend(loc="upper left", ncols=2)
+    below.axis("off")
+    for k, found in enumerate(modes.values()):
+        if "shardings" in found:
+            drawing = side_by_side(found["shardings"])
+            below.text(
+                k, 1, drawing, family="monospace", size=7, linespacing=0.95, va="top", ha="center", ma="left"
+            )
+    below.set_title("how the first kernel and a batch lie on the devices", size=10)
+    rows = {found["rows"] for found in modes.values() if "rows" in found}
+    return (
+        f"A step in each mode, {' and '.join(f'{count:,}' for count in sorted(rows))} rows a batch",
+        "bars: median of the rounds, with the fastest and the slowest",
+    )
+
+
+def _error(found: dict[str, Any]) -> list[str]:
+    return [found["error"]] if "error" in found else []
+
+
+def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
+    """On the left the calls of a process to the coordination service; on the right what a process does alone."""
+    found = results["simulated"]
+    numbers = [each["processes"] for each in found]
+    panels = figure.subplot_mosaic([["calls", "times"], ["calls", "memory"]], width_ratios=(1.2, 1), sharex=True)
+    for i, case in enumerate(found[0]["messages"]):
+        there = [each for each in found if case in each["messages"]]
+        panels["calls"].plot(
+            [each["processes"] for each in there],
+            [each["messages"][case]["calls"] for each in there],
+            marker="osv^D*x"[i % 7],
+            linestyle="--" if "," in case else "-",  # a variant of another case, on whose line it may lie
+            fillstyle="none",
+            label=case,
+        )
+    panels["calls"].set(ylabel="calls", xlabel="processes", ylim=(0, None), xscale="log")
+    panels["calls"].set_title("calls of a process to the coordination service", size=10, loc="left")
+    panels["calls"].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.85))
+    alone = [each["process"] for each in found]
+    sampled = "step_cpu_s_samples" in alone[0]  # not in results of 2026-11-23 and before
+    for name, label in (("build", "build a feed"), ("describe", "of it, describe it"), ("step", "a step")):
+        medians = [each[f"{name}_cpu_s"] * 1e3 for each in alone]
+        samples = [[sample * 1e3 for sample in each[f"{name}_cpu_s_samples"]] for each in alone if sampled]
+        errors = _whiskers(samples, medians) if sampled else None
+        panels["times"].errorbar(numbers, medians, errors, marker=".", capsize=3, label=label)
+    panels["times"].set(ylabel="CPU milliseconds", yscale="log")
+    panels["times"].yaxis.set_major_formatter("{x:g}")
+    panels["times"].set_title("one process alone", size=10, loc="left")
+    panels["times"].legend(fontsize=8)
+    panels["memory"].plot(numbers, [each["heap_bytes"] / 2**20 for each in alone], ".-")
+    panels["memory"].set(ylabel="MiB of heap", xlabel="processes", yscale="log")
+    panels["memory"].yaxis.set_major_formatter("{x:g}")
+    for panel in panels.values():
+        panel.set_xticks(numbers, [f"{count:,}" for count in numbers], fontsize=8)
+        panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    return "What grows with the processes", "times: medians" + sampled * ", with the lowest and the highest"
+
+
+def _whiskers(samples: list[list[float]], medians: list[float]) -> list[list[float]]:
+    """From each median down to the lowest sample, and up to the highest.
+
+    Example:
+      >>> _whiskers([[1, 2, 4], [3, 3, 3]], [2, 3])
+      [[1, 0], [2, 0]]
+    """
+    return [
+        [median - min(of) for of, median in zip(samples, medians, strict=True)],
+        [max(of) - median for of, median in zip(samples, medians, strict=True)],
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count} B" if count < 1024 else f"{count / 1024:.0f} KB"
+
+
+_DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
+    "feed": _draw_feed,
+    "order": _draw_order,
+    "place": _draw_place,
+    "overlap": _draw_overlap,
+    "resume": _draw_resume,
+    "modes": _draw_modes,
+    "scale": _draw_scale,
+}
+"""Each draws a result on an empty figure. Returns the title, and what the caption says after the machine."""

@@ -1,0 +1,257 @@
+"""Each practice of the trainer on and off: the time of a step, and the memory on a device.
+
+Each pair runs in a process of its own, where both are measured alternately, so that a slow minute of the machine
+affects both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline._src.feed import Feed
+from feedline._src.tools.bench.apart import in_a_process
+from feedline._src.tools.bench.memory import compiled_bytes
+from feedline._src.tools.bench.modes import step_s
+from feedline._src.tools.bench.workload import PRESETS, Workload
+from feedline._src.trainer.fitting import fit
+from feedline._src.trainer.loop import train
+from feedline._src.trainer.modes import AXIS, compiled, mesh_for
+from feedline._src.trainer.practices import Practices
+
+COLUMNS = "practice                workload     on ms   off ms   on ÷ off            on MiB  off MiB"
+_BATCHES = 4  # in the data
+_PREFETCH = 2
+_REPORT_EVERY = 10
+_SAVE_EVERY = 10
+_STEPS_PER_CALL = 8
+Figures = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One way to train."""
+
+    workload: Workload
+    practices: Practices = Practices()  # noqa: RUF009  frozen
+    steps_per_call: int = 1
+    report_every: int = _REPORT_EVERY
+    cached: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A practice on and off.
+
+    Attributes:
+      workload: "large": that of the preset; "4 × rows": with as many times the rows, so that activations are
+        a large part of the memory; "short": a small model, whose steps take a few milliseconds on CPUs.
+      measure: what is timed: the "loop" alone, or with "saves" or "evaluations" every ten steps.
+    """
+
+    workload: str
+    on: Setup
+    off: Setup
+    measure: Literal["loop", "saves", "evaluations"] = "loop"
+
+
+def pairs(large: Workload) -> dict[str, Pair]:
+    """{practice: on and off}. What costs time on the host is measured with short steps, which cannot hide it."""
+    short = PRESETS["short"]
+
+    def of(off: Setup, name: str = "large", **on: Any) -> Pair:
+        return Pair(name, dataclasses.replace(off, **on), off)
+
+    def remat(policy: Literal["all", "cheap"]) -> Pair:
+        many = dataclasses.replace(large, rows=4 * large.rows)
+        return of(Setup(many), "4 × rows", workload=dataclasses.replace(many, remat=policy))
+
+    plain, brief = Setup(large), Setup(short)
+    no_donation, unguarded = Practices(donate_state=False), Practices(guard_transfers=False)
+    return {
+        "donate_state": Pair("large", plain, Setup(large, no_donation)),
+        "donate_batch": of(plain, practices=Practices(donate_batch=True)),
+        "remat_all": remat("all"),
+        "remat_cheap": remat("cheap"),
+        "bfloat16": of(plain, practices=Practices(compute="bfloat16")),
+        "shard_state": of(plain, practices=Practices(shard_state=True)),
+        "ship_uint8": of(plain, workload=dataclasses.replace(large, ship="uint8")),
+        "steps_per_call": of(brief, "short", steps_per_call=_STEPS_PER_CALL),
+        "metrics_ring": Pair("short", brief, Setup(short, report_every=1)),
+        "transfer_guard": Pair("short", brief, Setup(short, unguarded)),
+        "compilation_cache": of(plain, cached=True),
+        "asynchronous_saves": Pair("large", plain, Setup(large, Practices(save_asynchronously=False)), "saves"),
+        "asynchronous_evaluation": Pair(
+            "large", plain, Setup(large, Practices(evaluate_asynchronously=False)), "evaluations"
+        ),
+    }
+
+
+def practices(
+    large: Workload, rounds: int, seconds: float, print_line: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """{practice: {"on": figures, "off": figures, "ratio": on ÷ off, "workload"}}.
+
+    Args:
+      seconds: how long each of `rounds` measurements takes.
+      print_line: called with each line of the table as soon as it is measured.
+    """
+    print_line(COLUMNS)
+    found = {}
+    for name, pair in pairs(large).items():
+        found[name] = in_a_process(measured, pair, rounds, seconds)
+        print_line(line(name, found[name]))
+    return found
+
+
+def measured(pair: Pair, rounds: int, seconds: float) -> Figures:
+    """The figures of a practice on and off, in this process."""
+    found: Figures = {"workload": pair.workload}
+    with contextlib.ExitStack() as context:
+        runs: dict[str, Callable[[float], float]] = {}
+        setups = {"on": pair.on, "off": pair.off}
+        for which, setup in setups.items():
+            run, figures = context.enter_context(_ready(setup, pair.measure))
+            runs[which], found[which] = run, {**figures, "step_ms_samples": []}
+            run(0.0)  # everything is compiled
+            # by the compiler: a device's own peak would be that of both
+            found[which]["peak_bytes"] = figures["compiled_bytes"]["total"]
+        for k in range(rounds):
+            for which in list(runs)[:: -1 if k % 2 else 1]:
+                found[which]["step_ms_samples"].append(runs[which](seconds) * 1e3)
+    samples = [found[which]["step_ms_samples"] for which in ("on", "off")]
+    ratios = sorted(on / off for on, off in zip(*samples, strict=True))
+    for which in ("on", "off"):
+        found[which]["step_ms"] = statistics.median(found[which]["step_ms_samples"])
+    return {**found, "ratio": statistics.median(ratios), "ratios": ratios}
+
+
+@contextlib.contextmanager
+def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float], Figures]]:
+    """A function (seconds) → mean time of a step, and what the compiler says."""
+    sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
+    workload = setup.workload.for_devices()
+    setup = dataclasses.replace(setup, workload=workload)
+    with contextlib.ExitStack() as context:
+        feed = context.enter_context(
+            Feed(
+                workload.data(max(_BATCHES, setup.steps_per_call)),
+                workload.rows,
+                sharding,
+                prefetch=_PREFETCH,
+                steps_per_call=setup.steps_per_call,
+            )
+        )
+        with _compilation_cache() if setup.cached else contextlib.nullcontext():
+            if setup.cached:  # an earlier process has compiled the same
+                _compiled(setup, feed)
+                jax.clear_caches()
+            began = time.perf_counter()
+            program, executable = _compiled(setup, feed)
+            compile_s = time.perf_counter() - began
+        figures = {
+            "compile_s": compile_s,
+            "compiled_bytes": compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1),
+        }
+        if measure != "loop":
+            yield _fitted(setup, measure, feed, context), figures
+            return
+        state = program.start()
+
+        def run(seconds: float) -> float:
+            nonlocal state
+            calls, took_s = 4, 0.0
+            while True:
+                began = time.perf_counter()
+                state, progress = train(
+                    program,
+                    state,
+                    itertools.islice(feed, calls),
+                    report_every=setup.report_every,
+                    guard_transfers=setup.practices.guard_transfers,
+                )
+                took_s = time.perf_counter() - began
+                if took_s >= seconds / 2:
+                    per_call = setup.steps_per_call
+                    return step_s(progress) if per_call == 1 else progress.elapsed_s / ((calls - 1) * per_call)
+                calls = int(calls * min(100.0, 1.2 * seconds / took_s)) + 1
+
+        yield run, figures
+
+
+def _compiled(setup: Setup, feed: Feed) -> Any:
+    program = compiled(setup.workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
+    step, executable = program.compile(setup.report_every + setup.steps_per_call - 1)
+    return program._replace(step=step), executable
+
+
+def _fitted(setup: Setup, measure: str, feed: Feed, context: contextlib.ExitStack) -> Callable[[float], float]:
+    """A function that runs `fit` with checkpoints or evaluations, and returns the mean time of a step."""
+    task, folder = setup.workload.task(), Path(context.enter_context(tempfile.TemporaryDirectory()))
+    sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
+    test = context.enter_context(
+        Feed(setup.workload.data(_BATCHES), setup.workload.rows, sharding, epochs=1, prefetch=_PREFETCH)
+    )
+    number = itertools.count()
+
+    def run(seconds: float) -> float:
+        feed.seek(0)
+        state = {**feed.get_state(), "step": 0}
+        feed.set_state(state)
+        options: dict[str, Any] = {"checkpoint_dir": folder / str(next(number)), "save_every": _SAVE_EVERY}
+        if measure == "evaluations":
+            options = {"evaluation": test, "evaluate_every": _SAVE_EVERY}
+        steps = 2 * _SAVE_EVERY + (int(seconds * 40) // _SAVE_EVERY) * _SAVE_EVERY
+        fitted = fit(feed, task.init, task.loss, task.optimizer, steps=steps, practices=setup.practices, **options)
+        return step_s(fitted.progress)
+
+    return run
+
+
+@contextlib.contextmanager
+def _compilation_cache() -> Iterator[None]:
+    """JAX's persistent compilation cache in a new folder, for programs of any size."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    wanted = {
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in (*wanted, "jax_compilation_cache_dir")}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in {**wanted, "jax_compilation_cache_dir": folder}.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            compilation_cache.reset_cache()
+
+
+def line(name: str, found: Figures) -> str:
+    """A line of the table under `COLUMNS`."""
+    if "on" not in found:
+        return f"{name:<24} {found['error']}"
+    on, off = found["on"], found["off"]
+    low, high = found["ratios"][0], found["ratios"][-1]
+    mib = [each["peak_bytes"] / 2**20 for each in (on, off)]
+    compiling = ""
+    if name == "compilation_cache":
+        compiling = f"   compiled in {on['compile_s']:.2f} s, without {off['compile_s']:.2f} s"
+    return (
+        f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "
+        f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] {mib[0]:>8.1f} {mib[1]:>8.1f}{compiling}"
+    )

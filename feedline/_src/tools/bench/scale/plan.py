@@ -1,0 +1,167 @@
+"""What one process out of thousands does on its own: it builds a feed, and reads its part of each batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline._src.options import Order, Reading
+from feedline._src.order.schedule import Cursor
+from feedline._src.pipeline.access import RandomAccess
+from feedline._src.pipeline.build import build
+from feedline._src.pipeline.description import described
+from feedline._src.pipeline.request import Request
+from feedline._src.pipeline.stages import Stages
+from feedline._src.sources.arrays import ArraySource
+
+_ARRAYS = 16
+ROW_BYTES = 64
+LOCAL_ROWS = 256
+"""Rows of each batch that a process reads, with one device: the global batch grows with the processes."""
+_STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class _Client:
+    """Of devices that do not exist: says in which process this is."""
+
+    process: int
+
+    def process_index(self) -> int:
+        return self.process
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """A device that does not exist. A mesh of such devices can be planned for, but holds no arrays."""
+
+    id: int
+    process_index: int
+    client: _Client = dataclasses.field(repr=False)
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+
+
+def sharding_of(processes: int, process: int, replicas: int = 1) -> NamedSharding:
+    """The batch axis over one device of each process, as process `process` sees it.
+
+    Args:
+      replicas: so many processes, one after the other, hold the same rows.
+    """
+    client = _Client(process)
+    devices = np.empty(processes, object)
+    devices[:] = [_Device(number, number, client) for number in range(processes)]
+    mesh = Mesh(devices.reshape(-1, replicas), ("data", "model"))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def vast_source(rows: int) -> ArraySource:
+    """So many rows in some arrays. The rows of an array all lie at one address, so they take no memory."""
+    ends = [rows * (i + 1) // _ARRAYS for i in range(_ARRAYS)]
+    counts = [end - start for start, end in itertools.pairwise([0, *ends])]
+    row = np.zeros(ROW_BYTES, np.uint8)
+    return ArraySource([np.broadcast_to(row, (count, ROW_BYTES)) for count in counts])
+
+
+def stages_of(source: Any, processes: int, process: int) -> Stages:
+    """The stages of a feed over these rows, as process `process` builds them. They agree with nobody."""
+    return build(
+        Request(
+            source=source,
+            batch_sizes=LOCAL_ROWS * processes,
+            sharding=sharding_of(processes, process),
+            order=Order(seed=7),
+            epochs=None,
+            remainder="drop",
+            reading=Reading(threads=1),
+            transform=None,
+            prefetch=2,
+        )
+    )
+
+
+def one_process(rows: int, processes: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Build and read as the middle one of `processes` processes, at the far end of `rows` rows.
+
+    Returns:
+      {"processes", "build_cpu_s": median to open and plan, "describe_cpu_s": median to describe it to the others,
+      "heap_bytes": Python's objects that stay, among them the mesh and jax's map of it, "step_cpu_s": median for
+      order, addresses and copy of the rows of a step, "slab_bytes": of this process's part of a batch}, each time
+      also with its "..._samples", and the description.
+    """
+    process, batch, source = processes // 2, LOCAL_ROWS * processes, vast_source(rows)
+    stages_of(source, 2, 1).close()  # what every first feed of a process allocates
+    heap = _heap_bytes(lambda: stages_of(source, processes, process))
+    builds, describes, steps = [], [], []
+    for k in range(repeats):
+        # another process, because jax and Python keep the maps of meshes that they have seen
+        took_s, stages = _cpu_s(stages_of, source, processes, (process + 1 + k) % processes)
+        builds.append(took_s)
+        took_s, description = _cpu_s(_described, stages, batch)
+        describes.append(took_s)
+        steps += _steps(stages, rows // batch - _STEPS, batch)
+        stages.close()
+    figures: dict[str, Any] = {
+        "processes": processes,
+        "heap_bytes": heap,
+        "slab_bytes": stages.placement.local_bytes,
+    }
+    for name, samples in (("build_cpu_s", builds), ("describe_cpu_s", describes), ("step_cpu_s", steps)):
+        figures[name], figures[f"{name}_samples"] = statistics.median(samples), samples
+    return figures, description
+
+
+def _heap_bytes(build: Callable[[], Stages]) -> int:
+    """Bytes of Python's objects that are there after the call, and were not before it."""
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        stages = build()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        stages.close()
+        return after - before
+    finally:
+        tracemalloc.stop()
+
+
+def _described(stages: Stages, batch: int) -> dict[str, Any]:
+    return described(
+        fingerprint=stages.fingerprint,
+        batch_size=batch,
+        epochs=None,
+        remainder="drop",
+        reading=stages.reading,
+        prefetch=None,
+        spec=stages.placement.spec,
+    )
+
+
+def _steps(stages: Stages, first: int, batch: int) -> list[float]:
+    """CPU seconds of each of some steps, once their pages are in the system's cache."""
+    access = stages.access
+    if not isinstance(access, RandomAccess):
+        raise TypeError(f"rows in files have random access, got {type(access).__name__}")
+    found: list[float] = []
+    for _ in range(2):
+        found = [
+            _cpu_s(access.reader.fill, Cursor(0, k * batch), 0, 1, access.buffers.lease())[0]
+            for k in range(first, first + _STEPS)
+        ]
+    return found
+
+
+def _cpu_s(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    began = time.thread_time()
+    found = call(*arguments)
+    return time.thread_time() - began, found

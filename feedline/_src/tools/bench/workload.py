@@ -1,0 +1,110 @@
+"""The training that `feedline bench modes` and `feedline bench practices` measure: a deep MLP with ReLU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+
+from feedline._src.trainer.practices import Remat, rematerialised
+from feedline._src.trainer.task import Task
+
+Rows = dict[str, npt.NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """An MLP with ReLU that predicts `outputs` numbers from `inputs`, with Adam 1e-4 and mean squared error.
+
+    Attributes:
+      depth: hidden layers.
+      width: units in each of them.
+      rows: rows in the global batch.
+      remat: of blocks of √depth hidden layers. Of one layer it would save nothing: with ReLU, its input is all
+        that the gradient needs.
+      ship: dtype of the inputs in the batch. "uint8": 0 … 255, divided by 255 in the step. "float32": the
+        quotients.
+    """
+
+    depth: int
+    width: int
+    inputs: int
+    outputs: int
+    rows: int
+    remat: Remat = "none"
+    ship: Literal["float32", "uint8"] = "float32"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inputs:,} inputs, {self.depth} × {self.width:,} ReLU, {self.outputs} outputs; "
+            f"{self.rows:,} rows a batch"
+        )
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.inputs, *[self.width] * self.depth, self.outputs]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products of a step.
+
+        Each layer has one product forward and two backward, for the kernel's gradient and for the input's. The
+        first layer needs no gradient of its input.
+        """
+        products = [math.prod(pair) for pair in itertools.pairwise(self.widths)]
+        return 2 * self.rows * (3 * sum(products) - products[0])
+
+    def for_devices(self) -> Workload:
+        """The same with the next smaller batch that all devices can share evenly, at least one row each."""
+        devices = jax.device_count()
+        return dataclasses.replace(self, rows=max(devices, self.rows // devices * devices))
+
+    def task(self) -> Task:
+        """The task as `fit` trains it: seed 0, `x` [B, inputs] and `y` float32 [B, outputs]."""
+
+        def init(key: jax.Array) -> Any:
+            keys = jax.random.split(key, len(self.widths) - 1)
+            return [
+                (jax.random.normal(k, shape) * math.sqrt(2 / shape[0]), jnp.zeros(shape[1]))
+                for k, shape in zip(keys, itertools.pairwise(self.widths), strict=True)
+            ]
+
+        def block(signal: jax.Array, layers: Any) -> jax.Array:
+            for kernel, bias in layers:
+                signal = jax.nn.relu(signal @ kernel + bias)
+            return signal
+
+        hidden, length = rematerialised(block, self.remat), math.isqrt(self.depth)
+
+        def loss(params: Any, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+            signal = batch["x"]
+            if signal.dtype == jnp.uint8:
+                signal = signal.astype(params[0][0].dtype) / 255
+            for begin in range(0, self.depth, length):
+                signal = hidden(signal, params[begin : min(begin + length, self.depth)])
+            kernel, bias = params[-1]
+            return jnp.mean((signal @ kernel + bias - batch["y"]).astype(jnp.float32) ** 2), {}
+
+        return Task(init, loss, optax.adam(1e-4))
+
+    def data(self, batches: int) -> Rows:
+        """Rows for so many batches. The targets are a smooth function of the inputs."""
+        chance = np.random.default_rng(0)
+        x = chance.integers(256, size=(batches * self.rows, self.inputs), dtype=np.uint8)
+        into = chance.standard_normal((self.inputs, self.outputs), dtype=np.float32) / math.sqrt(self.inputs)
+        scaled = x.astype(np.float32) / 255
+        return {"x": scaled if self.ship == "float32" else x, "y": np.tanh((scaled - 0.5) @ into)}
+
+
+PRESETS = {
+    "small": Workload(depth=6, width=256, inputs=256, outputs=10, rows=1024),
+    "short": Workload(depth=2, width=64, inputs=64, outputs=10, rows=64),
+    "reference": Workload(depth=90, width=2056, inputs=1024, outputs=10, rows=256 * 27),
+}

@@ -1,0 +1,1 @@
+"""What the subcommands of `feedline` share. Importing it imports no jax."""

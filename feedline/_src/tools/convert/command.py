@@ -1,0 +1,118 @@
+"""The `feedline convert` command and its options."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import tyro
+
+from feedline._src.tools.cli.interrupt import Terminated
+
+_STAGES = {
+    "keep": "opening",
+    "compare": "comparing finished files with the source",
+    "convert": "converting",
+    "check": "reading back",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+    """Write the rows of any source as files that are read fast, and compare them with the source.
+
+    Row i of the result is row i of the source, with the same shapes and dtypes. Files are written to
+    DESTINATION.partial, which is renamed once all rows have been read back and compared. A run that was stopped
+    continues where it was: run the same command again.
+
+        feedline convert 'raw/*.parquet' rows --format npy --workers 8
+
+    Attributes:
+      source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, or
+        a function without arguments that returns one.
+      destination: a new folder.
+      format: of the files. None: npy for arrays, array_record for bytes, parquet for records with several fields.
+      rows_per_shard: rows of each file. None: files of about 256 MB, 512 at most.
+      workers: processes that convert. 0: only this one.
+    """
+
+    source: tyro.conf.Positional[str]
+    destination: tyro.conf.Positional[str]
+    format: Literal["array_record", "npy", "parquet", "zarr"] | None = None
+    rows_per_shard: int | None = None
+    workers: int = 0
+
+    def run(self) -> int:
+        """Convert, check, and print how the result is opened. Returns the exit code.
+
+        Raises:
+          ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.
+          FeedError: a row cannot be read, or is not the source's when it is read back.
+          KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
+        """
+        from feedline._src.tools.convert.convert import checked_destination, converting, open_any
+        from feedline._src.tools.convert.plan import Plan
+
+        with contextlib.closing(open_any(self._named())) as source:
+            plan = Plan.of(source, checked_destination(self.destination), self.format, self.rows_per_shard)
+            with contextlib.closing(converting(plan, source, self.workers)) as steps:
+                try:
+                    rows_by_stage = _show(steps)
+                except (KeyboardInterrupt, Terminated) as end:
+                    how = str(end) or "interrupted"
+                    end.args = (f"{how}; finished files are in {plan.folder}, and the same command continues",)
+                    raise
+        groups = f", in groups of {plan.rows_per_chunk:,}" if plan.format in ("parquet", "zarr") else ""
+        files = "1 file" if plan.shards == 1 else f"{plan.shards:,} files"
+        print(f"{plan.rows:,} rows in {files}{groups}, {_what_was_done(rows_by_stage)}; open them with")
+        print(plan.open_line, flush=True)
+        return 0
+
+    def _named(self) -> Any:
+        """The path, or the source that module:name names."""
+        from feedline._src.tools.audit.target import is_name, load_name
+
+        if not is_name(self.source):
+            return self.source
+        try:
+            named = load_name(self.source)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"SOURCE is a path, a glob or module:name, and loading {self.source} failed with "
+                f"{type(error).__name__}: {error}; run the command in the folder of the module, and check "
+                "both names"
+            ) from error
+        return named() if inspect.isroutine(named) else named
+
+
+def _what_was_done(rows: Mapping[str, int]) -> str:
+    """What this run has compared.
+
+    Args:
+      rows: of each stage.
+    """
+    found = "equal to those of the source" if "check" in rows else "finished by an earlier run and not read back"
+    if kept := rows["keep"]:
+        found = "read back and equal to those that were converted" if "check" in rows else found
+        because = "since its files have the sizes and times of then"
+        return f"{found}; the source was not read again for {kept:,} of them, {because}"
+    return found if "check" in rows else f"{found}; the source still has these rows"
+
+
+def _show(steps: Any) -> dict[str, int]:
+    """Run the steps, with one line of progress on standard error. Returns the rows of each stage."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rows: dict[str, int] = {}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("opening", total=None)
+        for step in steps:
+            progress.update(task, description=_STAGES[step.stage], completed=step.rows, total=step.total)
+            rows[step.stage] = step.rows
+    return rows

@@ -1,0 +1,104 @@
+"""The `feedline doctor` command and its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from feedline._src.tools.cli.cpu_devices import use_cpu_devices
+
+if TYPE_CHECKING:
+    from feedline._src.tools.doctor.check import Check
+
+
+@dataclasses.dataclass(frozen=True)
+class Doctor:
+    """Check this machine, and a training job, for known troubles of JAX with several accelerators.
+
+    A job is a function that makes a feed, or a command, after --, which runs as it is while it is observed:
+
+        feedline doctor
+        feedline doctor mine:make_feed
+        feedline doctor -- python train.py --steps 200
+
+    For each problem it prints what was found, why it matters, and a fix. Exit code: 0 without a warning, 3 with a
+    warning, 4 with an error; 2 if an argument is wrong; that of the command if the command failed.
+
+    Attributes:
+      target: module:make_feed, found from the current folder, where make_feed(mesh) builds a feedline.Feed over a
+        mesh with the axes data and model; or a path or glob of rows.
+      data: file or folder with the data, to measure the rate of the disk: reads at most 512 MiB.
+      cpu_devices: run on this many CPU devices. 0: on the devices that JAX finds. A command chooses its own.
+      limit_s: end the command after so many seconds, as Ctrl-C does. None: it ends by itself.
+      json: print one line of JSON on standard output, in place of the text.
+    """
+
+    target: tyro.conf.Positional[str | None] = None
+    data: Path | None = None
+    cpu_devices: int = 0
+    limit_s: float | None = None
+    json: bool = False
+    command: Annotated[tyro.conf.Suppress[tuple[str, ...]], tyro.conf.arg(help="after --")] = ()
+
+    def run(self) -> int:
+        """Make all checks and print the results. Returns the exit code.
+
+        Raises:
+          ValueError: an option is wrong.
+        """
+        self.check()
+        began = time.monotonic()
+        if self.cpu_devices:
+            use_cpu_devices(self.cpu_devices)
+        checks, failed = self._checks()
+        from rich.console import Console
+
+        from feedline._src.tools.doctor import report
+        from feedline._src.tools.doctor.check import exit_code
+
+        seconds = time.monotonic() - began
+        if self.json:
+            print(json.dumps(report.as_object(checks, seconds)), flush=True)
+        else:
+            if self.command:
+                print()  # apart from the command's own output
+            report.show(checks, seconds, Console())
+        return failed or exit_code(checks)
+
+    def _checks(self) -> tuple[list[Check], int]:
+        """All results, and the exit code of a command that failed, else 0."""
+        from feedline._src.tools.cli.progress import progress
+
+        checks: list[Check] = []
+        failed = 0
+        if self.command:  # before this process uses a device: the first that does takes a GPU's memory
+            from feedline._src.tools.doctor import job, job_checks
+
+            ran = job.run(self.command, os.environ, self.limit_s)
+            checks += job_checks.command_checks(ran)
+            failed = 0 if ran.stopped else ran.code
+        with progress("doctor", f"checking {self.target or 'this machine'}") as show:
+            from feedline._src.tools.doctor.machine import machine_checks
+
+            if self.target is not None:
+                from feedline._src.tools.doctor.feeds import feed_checks
+
+                checks += feed_checks(self.target)
+                show("checking this machine")
+            checks += machine_checks(os.environ, self.data)
+        return checks, failed
+
+    def check(self) -> None:
+        """Raises `ValueError` if an option is wrong."""
+        if self.target is not None and self.command:
+            raise ValueError("a job is module:make_feed or a command after --, not both")
+        if self.limit_s is not None and not (self.command and 0 < self.limit_s < 1e9):
+            raise ValueError("--limit-s takes seconds above 0, with a command after --")
+        if self.data is not None and not self.data.exists():
+            raise ValueError(f"--data must name a file or a folder, and there is no {self.data}")

@@ -1,0 +1,86 @@
+"""Diagnoses the first feed that a loop takes batches from, in each process of a command."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedline._src.tools.doctor.inside.start import after_import
+
+if TYPE_CHECKING:
+    from feedline._src.feed import Feed
+
+
+def start(folder: str) -> None:
+    """Diagnose a feed once feedline is imported.
+
+    Args:
+      folder: where the diagnosis is written. Its "given.txt" has the batches to take before, and those of the
+        diagnosis, as "8 200".
+    """
+    after_import("feedline._src.feed", lambda: _install(Path(folder)))
+
+
+def _install(folder: Path) -> None:
+    from feedline._src.feed import Feed
+
+    before, steps = (int(number) for number in (folder / "given.txt").read_text().split())
+    loop = _Loop(folder, before, steps)
+    atexit.register(loop.left)
+    take = Feed.__next__
+
+    @functools.wraps(take)
+    def take_and_diagnose(feed: Feed) -> Any:
+        loop.asked(feed)
+        try:
+            return take(feed)
+        except StopIteration:
+            loop.ended(feed)
+            raise
+
+    setattr(Feed, "__next__", take_and_diagnose)  # noqa: B010  mypy: a method
+
+
+class _Loop:
+    """Waits for a feed that delivered `before` batches, diagnoses it, and ends the process.
+
+    The process ends at once, as by `os._exit`: the model was trained on repeated batches, and must not be saved.
+    """
+
+    def __init__(self, folder: Path, before: int, steps: int) -> None:
+        self._folder, self._before, self._steps = folder, before, steps
+        self._counts: weakref.WeakKeyDictionary[Feed, int] = weakref.WeakKeyDictionary()
+        self._feed: Feed | None = None
+        self._context: contextlib.ExitStack | None = None
+
+    def asked(self, feed: Feed) -> None:
+        """A batch of this feed is asked for."""
+        if self._feed is not None:
+            return
+        count = self._counts[feed] = self._counts.get(feed, 0) + 1
+        if count > self._before:
+            self._feed, self._context = feed, contextlib.ExitStack()
+            self._diagnosis = self._context.enter_context(feed.diagnose(self._steps))
+
+    def ended(self, feed: Feed) -> None:
+        """The feed has no more batches: if it is the diagnosed one, all phases are over."""
+        if feed is not self._feed or self._context is None:
+            return
+        self.left()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def left(self) -> None:
+        """The loop takes no more batches."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
+            (self._folder / f"{os.getpid()}.json").write_text(json.dumps(self._diagnosis.to_dict()))

@@ -1,0 +1,40 @@
+"""What grows with the steps of the loop: arrays on devices, and host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from feedline._src.trainer.memory import MemoryWatch
+
+_EVERY, _WARM_UP = 5, 10
+
+
+class Growth:
+    """Watches the memory of this process.
+
+    Args:
+      function: whose calls are the steps.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self._steps = 0
+        self._watch = MemoryWatch(every=_EVERY, warm_up=_WARM_UP, on_growth="ignore")
+
+    def after_step(self) -> None:
+        """Count a step."""
+        self._steps += 1
+        self._watch.after_step()
+
+    def as_object(self) -> dict[str, Any]:
+        """The steps, what grows, the lines that allocated it, and what the allocators of the devices say."""
+        growths = self._watch.growths()
+        lines = self._watch.report().splitlines() if growths else []
+        return {
+            "steps": self._steps,
+            "growths": [{"text": str(growth), **growth._asdict()} for growth in growths],
+            "new": [line.removeprefix("new: ") for line in lines if line.startswith("new: ")],
+            "allocators": [device.memory_stats() for device in jax.local_devices()],
+        }

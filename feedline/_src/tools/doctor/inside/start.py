@@ -1,0 +1,72 @@
+"""Called when Python starts in a process of the command. Imports jax no earlier than the script does."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def start(folder: str) -> None:
+    """Observe this process as soon as it has imported jax.
+
+    Args:
+      folder: where the record of this process is written.
+    """
+    after_import("jax", lambda: _observe(Path(folder)))
+
+
+def after_import(module: str, then: Callable[[], None]) -> None:
+    """Call `then` once this process has imported the module, which must not be imported yet."""
+    sys.meta_path.insert(0, _After(module, then))
+
+
+def _observe(folder: Path) -> None:
+    """Install all hooks. Runs right after `import jax`, before any device is used."""
+    from feedline._src.tools.doctor.inside import compiled, fetches
+    from feedline._src.tools.doctor.inside.record import Record
+
+    record = Record(folder)
+    fetches.install(record)
+    compiled.install(record)
+    atexit.register(record.write)
+    leave = os._exit
+
+    def write_and_leave(status: int) -> Any:  # atexit does not run then
+        record.write()
+        leave(status)
+
+    os._exit = write_and_leave
+
+
+class _After(importlib.abc.MetaPathFinder):
+    """Finds a module as usual, and calls `then` once it has been executed."""
+
+    def __init__(self, module: str, then: Callable[[], None]) -> None:
+        self._module = module
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        usual = spec.loader.exec_module
+
+        def execute(module: ModuleType) -> None:
+            usual(module)
+            self._then()
+
+        spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec

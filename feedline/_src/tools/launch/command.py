@@ -1,0 +1,90 @@
+"""The `feedline launch` command: starts a command as several JAX processes on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Start a command as several JAX processes on this machine.
+
+    The command goes last, after --, and joins the processes by feedline.cluster.initialize():
+
+        feedline launch --processes 4 --cpu -- python train.py --steps 100
+
+    Each line of output begins with the index of its process. If a process fails, the others are ended, its last
+    lines are shown again, and the launcher exits with its code, or with 128 + s if signal s killed it. Ctrl-C and
+    SIGTERM are forwarded; the second one kills at once. No process outlives the launcher.
+
+    On several hosts, srun, mpirun or Kubernetes starts the processes. This prints the command or the manifest:
+
+        feedline launch --processes 8 --hosts 4 --print slurm -- python train.py
+    """
+
+    processes: int
+    """Number of processes; with --hosts on each host."""
+    cpu: bool = False
+    """Run on the CPU."""
+    devices_per_process: int | None = None
+    """With --cpu: CPU devices of each process; by default as XLA_FLAGS says. Without: GPUs of each process; by
+    default an equal share, with --print one."""
+    grace_s: float = 5.0
+    """Seconds that the other processes may take to exit after the first failure, before they are killed."""
+    stop_s: float = 60.0
+    """Seconds that the processes may take to save and exit after Ctrl-C or SIGTERM, before they are killed."""
+    timeout_s: float | None = None
+    """Seconds after which the processes get SIGTERM, and are killed --stop-s later; then the exit code is 124."""
+    label: Literal["number", "slurm", "time", "none"] = "number"
+    """What stands before each line: `[2] line`, `2: line` as srun --label, `[2 14:03:59.125] line`, or nothing."""
+    print_for: Annotated[Literal["slurm", "mpirun", "jobset"] | None, tyro.conf.arg(name="print")] = None
+    """Start nothing: print the srun command, the mpirun command (Open MPI), or the manifest of a JobSet."""
+    hosts: str | None = None
+    """With --print: the number of hosts, or their names, as in dgx1,dgx2; by default 1."""
+    command: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="-- COMMAND ...")] = ()
+    """The command, after --."""
+
+    def run(self) -> int:
+        """Returns the exit code. Raises `ValueError` if an option is wrong."""
+        from feedline._src.tools.launch.launch import launch
+
+        if self.print_for:
+            return self._print()
+        if self.hosts:
+            raise ValueError(
+                f"feedline launch starts processes on this machine only, found --hosts {self.hosts}; --print "
+                "slurm, mpirun or jobset prints what starts them on several"
+            )
+        return launch(
+            self.command,
+            processes=self.processes,
+            cpu=self.cpu,
+            devices_per_process=self.devices_per_process,
+            grace_s=self.grace_s,
+            stop_s=self.stop_s,
+            timeout_s=self.timeout_s,
+            label=self.label,
+        )
+
+    def _print(self) -> int:
+        from feedline._src.cluster.launchers.commands import job_of, mpirun_command, srun_command
+        from feedline._src.cluster.launchers.jobset import jobset_manifest
+
+        if self.timeout_s is not None:
+            raise ValueError(
+                f"--print prints what another launcher reads, which has a limit of its own, found --timeout-s "
+                f"{self.timeout_s:g}; give srun --time, mpirun --timeout, or a JobSet activeDeadlineSeconds"
+            )
+        job = job_of(
+            self.command,
+            hosts=self.hosts or "1",
+            processes=self.processes,
+            cpu=self.cpu,
+            devices_per_process=self.devices_per_process,
+        )
+        written = {"slurm": srun_command, "mpirun": mpirun_command, "jobset": jobset_manifest}
+        print(written[self.print_for or "slurm"](job).rstrip("\n"))
+        return 0

@@ -1,0 +1,79 @@
+"""The environment variables that give each process of one machine its index and its devices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from feedline._src.cluster.launchers.commands import CPU_DEVICES
+
+
+def process_environments(
+    environ: Mapping[str, str],
+    *,
+    processes: int,
+    coordinator: str,
+    cpu: bool = False,
+    devices_per_process: int | None = None,
+    gpus: Sequence[str] = (),
+) -> list[dict[str, str]]:
+    """The environment variables of each process.
+
+    Args:
+      environ: variables that all processes get.
+      coordinator: "host:port", where process 0 is to listen.
+      cpu: run on the CPU, like JAX_PLATFORMS=cpu in `environ`.
+      devices_per_process: on the CPU, the number of devices (None: what XLA_FLAGS says); else the number of GPUs
+        (None: an equal share).
+      gpus: the names of this machine's GPUs, as in CUDA_VISIBLE_DEVICES; empty if unknown.
+
+    Raises:
+      ValueError: there are too few GPUs.
+
+    Example:
+      >>> for variables in process_environments({}, processes=2, coordinator="localhost:61500", gpus="0123"):
+      ...     print(variables["FEEDLINE_PROCESS"], variables["CUDA_VISIBLE_DEVICES"])
+      0 0,1
+      1 2,3
+    """
+    common = {
+        # Otherwise Python buffers what it writes into a pipe, and the last output of a killed process is lost.
+        "PYTHONUNBUFFERED": "1",
+        **environ,
+        "FEEDLINE_COORDINATOR": coordinator,
+        "FEEDLINE_PROCESSES": str(processes),
+        "FEEDLINE_LOCAL_PROCESSES": str(processes),  # They share the cores.
+    }
+    if cpu or environ.get("JAX_PLATFORMS") == "cpu":
+        _split_cpu(common, devices_per_process)
+        own: list[dict[str, str]] = [{}] * processes
+    else:
+        own = _share_gpus(processes, devices_per_process, gpus)
+    if any(own):
+        common.pop("JAX_LOCAL_DEVICE_IDS", None)  # It counts devices that are not all visible any more.
+    return [{**common, **own[process], "FEEDLINE_PROCESS": str(process)} for process in range(processes)]
+
+
+def _split_cpu(variables: dict[str, str], devices: int | None) -> None:
+    variables["JAX_PLATFORMS"] = "cpu"
+    if devices is not None:
+        flags = variables.get("XLA_FLAGS", "").split()
+        kept = [flag for flag in flags if not flag.startswith(f"{CPU_DEVICES}=")]
+        variables["XLA_FLAGS"] = " ".join([*kept, f"{CPU_DEVICES}={devices}"])
+        variables.pop("JAX_NUM_CPU_DEVICES", None)  # It would override the flag.
+
+
+def _share_gpus(processes: int, devices: int | None, gpus: Sequence[str]) -> list[dict[str, str]]:
+    if devices is None and (processes == 1 or not gpus):
+        return [{}] * processes
+    share = devices or len(gpus) // processes
+    names = gpus or [str(number) for number in range(processes * share)]
+    if not 0 < processes * share <= len(names):
+        each = f" with {share} GPUs each" if share else ""
+        raise ValueError(
+            f"Each GPU belongs to one process: {processes} processes{each} were asked for, found "
+            f"{len(gpus)} GPUs ({','.join(gpus)}); ask for fewer, or for the CPU with --cpu"
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(names[process * share : (process + 1) * share])}
+        for process in range(processes)
+    ]

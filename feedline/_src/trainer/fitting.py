@@ -1,0 +1,461 @@
+"""`fit`: trains a model of your own on the batches of a feed, with checkpoints, evaluation and callbacks."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from feedline._src.agreement.step_places import StepPlaces
+from feedline._src.errors import FeedError
+from feedline._src.trainer.evaluate import Evaluating, Evaluation
+from feedline._src.trainer.fit_checks import check_arguments, check_evaluation, check_functions, check_same_step
+from feedline._src.trainer.loop import NotFinite, Progress, crosses, train
+from feedline._src.trainer.modes import Measure, Mode, Program, compiled
+from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
+
+if TYPE_CHECKING:
+    from feedline._src.trainer.checkpoints import Checkpoints
+
+Callback = Callable[[Progress], None]
+_log = logging.getLogger("feedline")
+_ROWS_SHOWN = 8
+_COMPARED_EVERY = 100
+"""Steps from one comparison of the processes' places to the next, which takes the training thread about 0.6 ms."""
+
+
+class Batches(Protocol):
+    """What `fit` needs of a feed to train."""
+
+    @property
+    def spec(self) -> Any:
+        """The batches as `jax.ShapeDtypeStruct`s with shardings."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Fitted:
+    """What training gives.
+
+    Attributes:
+      state: the last state.
+      history: for each report a dict with "step", "loss" and the metrics of that step, and with "eval_" before
+        each name those of an evaluation after that step. Reports come after the first step of a run, every
+        `report_every` steps and at the end.
+      progress: rows, times and last metrics of this run.
+      stopped: whether `after_step` ended training.
+      task: what was trained.
+      mode: on which devices.
+      practices: how.
+    """
+
+    state: State
+    history: list[dict[str, float]]
+    progress: Progress
+    stopped: bool
+    task: Task
+    mode: Mode
+    practices: Practices
+
+    @property
+    def params(self) -> Params:
+        return self.state.params
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        return (
+            f"<Fitted: {sum(leaf.size for leaf in leaves):,} parameters, {sum(leaf.nbytes for leaf in leaves):,} "
+            f"bytes, step {self.progress.step:,}, loss {self.progress.loss:.6g}>"
+        )
+
+    def evaluate(self, feed: Batches, measure: Loss | None = None) -> Evaluation:
+        """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
+
+        Args:
+          measure: (parameters, batch) → (loss, metrics), as the loss that was trained. None: that one.
+
+        Raises:
+          ValueError: the feed has no end, no row, or other devices than the training feed.
+        """
+        check_evaluation(feed)
+        run = _measuring(self.task, self.mode, feed, measure, self.state, self.practices)
+        _begin_pass(feed)
+        return Evaluating(run, self.params, feed).result()
+
+
+def fit(
+    feed: Batches,
+    init: Init,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    mode: Mode = "jit_multi",
+    steps: int | None = None,
+    seed: int = 0,
+    evaluation: Batches | None = None,
+    evaluate_every: int | None = None,
+    measure: Loss | None = None,
+    callbacks: Sequence[Callback] = (),
+    report_every: int = 10,
+    checkpoint_dir: Path | str | None = None,
+    save_every: int = 100,
+    after_step: Callable[[int], bool | None] | None = None,
+    practices: Practices = Practices(),  # noqa: B008  frozen
+) -> Fitted:
+    """Train on the batches of a feed. Parameters may be any tree of arrays; no model library is needed.
+
+    A batch's rows are split over the devices as the feed's sharding says, and every device has all parameters.
+
+    Args:
+      feed: a `feedline.Feed`, or anything else with `spec` that yields batches. Checkpoints need its `get_state`
+        and `set_state`. It is not closed.
+      init: key → parameters. It is compiled, and gives the same bits on any topology.
+      loss: (parameters, batch) → (loss, metrics): the mean loss over the batch's rows, and a dict of other means
+        over them, {} for none. It is compiled into the step. If the feed pads, leave out the rows where
+        `batch["valid"]` is False. With mode "pmap" it sees the rows of one device, and the means are averaged,
+        weighted by valid rows: a loss that compares rows with each other gives another result there.
+      optimizer: an optax transformation.
+      mode: "jit_single": one device. "jit_multi": one program over the mesh. "pmap": one program a device.
+      steps: of training in all, those of earlier runs in `checkpoint_dir` included; if these were more, nothing is
+        trained. None: one pass over the feed. A feed that ends before is logged as a warning.
+      seed: of the key for `init`.
+      evaluation: a feed with `epochs=1` and `remainder="pad"`, on which the model is tested every `evaluate_every`
+        steps: each time one pass over it. Its metrics are in the history. `Fitted.evaluate` tests the last state.
+      evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
+      measure: as `loss`, for the evaluation. None: `loss`.
+      callbacks: called with a `Progress` at each report, on process 0 only. See `feedline._src.trainer.logs`.
+      report_every: steps from one report to the next. The metrics of so many steps stay on the devices and are
+        fetched together.
+      checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The
+        newest 3 are kept. None: no checkpoints.
+      save_every: steps from one checkpoint to the next; the last step is saved, too.
+      after_step: called with the number of steps done after each step is dispatched, on every process; if the
+        result is true, training ends there. All processes must give the same results: if one ends alone, the
+        others wait for it. `feedline.cluster.should_stop` agrees on a step.
+      practices: how the step is compiled and run.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong, or does not fit the feed.
+      FeedError: a loss, or the parameters at a save or at the end, are not finite; the message names the step, and
+        the rows of its batch with values that are not finite. Nothing is saved from that step on. Or a checkpoint
+        cannot be read or written.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np, optax, feedline
+      >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+      >>> x = np.random.default_rng(0).normal(size=(800, 3)).astype(np.float32)
+      >>> rows = {"x": x, "y": x @ np.float32([1, 2, 3])}
+      >>> sharding = NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec("data"))
+      >>> def loss(params, batch):
+      ...     error = batch["x"] @ params["slope"] - batch["y"]
+      ...     return jnp.mean(error**2), {"worst": jnp.mean(jnp.abs(error))}
+      >>> with feedline.Feed(rows, 80, sharding) as feed:
+      ...     fitted = fit(feed, lambda key: {"slope": jnp.zeros(3)}, loss, optax.sgd(0.1), steps=100)
+      >>> [round(float(slope), 2) for slope in fitted.params["slope"]]
+      [1.0, 2.0, 3.0]
+      >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
+      ([1, 10, 20], ['loss', 'step', 'worst'])
+    """
+    check_functions(init, loss, optimizer, callbacks, measure, after_step, practices)
+    check_arguments(feed, steps, report_every, save_every, evaluation, evaluate_every)
+    task = Task(init, loss, optimizer, seed)
+    per_call = getattr(feed, "steps_per_call", 1)
+    program = compiled(task, mode, feed.spec, practices, per_call)
+    with _checkpoints(checkpoint_dir, feed, program, save_every, practices.save_asynchronously) as checkpoints:
+        state = program.start() if checkpoints is None else checkpoints.restore(program.start())
+        done = int(jax.device_get(state.step))
+        if checkpoints is not None:
+            check_same_step(feed, done)
+        if steps is not None and steps > done and (steps - done) % per_call:
+            raise ValueError(
+                f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
+                f"{steps - done} are left to step {steps:,}; give other steps, or another steps_per_call"
+            )
+        test = None
+        if evaluation is not None and evaluate_every is not None:
+            measured = _measuring(task, mode, evaluation, measure, state, practices)
+            test = _Test(measured, evaluation, evaluate_every, practices.evaluate_asynchronously)
+        run = _Run(feed, done, per_call, test, checkpoints, callbacks, after_step)
+        state, progress = run.train(program, state, steps, report_every, practices.guard_transfers)
+        run.check_finite(state)
+        if steps is not None and progress.step < steps and not run.stopped:
+            _log.warning(
+                "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
+                progress.step,
+                steps,
+            )
+        if checkpoints is not None:
+            checkpoints.save(state)
+    return Fitted(state, run.history, progress, run.stopped, task, mode, practices)
+
+
+class _Test:
+    """Evaluates the model every few steps."""
+
+    def __init__(self, measure: Measure, feed: Batches, every: int, asynchronous: bool) -> None:
+        self._measure = measure
+        self._feed = feed
+        self._every = every
+        self._asynchronous = asynchronous
+        self._evaluating: dict[int, Evaluating] = {}  # those not reported yet, by their steps
+
+    def after_step(self, before: int, step: int, params: Params) -> None:
+        """Evaluate if it is time. The devices may still be busy with the last batches when this returns."""
+        if crosses(before, step, self._every):
+            _begin_pass(self._feed)
+            self._evaluating[step] = Evaluating(self._measure, params, self._feed)
+            if not self._asynchronous:
+                self._evaluating[step].result()
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What was measured after that step, each name with "eval_"; empty if the model was not evaluated then."""
+        if step not in self._evaluating:
+            return {}
+        evaluation = self._evaluating.pop(step).result()
+        return {f"eval_{name}": mean for name, mean in evaluation.metrics.items()}
+
+
+class _Run:
+    """One run of the loop: saves, evaluates, keeps the history, names the rows of a loss that is not finite."""
+
+    def __init__(
+        self,
+        feed: Any,
+        done: int,
+        steps_per_call: int,
+        test: _Test | None,
+        checkpoints: Checkpoints | None,
+        callbacks: Sequence[Callback],
+        then: Callable[[int], bool | None] | None,
+    ) -> None:
+        self.history: list[dict[str, float]] = []
+        self.stopped = False  # by `then`
+        self._feed = feed
+        self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its face
+        self._done = self._compared = done  # steps of earlier runs
+        self._step = done  # the last one dispatched
+        self._steps_per_call = steps_per_call
+        self._test = test
+        self._checkpoints = checkpoints
+        self._callbacks = callbacks if jax.process_index() == 0 else ()
+        self._then = then
+        # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
+        self._places: collections.deque[tuple[int, int]] = collections.deque()
+
+    def train(
+        self, program: Program, state: State, steps: int | None, report_every: int, guard_transfers: bool
+    ) -> tuple[State, Progress]:
+        calls = None if steps is None else max(0, steps - self._done) // self._steps_per_call
+        self._places = collections.deque(maxlen=report_every + 8)
+        self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
+        if self._named:
+            self._step_places.compare(self._done, self._feed.epoch, self._feed.position)
+        try:
+            state, progress = train(
+                program,
+                state,
+                itertools.islice(self._batches(), calls),
+                report=self._report,
+                report_every=report_every,
+                guard_transfers=guard_transfers,
+                after_step=self._after_step,
+            )
+        except NotFinite as error:
+            raise self._naming_rows(error) from error
+        self._compare_places(progress.step)
+        return state, progress
+
+    def _batches(self) -> Iterator[Batch]:
+        """The feed's batches. Notes where each begins, if the feed says so."""
+        # not `iter` on a restored feed: at the end of its last pass it would begin another one
+        batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
+        while True:
+            place = (self._feed.epoch, self._feed.position) if self._named else (0, 0)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._places.append(place)
+            self._step += self._steps_per_call
+            yield batch
+
+    def _after_step(self, state: State, recent: jax.Array) -> bool:
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(state, recent, self._steps_per_call)
+        if self._test is not None:
+            self._test.after_step(self._step - self._steps_per_call, self._step, state.params)
+        self.stopped = bool(self._then is not None and self._then(self._step))
+        return self.stopped
+
+    def _compare_places(self, step: int) -> None:
+        """Compare where the batch of a step began with the other processes."""
+        if self._places:
+            self._compared = step
+            self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
+
+    def _report(self, progress: Progress) -> None:
+        if crosses(self._compared, progress.step, _COMPARED_EVERY):
+            self._compare_places(progress.step)
+        if self._test is not None:
+            metrics = {**progress.metrics, **self._test.metrics(progress.step)}
+            progress = dataclasses.replace(progress, metrics=metrics)
+        self.history.append({"step": progress.step, **progress.metrics})
+        for callback in self._callbacks:
+            callback(progress)
+
+    def check_finite(self, state: State) -> None:
+        """Raise a FeedError if the parameters are not finite after the last step, whose loss still was."""
+        if self._places and not all_finite(state.params):
+            raise self._told(
+                f"training ends: the parameters are not finite after step {self._step:,}, though its loss is",
+                self._step,
+            )
+
+    def _naming_rows(self, error: NotFinite) -> FeedError:
+        return self._told(
+            f"training ends: the loss is {error.loss} at step {error.step:,}, the first at which it is no finite "
+            "number, and later steps cannot mend the parameters",
+            error.step,
+        )
+
+    def _told(self, found: str, step: int) -> FeedError:
+        """The error for users, with the rows of the step's batch if the feed can tell them."""
+        try:
+            state, rows, _ = self._batch_of(step)
+        except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
+            return FeedError(
+                f"{found}; look whether the rows of that step, or those of the step before, hold extreme values, "
+                "or lower the learning rate",
+                stage="train",
+            )
+        where = {"epoch": state["epoch"], "position": state["position"]}
+        here = "" if jax.process_count() == 1 else " that this process holds"
+        try:
+            # both, whatever the first one holds: all processes read the same batches again
+            read = [(self._not_finite_in(step), "that step"), (self._not_finite_in(step - 1), "the step before")]
+            for (bad, leaves), name in read:
+                if bad:
+                    return FeedError(
+                        f"{found}. The batch of {name} has values that are not finite, in {', '.join(leaves)} of "
+                        f"the training rows {_shown(bad)}; mend these rows, or leave them out",
+                        stage="train",
+                        **where,
+                    )
+            looked = f"all values of it and of the step before{here} are finite"
+        except Exception as error:  # noqa: BLE001  of any type: the loss is what the user must be told of
+            looked = f"its values could not be read again ({type(error).__name__}: {error})"
+        return FeedError(
+            f"{found}. The batch of that step holds the training rows {_shown(rows)}; {looked}. Look for extreme "
+            "values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the learning rate",
+            stage="train",
+            **where,
+        )
+
+    def _batch_of(self, step: int) -> tuple[dict[str, Any], Any, int]:
+        """The feed's state before the call with a step; the rows of the step's batch; its number in the call.
+
+        Raises:
+          IndexError: the step is of an earlier run.
+        """
+        behind, after = divmod(self._step - step, self._steps_per_call)
+        epoch, position = self._places[-1 - behind]
+        now, number = self._feed.get_state(), self._steps_per_call - 1 - after
+        taken = now["step"] - (behind + 1) * self._steps_per_call  # which gives the size of the batch
+        state = {**now, "step": taken, "epoch": epoch, "position": position}
+        rows = self._feed.rows_of(state)
+        return state, rows if self._steps_per_call == 1 else rows[number], number
+
+    def _not_finite_in(self, step: int) -> tuple[list[int], list[str]]:
+        """The row indices of a step's batch with values on this process that are not finite, and the leaves.
+
+        The batch is read again; then the feed is where it was. No process waits for others here.
+        """
+        if step <= self._step - len(self._places) * self._steps_per_call:
+            return [], []  # of an earlier run
+        state, rows, number = self._batch_of(step)
+        now = self._feed.get_state()
+        try:
+            self._feed.set_state(state)
+            batch = next(iter(self._feed))
+        finally:
+            self._feed.set_state(now)
+        bad, leaves = _not_finite(batch, None if self._steps_per_call == 1 else number)
+        return [int(rows[i]) for i in bad if rows[i] >= 0], leaves
+
+
+def _shown(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows[:_ROWS_SHOWN])) + (f", … ({len(rows)})" if len(rows) > _ROWS_SHOWN else "")
+
+
+def _not_finite(batch: Batch, number: int | None) -> tuple[list[int], list[str]]:
+    """The rows of a batch with values on this process's devices that are not finite, and the leaves' names.
+
+    Args:
+      number: of the batch, where the leaves are [K, B, ...].
+    """
+    bad, leaves = set[int](), []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        found = set[int]()
+        for shard in leaf.addressable_shards:
+            first = shard.index[0 if number is None else 1].start or 0
+            finite = jax.device_get(_finite_rows(shard.data, number)).tolist()
+            found.update(first + i for i, is_finite in enumerate(finite) if not is_finite)
+        if found:
+            leaves.append(f"batch{jax.tree_util.keystr(path)}")
+        bad |= found
+    return sorted(bad), leaves
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _finite_rows(values: jax.Array, number: int | None) -> jax.Array:
+    of_batch = values if number is None else values[number]
+    return jnp.isfinite(of_batch).all(axis=tuple(range(1, of_batch.ndim)))
+
+
+def _checkpoints(
+    directory: Path | str | None, feed: Any, program: Program, every: int, asynchronous: bool
+) -> contextlib.AbstractContextManager[Checkpoints | None]:
+    if directory is None:
+        return contextlib.nullcontext()
+    if not hasattr(feed, "set_state"):
+        raise ValueError(
+            f"checkpoints need a feed that can be restored, but {type(feed).__name__} has no set_state; give a "
+            "feedline.Feed, or leave checkpoint_dir out"
+        )
+    from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import, and few runs need it
+
+    return Checkpoints(Path(directory), feed, program.mesh, every, asynchronous)
+
+
+def _measuring(
+    task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State, practices: Practices
+) -> Measure:
+    """The function that measures a batch of an evaluation feed: by `measure`, or by the loss of the task."""
+    program = compiled(dataclasses.replace(task, loss=measure or task.loss), mode, feed.spec, practices)
+    devices, trained_on = set(program.mesh.local_devices), state.step.sharding.addressable_devices
+    if devices != trained_on:
+        raise ValueError(
+            f"an evaluation feed must be on the devices of the training feed, {len(trained_on)} of them, but is "
+            f"on {len(devices)}; give both feeds the same mesh"
+        )
+    return program.measure
+
+
+def _begin_pass(feed: Any) -> None:
+    """Begin at the first row, also after an evaluation that was interrupted."""
+    if hasattr(feed, "seek"):
+        feed.seek(feed.epoch)

@@ -1,0 +1,374 @@
+"""Compiles a task in three modes: jit on one device, jit over a mesh, and pmap."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.task import (
+    Average,
+    Batch,
+    Metrics,
+    Params,
+    State,
+    Task,
+    of_whole_batch,
+    over_devices,
+    rows_in,
+)
+
+_log = logging.getLogger("feedline")
+
+Mode = Literal["jit_single", "jit_multi", "pmap"]
+AXIS = "data"
+
+Step = Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]
+Measure = Callable[[Params, Batch], tuple[Metrics, jax.Array]]
+
+
+class Program(NamedTuple):
+    """A task on its devices. Each function is compiled at its first call.
+
+    Attributes:
+      mesh: the devices.
+      metrics: names of what a step measures; the first is "loss".
+      start: () → the state before the first step, the same bits on every device of every process.
+      recent: steps → an array for the metrics of that many steps, float32 [steps, len(metrics)], on every device.
+      step: (state, recent, batch) → the new state, and `recent` with this step's metrics in row
+        `state.step % len(recent)`. The argument `state` is donated.
+      measure: (params, batch) → the batch's metrics, and its number of valid rows on all devices.
+      compile: steps of recent metrics → the step compiled now, and what the compiler says of it, such as its
+        memory on each device (`memory_analysis`).
+      steps_per_call: K. If it is more than 1, `step` takes K steps with leaves [K, B, ...].
+    """
+
+    mesh: Mesh
+    metrics: tuple[str, ...]
+    start: Callable[[], State]
+    recent: Callable[[int], jax.Array]
+    step: Step
+    measure: Measure
+    compile: Callable[[int], tuple[Step, jax.stages.Compiled]]
+    steps_per_call: int = 1
+
+
+def mesh_for(mode: Mode) -> Mesh:
+    """The devices of a mode, on one axis "data": the first for `jit_single`, else all of all processes.
+
+    Raises:
+      ValueError: the mode is unknown, or is `jit_single` with several processes.
+    """
+    _check_mode(mode)
+    return Mesh(jax.devices()[: 1 if mode == "jit_single" else None], (AXIS,))
+
+
+def compiled(
+    task: Task,
+    mode: Mode,
+    spec: Any,
+    practices: Practices = Practices(),  # noqa: B008  frozen
+    steps_per_call: int = 1,
+) -> Program:
+    """`task` for the devices of a feed.
+
+    Args:
+      spec: the batches as `jax.ShapeDtypeStruct`s with shardings, as `feed.spec`.
+      steps_per_call: K; if it is more than 1, the leaves of `spec` are [K, B, ...].
+
+    Raises:
+      ValueError: the mode is unknown, or does not fit the batches' shardings or the practices.
+
+    Example:
+      >>> import optax
+      >>> task = Task(
+      ...     init=lambda key: {"slope": jnp.zeros(())},
+      ...     loss=lambda params, batch: (jnp.mean((params["slope"] * batch["x"] - 3) ** 2), {}),
+      ...     optimizer=optax.sgd(0.1),
+      ... )
+      >>> batch = {"x": jax.device_put(jnp.ones(8), NamedSharding(mesh_for("jit_multi"), P("data")))}
+      >>> program = compiled(task, "jit_multi", batch)
+      >>> state, recent = program.step(program.start(), program.recent(1), batch)
+      >>> program.metrics, float(recent[0, 0])
+      (('loss',), 9.0)
+    """
+    _check_mode(mode)
+    mesh = _mesh_of(spec)
+    if mode == "jit_single" and mesh.size > 1:
+        raise ValueError(
+            f'mode "jit_single" trains on one device, but the batches lie on {mesh.size}; give the feed '
+            'mesh_for("jit_single"), or use mode "jit_multi" or "pmap"'
+        )
+    if practices.shard_state and mode != "jit_multi":
+        raise ValueError(
+            f'shard_state needs mode "jit_multi", got "{mode}", which keeps the whole state on each device'
+        )
+    if practices.compute != "float32":
+        task = dataclasses.replace(task, compute=practices.compute)
+    one = spec
+    if steps_per_call > 1:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
+    _check_valid(one)
+    params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"init must give floating-point arrays, and params{jax.tree_util.keystr(path)} is {leaf.dtype}; a "
+                "gradient cannot change it: keep it outside of the parameters (of Equinox, by eqx.partition)"
+            )
+    _warn_of_unused_valid(task, params, one)
+    measured = jax.eval_shape(task.measure, params, one)[0]
+    # jit and eval_shape sort the names of a dict
+    names = ("loss", *(name for name in measured if name != "loss"))
+    build = _Building(task, mesh, names, spec, practices, steps_per_call)
+    return _pmapped(build) if mode == "pmap" else _jitted(build)
+
+
+class _Building(NamedTuple):
+    """What a program is built of."""
+
+    task: Task
+    mesh: Mesh
+    names: tuple[str, ...]
+    spec: Any
+    practices: Practices
+    steps_per_call: int
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        return (0,) if self.practices.donate_state else ()
+
+    @property
+    def rows_axis(self) -> int:
+        return 0 if self.steps_per_call == 1 else 1
+
+
+def _checked_arrays(params: Params) -> Params:
+    """What `init` gave, if all leaves are arrays or numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+            raise TypeError(
+                f"init must give a tree of arrays, and params{jax.tree_util.keystr(path)} is a "
+                f"{type(leaf).__name__}. Of a module of Equinox give the arrays alone: arrays, rest = "
+                "eqx.partition(module, eqx.is_inexact_array), and call eqx.combine(params, rest) in loss; "
+                "docs/training.md says more"
+            )
+    return params
+
+
+def _check_mode(mode: Mode) -> None:
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+    if mode == "jit_single" and jax.process_count() > 1:
+        raise ValueError(
+            f'mode "jit_single" trains on one device of one process, but this run has '
+            f'{jax.process_count()} processes; use mode "jit_multi" or "pmap"'
+        )
+
+
+def _check_valid(spec: Any) -> None:
+    """A leaf `valid` says which rows are padding: a user's own leaf of that name must not be taken for it."""
+    if isinstance(spec, Mapping) and "valid" in spec:
+        valid, rows = spec["valid"], rows_in(spec)
+        if valid.dtype != jnp.bool_ or valid.shape != (rows,):
+            raise TypeError(
+                f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
+                f"{valid.dtype}{list(valid.shape)}; rename yours"
+            )
+
+
+def _warn_of_unused_valid(task: Task, params: Params, spec: Any) -> None:
+    """Log a warning if the batches are padded and the loss does not use `valid`, so that padding counts."""
+    if not isinstance(spec, Mapping) or "valid" not in spec:
+        return
+
+    def with_valid(valid: jax.Array, params: Params, batch: Batch) -> Any:
+        return task.means(params, {**batch, "valid": valid})
+
+    traced = jax.make_jaxpr(with_valid)(spec["valid"], params, spec).jaxpr
+    valid = traced.invars[0]
+    if not any(used is valid for equation in traced.eqns for used in equation.invars):
+        _log.warning(
+            'the batches have the leaf "valid", which is False for rows that must not count, and the loss does '
+            "not use it, so these rows count; take means with feedline.trainer.mean_of_valid(values, batch)"
+        )
+
+
+def _mesh_of(spec: Any) -> Mesh:
+    """The mesh of the batches' shardings."""
+    leaves = jax.tree.leaves(spec)
+    if not leaves:
+        raise ValueError("training needs batches with at least one leaf, and the feed's spec has none")
+    sharding = getattr(leaves[0], "sharding", None)
+    if isinstance(sharding, SingleDeviceSharding):
+        return Mesh(list(sharding.device_set), (AXIS,))
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        raise ValueError(
+            f"training needs batches on a mesh of devices, got {sharding}; give the feed "
+            'NamedSharding(mesh, PartitionSpec("data"))'
+        )
+    return sharding.mesh
+
+
+def _recording(build: _Building, average: Average = of_whole_batch) -> Step:
+    """`task.update` that writes the metrics into an array of recent ones; with K > 1, K of them."""
+
+    def step(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+        after, metrics = build.task.update(state, batch, average)
+        row = jnp.stack([metrics[name] for name in build.names])
+        return after, jax.lax.dynamic_update_index_in_dim(recent, row, state.step % len(recent), 0)
+
+    def steps(state: State, recent: jax.Array, batches: Batch) -> tuple[State, jax.Array]:
+        return jax.lax.scan(lambda both, batch: (step(*both, batch), None), (state, recent), batches)[0]
+
+    return step if build.steps_per_call == 1 else steps
+
+
+def _jitted(build: _Building) -> Program:
+    """One program for the mesh: XLA partitions it by the batch's sharding, and inserts the collectives."""
+    everywhere = NamedSharding(build.mesh, P())
+    like = jax.eval_shape(build.task.start)
+    state = jax.tree.map(lambda leaf: _state_sharding(build, leaf) or everywhere, like)
+    start = jax.jit(build.task.start, out_shardings=state)
+    recent = _zeros(build.names, everywhere)
+    step = jax.jit(_recording(build), donate_argnums=build.donated, out_shardings=(state, everywhere))
+
+    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+        placed = jax.tree.map(_with_sharding, (like, _recent_like(build, steps)), (state, everywhere))
+        done = step.lower(*placed, build.spec).compile()
+        return _deleting_batches(build, done), done
+
+    measure = jax.jit(build.task.measure, out_shardings=everywhere)
+    return Program(
+        build.mesh,
+        build.names,
+        start,
+        recent,
+        _deleting_batches(build, step),
+        measure,
+        compile,
+        build.steps_per_call,
+    )
+
+
+def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedSharding | None:
+    """How a leaf of the state is split over the devices of the batch's rows; None: it is not."""
+    if not build.practices.shard_state or build.mesh.size == 1:
+        return None
+    spec = jax.tree.leaves(build.spec)[0].sharding.spec
+    axes = spec[build.rows_axis] if len(spec) > build.rows_axis else None
+    if axes is None:
+        raise ValueError(
+            "shard_state splits the state as the rows of a batch, and these are not split; give the feed a "
+            'sharding over an axis of the mesh, such as PartitionSpec("data")'
+        )
+    shards = math.prod(build.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+    length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
+    return NamedSharding(build.mesh, P(*[None] * -axis, axes)) if length else None
+
+
+def _pmapped(build: _Building) -> Program:
+    """One program on each device, with an explicit collective.
+
+    The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...]; no row moves to
+    another device. The state is not mapped; with several processes its arrays are replicated over the devices of
+    this process, not over the mesh.
+    """
+    _check_own_rows(build)
+    devices = list(build.mesh.devices.flat)
+    flat = Mesh(devices, (AXIS,))
+    average = over_devices(AXIS)
+    pmap = functools.partial(jax.pmap, axis_name=AXIS, out_axes=None, devices=devices)
+    mapped = build.rows_axis
+    step = pmap(_recording(build, average), in_axes=(None, None, mapped), donate_argnums=build.donated)
+
+    def measured(params: Params, part: Batch) -> tuple[Metrics, jax.Array]:
+        metrics, rows = build.task.measure(params, part, average)
+        return metrics, jax.lax.psum(rows, AXIS)
+
+    measure = pmap(measured, in_axes=(None, 0))
+    by_device = jax.jit(
+        lambda batch: jax.tree.map(
+            lambda leaf: leaf.reshape(*leaf.shape[:mapped], flat.size, -1, *leaf.shape[mapped + 1 :]), batch
+        ),
+        out_shardings=NamedSharding(flat, P(*[None] * mapped, AXIS)),
+    )
+    here = NamedSharding(flat.local_mesh, P())
+
+    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+        placed = jax.tree.map(
+            lambda leaf: _with_sharding(leaf, here), (jax.eval_shape(build.task.start), _recent_like(build, steps))
+        )
+        done = step.lower(*placed, jax.eval_shape(by_device, build.spec)).compile()
+        return _deleting_batches(build, lambda state, recent, batch: done(state, recent, by_device(batch))), done
+
+    return Program(
+        build.mesh,
+        build.names,
+        start=jax.jit(build.task.start, out_shardings=here),
+        recent=_zeros(build.names, here),
+        step=_deleting_batches(build, lambda state, recent, batch: step(state, recent, by_device(batch))),
+        measure=lambda params, batch: measure(params, by_device(batch)),
+        compile=compile,
+        steps_per_call=build.steps_per_call,
+    )
+
+
+def _deleting_batches(build: _Building, step: Step) -> Step:
+    """The same, if the practices say so with batches that are deleted once the step is dispatched.
+
+    JAX cannot donate them: no result of a step has the shape of a batch.
+    """
+    if not build.practices.donate_batch:
+        return step
+
+    def call(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+        result = step(state, recent, batch)
+        for leaf in jax.tree.leaves(batch):
+            leaf.delete()  # the runtime keeps the memory until the step has read it
+        return result
+
+    return call
+
+
+def _recent_like(build: _Building, steps: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((steps, len(build.names)), jnp.float32)
+
+
+def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _zeros(names: tuple[str, ...], sharding: NamedSharding) -> Callable[[int], jax.Array]:
+    def recent(steps: int) -> jax.Array:
+        zeros: jax.Array = jax.jit(lambda: jnp.zeros((steps, len(names))), out_shardings=sharding)()
+        return zeros
+
+    return recent
+
+
+def _check_own_rows(build: _Building) -> None:
+    """ValueError if not every device has rows of its own, in the mesh's order of the devices."""
+    axis, size = build.rows_axis, build.mesh.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(build.spec):
+        rows = leaf.shape[axis] // size
+        begins = {d: index[axis].start or 0 for d, index in leaf.sharding.devices_indices_map(leaf.shape).items()}
+        expected = (*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])
+        shard = leaf.sharding.shard_shape(leaf.shape)
+        in_order = [begins[device] for device in build.mesh.devices.flat] == [i * rows for i in range(size)]
+        if shard != expected or not in_order:
+            name = jax.tree_util.keystr(path) or "the batch"
+            raise ValueError(
+                f'mode "pmap" gives each of {size} devices rows of its own, but {name} '
+                f"{list(leaf.shape)} has shards {list(shard)} by {leaf.sharding.spec}; split its rows over all "
+                'axes of the mesh, in their order, or use mode "jit_multi"'
+            )

@@ -1,1 +1,0 @@
-"""The `feedline` command: one file a subcommand. Importing it imports no jax."""

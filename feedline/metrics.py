@@ -1,0 +1,30 @@
+"""What feeds count, for Prometheus and for logs of your own.
+
+::
+
+    serve          the metrics of feeds at http://host:port/metrics, until the result is closed
+    FeedCollector  the same for a registry of your own of prometheus_client
+    scalars        the metrics of one feed as {name: number}
+
+The first two need `pip install '.[prometheus]'` in the clone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedline._src.lazy import lazily
+
+if TYPE_CHECKING:
+    from feedline._src.observe.metrics import scalars as scalars
+    from feedline._src.observe.prometheus import FeedCollector as FeedCollector
+    from feedline._src.observe.prometheus import serve as serve
+
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "FeedCollector": "feedline._src.observe.prometheus",
+        "scalars": "feedline._src.observe.metrics",
+        "serve": "feedline._src.observe.prometheus",
+    },
+)

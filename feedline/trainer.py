@@ -1,0 +1,53 @@
+"""Trains a model of your own on the batches of any iterator: `fit`. The bundled MLP is its first user.
+
+::
+
+    fit             the loop, with checkpoints, evaluation, history and callbacks
+    Fitted          what it returns: params, history
+    Practices       how a step is compiled: donation, dtypes, sharding of parameters
+    rematerialised  a layer whose results are computed again for the gradient
+    mesh_for        the mesh of a mode: "jit_single", "jit_multi", "pmap"
+    mean_of_valid   a mean over the rows that remainder="pad" did not repeat
+    Progress        what a callback is given
+    LiveLine, CSVLog, TensorBoardLog   callbacks that show or write it
+    MemoryWatch     warns when a loop holds more and more memory, and names what grows
+    digits          1,797 handwritten digits, as rows to try things with
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedline._src.lazy import lazily
+
+if TYPE_CHECKING:
+    from feedline._src.tools.train.labelled import digits as digits
+    from feedline._src.trainer.fitting import Fitted as Fitted
+    from feedline._src.trainer.fitting import fit as fit
+    from feedline._src.trainer.live import LiveLine as LiveLine
+    from feedline._src.trainer.logs import CSVLog as CSVLog
+    from feedline._src.trainer.loop import Progress as Progress
+    from feedline._src.trainer.memory import MemoryWatch as MemoryWatch
+    from feedline._src.trainer.modes import mesh_for as mesh_for
+    from feedline._src.trainer.practices import Practices as Practices
+    from feedline._src.trainer.practices import rematerialised as rematerialised
+    from feedline._src.trainer.task import mean_of_valid as mean_of_valid
+    from feedline._src.trainer.tensorboard import TensorBoardLog as TensorBoardLog
+
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "CSVLog": "feedline._src.trainer.logs",
+        "Fitted": "feedline._src.trainer.fitting",
+        "LiveLine": "feedline._src.trainer.live",
+        "MemoryWatch": "feedline._src.trainer.memory",
+        "Practices": "feedline._src.trainer.practices",
+        "Progress": "feedline._src.trainer.loop",
+        "TensorBoardLog": "feedline._src.trainer.tensorboard",
+        "digits": "feedline._src.tools.train.labelled",
+        "fit": "feedline._src.trainer.fitting",
+        "mean_of_valid": "feedline._src.trainer.task",
+        "mesh_for": "feedline._src.trainer.modes",
+        "rematerialised": "feedline._src.trainer.practices",
+    },
+)
