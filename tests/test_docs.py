@@ -252,10 +252,11 @@ def test_links_have_targets(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_and_modules_exist(page):
-    """Paths may be relative to the repository, to feedline/, or to the page."""
+    """Paths may be relative to the repository, to feedline/_src/, to its tools, or to the page."""
+    folders = (ROOT, ROOT / "feedline/_src", ROOT / "feedline/_src/tools", page.parent)
     text = page.read_text()
     for path in re.findall(r"(?<![\w./-])(?:[\w.]+/)+\w+\.(?:py|c)\b|(?<=`)(?:\w+/)+(?=`)", text):
-        assert any((folder / path).exists() for folder in (ROOT, ROOT / "feedline", page.parent)), path
+        assert any((folder / path).exists() for folder in folders), path
     for name in re.findall(r"\bfeedline(?:\.\w+)+(?!\w|[-/])", text):
         pkgutil.resolve_name(name)
 
@@ -289,3 +290,10 @@ def _anchors(page):
     """The anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_what_users_copy_imports_public_names_only(page):
+    assert not re.findall(r"^\s*(?:import|from) feedline[\w.]*\._src.*", page.read_text(), re.MULTILINE)

@@ -143,7 +143,7 @@ def test_random_numbers_are_those_of_splitmix64():
 
 
 def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
-    monkeypatch.setattr(feedline.images, "part_decoder", lambda: None)
+    monkeypatch.setattr("feedline._src.images.part_decoder", lambda: None)
     asked = []
     whole = simplejpeg.decode_jpeg
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **o: asked.append(out := whole(*a, **o)) or out)
@@ -162,7 +162,7 @@ def test_batches_do_not_depend_on_what_decodes_parts_of_jpegs(monkeypatch, size)
     photo = load_sample_image("china.jpg")
     files = [jpeg(photo[: 300 + i, : 500 - i], subsampling=i % 3, quality=60 + i) for i in range(20)]
     parts = [run(data, key, size=size, crop="random", flip=True) for key, data in enumerate(files)]
-    monkeypatch.setattr(feedline.images, "part_decoder", lambda: None)
+    monkeypatch.setattr("feedline._src.images.part_decoder", lambda: None)
     for key, data in enumerate(files):
         np.testing.assert_array_equal(parts[key], run(data, key, size=size, crop="random", flip=True))
 

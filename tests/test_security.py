@@ -233,12 +233,12 @@ def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(aud
 
 ALLOWED = {
     # our own worker processes: what is sent to them is made by this process, and sent over a pipe
-    ("conversion/processes.py", "pickle.loads"),
-    ("loader/workers.py", "pickle.loads"),
-    ("sources/hugging_face/dataset.py", "pickle.loads"),
+    ("_src/tools/convert/processes.py", "pickle.loads"),
+    ("_src/loader/workers.py", "pickle.loads"),
+    ("_src/sources/hugging_face/dataset.py", "pickle.loads"),
     # `feedline audit` and the processes that it starts, in a temporary folder that only this user can write
-    ("audit/process.py", "pickle.loads"),
-    ("audit/results.py", "pickle.loads"),
+    ("_src/tools/audit/process.py", "pickle.loads"),
+    ("_src/tools/audit/results.py", "pickle.loads"),
 }
 DANGEROUS = {
     "eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load",

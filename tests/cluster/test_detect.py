@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import feedline.cluster
+import feedline._src.cluster
+import feedline._src.tools.launch
 from feedline._src.cluster.cores import processes_on_host
 from feedline._src.cluster.detect import describe_single_process, find
 from feedline._src.cluster.launchers.mpich import find_mpich
@@ -420,7 +421,11 @@ def test_any_values_of_the_variables_are_detected_or_a_value_error(environ):
             assert any(name in str(error) for name in (*NAMES, "coordinator"))  # noqa: PT017
 
 
-MODULES = [module.name for module in pkgutil.walk_packages(feedline.cluster.__path__, "feedline.cluster.")]
+MODULES = [
+    module.name
+    for package in (feedline._src.cluster, feedline._src.tools.launch)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import feedline
 from feedline._src.observe.metrics import METRICS, samples, scalars
 from feedline._src.statistics import Statistics
-from feedline.trainer import Progress, TensorBoardLog, tensorboard
+from feedline._src.trainer import tensorboard
+from feedline.trainer import Progress, TensorBoardLog
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
 NUMBERS = [field.name for field in dataclasses.fields(Statistics) if field.name not in ("source_epochs", "stores")]

@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import feedline
-from feedline.trainer import CSVLog, Progress, TensorBoardLog, fit, logs, mesh_for
+from feedline._src.trainer import logs
+from feedline.trainer import CSVLog, Progress, TensorBoardLog, fit, mesh_for
 
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
 LOGS = [CSVLog, TensorBoardLog]
