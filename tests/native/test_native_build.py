@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "feedline" / "native"
+NATIVE = ROOT / "feedline" / "_src" / "native"
 SOURCES = ["columns.c", "jpeg.c"]
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
