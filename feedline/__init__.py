@@ -4,7 +4,9 @@ Public are this module and the modules beside it::
 
     Feed               the training loop's iterator of global batches
     prefetch_to_mesh   placement and prefetch for any iterator of process-local batches
-    Order, Blocks, Reading, Limits   how it reads, checked when they are made
+    FeedOptions        what a feed is asked for, with all defaults; feed.options, Feed.from_options
+    Order, Blocks, Reading, Limits   how it reads; like FeedOptions checked when they are made
+    building           a context in which every feed that is built goes through a function of a tool's
     Statistics         a snapshot of what a feed counted
 
     open_source        rows of files, by their path: RowSource is what a source of your own must do
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from feedline import images as images
     from feedline import metrics as metrics
     from feedline import trainer as trainer
+    from feedline._src.building import building as building
     from feedline._src.drop_in import prefetch_to_mesh as prefetch_to_mesh
     from feedline._src.errors import FeedError as FeedError
     from feedline._src.errors import ProcessError as ProcessError
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from feedline._src.errors import StallError as StallError
     from feedline._src.errors import WorkerError as WorkerError
     from feedline._src.feed import Feed as Feed
+    from feedline._src.feed_options import FeedOptions as FeedOptions
     from feedline._src.options import Blocks as Blocks
     from feedline._src.options import Limits as Limits
     from feedline._src.options import Order as Order
@@ -67,6 +71,7 @@ __getattr__, __dir__, __all__ = lazily(
     {
         "Blocks": "feedline._src.options",
         "Feed": "feedline._src.feed",
+        "FeedOptions": "feedline._src.feed_options",
         "FeedError": "feedline._src.errors",
         "Lanes": "feedline._src.sources.lanes",
         "Limits": "feedline._src.options",
@@ -82,6 +87,7 @@ __getattr__, __dir__, __all__ = lazily(
         "Statistics": "feedline._src.statistics",
         "Store": "feedline._src.stores.options",
         "WorkerError": "feedline._src.errors",
+        "building": "feedline._src.building",
         "convert": "feedline._src.tools.convert.convert",
         "decoded": "feedline._src.sources.decoded",
         "load_lanes": "feedline._src.streams.lane_files",

@@ -96,11 +96,11 @@ def test_a_traceback_names_an_error_as_a_program_imports_it():
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "Lanes", "Limits", "Mixture", "Order", "ProcessError", "Ragged", "Reading",
-        "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError", "cluster", "convert",
-        "decoded",
-        "images",
-        "load_lanes", "local_rows", "metrics", "open_source", "prefetch_to_mesh", "save_lanes", "trainer",
+        "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "ProcessError",
+        "Ragged", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError",
+        "building",
+        "cluster", "convert", "decoded", "images", "load_lanes", "local_rows", "metrics", "open_source",
+        "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
 
 
@@ -221,6 +221,8 @@ OF_FEEDLINE = {
     "version": [],
     "errors": [],
     "options": [],
+    "feed_options": ["options", "order.schedule", "placement.plan", "loader.form"],  # loader.form: a type
+    "building": ["feed_options"],  # its type
     "notebook": [],
     "statistics": ["notebook"],
     "state": ["order.past", "order.schedule", "errors"],
@@ -255,10 +257,10 @@ OF_FEEDLINE = {
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
                  "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
                  "runtime.annotations", "stores.fetcher", "notebook", "state", "statistics", "version", "errors",
-                 "options"],
+                 "feed_options", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "agreement.in_step", "observe", "runtime", "state", "statistics", "errors",
-             "options"],
+             "building", "feed_options", "options"],
     "drop_in": [
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "observe", "runtime", "statistics", "options",
@@ -270,7 +272,8 @@ OF_FEEDLINE = {
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
     "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
     # the tools may use all of it, and nothing above uses a tool
-    "tools": ["tools", "feed", "version", "errors", "options", "order", "pipeline", "rows",
+    "tools": ["tools", "feed", "feed_options", "building",
+              "version", "errors", "options", "order", "pipeline", "rows",
               "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native", "trainer"],
     "lazy": [],
 }  # fmt: skip

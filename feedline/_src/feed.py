@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -21,17 +21,18 @@ import numpy.typing as npt
 from feedline._src import state as states
 from feedline._src.agreement.in_step import Place
 from feedline._src.agreement.monitor import close_on_abort, failure, out_of_step
+from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
+from feedline._src.feed_options import BatchSizes, FeedOptions
 from feedline._src.loader.form import Transform
 from feedline._src.observe.diagnosis import Diagnosis
 from feedline._src.observe.report import Report
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
 from feedline._src.order.schedule import Cursor, Remainder
-from feedline._src.pipeline.build import build
+from feedline._src.pipeline.build import build, refused
 from feedline._src.pipeline.diagnosing import DiagnosingPipeline
 from feedline._src.pipeline.loops import Loops
 from feedline._src.pipeline.observing import Observing
-from feedline._src.pipeline.request import BatchSizes, Request
 from feedline._src.pipeline.shown import Shown
 from feedline._src.pipeline.stages import Pipeline, Placed, Stages
 from feedline._src.pipeline.tracing import traced
@@ -130,32 +131,48 @@ class Feed(Shown, ProcessBound):
         batch_size: int | BatchSizes,
         sharding: Any,
         *,
-        order: Order | None = None,
-        epochs: int | None = None,
-        remainder: Remainder = "drop",
-        reading: Reading = Reading(),  # noqa: B008  frozen
-        transform: Transform | None = None,
-        prefetch: int | Auto = 2,
-        steps_per_call: int = 1,
-        with_place: bool = False,
+        order: Order | None = FeedOptions.order,
+        epochs: int | None = FeedOptions.epochs,
+        remainder: Remainder = FeedOptions.remainder,
+        reading: Reading = FeedOptions.reading,
+        transform: Transform | None = FeedOptions.transform,
+        prefetch: int | Auto = FeedOptions.prefetch,
+        steps_per_call: int = FeedOptions.steps_per_call,
+        with_place: bool = FeedOptions.with_place,
     ) -> None:
+        sharding = as_shardings(sharding)
+        try:
+            options = FeedOptions(
+                source,
+                batch_size,
+                sharding,
+                order=order,
+                epochs=epochs,
+                remainder=remainder,
+                reading=reading,
+                transform=transform,
+                prefetch=prefetch,
+                steps_per_call=steps_per_call,
+                with_place=with_place,
+            )
+        except (ValueError, TypeError) as error:
+            refused(sharding, error)
+            raise
+        self._build(options)
+
+    @classmethod
+    def from_options(cls, options: FeedOptions) -> Feed:
+        """A feed of what `options` ask for. Raises what `Feed(...)` raises."""
+        feed = cls.__new__(cls)
+        feed._build(options)
+        return feed
+
+    def _build(self, options: FeedOptions) -> None:
         super().__init__()
-        request = Request(
-            source,
-            batch_size,
-            as_shardings(sharding),
-            order,
-            epochs,
-            remainder,
-            reading,
-            transform,
-            prefetch,
-            steps_per_call,
-            with_place,
-        )
-        self._first_stages = build(request)
+        self._options = changed(options)
+        self._asked = asked_hooks()
+        self._first_stages = build(self._options)
         self._stages = self._first_stages  # of the pipeline
-        self._request = request.checked()
         self._delivered = _Delivered(0, Cursor(0, 0), None)  # replaced whole, when a batch is delivered
         self._exhausted = False  # the pass is over; `iter` begins the next
         self._loops = Loops()
@@ -195,6 +212,8 @@ class Feed(Shown, ProcessBound):
           ValueError: the feed is closed, or another thread is inside it.
           FeedError: a row, a worker or a stage failed. What was delivered stays delivered.
         """
+        for hook in self._asked:
+            hook(self)
         asked = time.perf_counter()
         with self._single_thread:
             if self._closed or self._process != os.getpid():  # in here: each call costs the training thread
@@ -206,7 +225,7 @@ class Feed(Shown, ProcessBound):
             try:
                 if len(self._pipelines) > 1:
                     self._forget_ended()
-                before, steps = self._delivered, self._request.steps_per_call
+                before, steps = self._delivered, self._options.steps_per_call
                 if self._stages.change is not None and self._diagnosed is None:
                     self._use(self._stages.at(before.step))
                 tuner = self._observing.tuner
@@ -344,7 +363,7 @@ class Feed(Shown, ProcessBound):
     def statistics(self) -> Statistics:
         """An immutable snapshot of what was done so far."""
         ready = sum(pipeline.waiting for pipeline in self._pipelines)
-        statistics = self._observing.statistics(self._counted, ready, self._request.steps_per_call)
+        statistics = self._observing.statistics(self._counted, ready, self._options.steps_per_call)
         return dataclasses.replace(
             statistics,
             placed_bytes=statistics.placed_bytes + self._placed_more_bytes,
@@ -368,7 +387,7 @@ class Feed(Shown, ProcessBound):
         return report
 
     @contextlib.contextmanager
-    def diagnose(self, steps: int = 200) -> Iterator[Diagnosis]:
+    def diagnose(self, steps: int = 200, *, over: Callable[[], None] | None = None) -> Iterator[Diagnosis]:
         """Measure what each stage costs a training loop, by leaving stages out. Prints the result.
 
         The loop in this context gets batches as they are, then the same rows read again (from the page cache),
@@ -379,6 +398,7 @@ class Feed(Shown, ProcessBound):
 
         Args:
           steps: batches of all phases; at least 40 with the default buffers, of which six a phase do not count.
+          over: called by `next`, on the loop's thread, when the last phase is over and the loop is about to end.
 
         Returns:
           The context's value is a `Diagnosis`, complete when the context is left.
@@ -404,7 +424,7 @@ class Feed(Shown, ProcessBound):
             self._use(self._stages.at(self._delivered.step))
             diagnosis, observing, delivered = Diagnosis(), Observing(self._stages, tunes=False), self._delivered
             pipeline = DiagnosingPipeline(
-                self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis
+                self._stages, delivered.cursor, delivered.lanes, observing, steps, diagnosis, over
             )
             self._stop(_MOMENT_S, reads=False)
         before = (delivered, self._exhausted, self._counted, self._observing, self._loops)
@@ -534,7 +554,7 @@ class Feed(Shown, ProcessBound):
         frame: FrameType | None = sys._getframe()
         calls = 0
         while frame is not None:
-            calls += frame.f_code is _NEXT and frame.f_locals["self"] is self
+            calls += frame.f_code is Feed.__next__.__code__ and frame.f_locals["self"] is self
             frame = frame.f_back
         if calls > 1:
             raise ValueError(INSIDE)
@@ -622,10 +642,6 @@ class Feed(Shown, ProcessBound):
         if self._closed:
             raise ValueError(_CLOSED)
         self._check_not_forked()
-
-
-_NEXT = Feed.__next__.__code__
-"""Of the method itself: `feedline diagnose` puts another one in its place, which calls it."""
 
 
 def _close_all(pipelines: list[Pipeline | DiagnosingPipeline]) -> None:

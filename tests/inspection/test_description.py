@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import feedline
+from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Reading
-from feedline._src.pipeline.request import Request
 from feedline._src.tools.inspect.contents import contents_of, shown
 from feedline._src.tools.inspect.description import default_batch_size, describe, sharding_of
 from feedline._src.tools.inspect.resolve import Overrides, resolve
@@ -29,7 +29,7 @@ ROWS = {"image": np.zeros((100, 6, 6), np.uint8), "label": np.arange(100), "x": 
 
 def described(source, batch_size, sharding=DATA, processes=1, transform=None, **options):
     options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), "epochs": None, **options}
-    request = Request(source, batch_size, sharding, None, transform=transform, **options)
+    request = FeedOptions(source, batch_size, sharding, transform=transform, **options)
     return describe(contents_of(source, transform), request, MESH, processes)
 
 

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Reading
-from feedline._src.pipeline.request import Request
 from feedline._src.tools.inspect.contents import contents_of
 from feedline._src.tools.inspect.description import describe
 from feedline._src.tools.inspect.drawing import grid_of
@@ -22,7 +22,7 @@ ROWS = {name: np.zeros((32, *shape[1:]), np.int16) for name, shape in SHAPES.ite
 def described(sharding, mesh, processes, source=ROWS, **options):
     """The description of batches of 16 rows."""
     options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), **options}
-    request = Request(source, 16, sharding, None, None, transform=None, **options)
+    request = FeedOptions(source, 16, sharding, **options)
     return describe(contents_of(source), request, mesh, processes)
 
 

@@ -1,6 +1,5 @@
 """The screens: as wide as the terminal, short also for large meshes, and without lost characters."""
 
-import dataclasses
 import io
 
 import jax
@@ -10,9 +9,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
+from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Reading
-from feedline._src.pipeline.request import Request
-from feedline._src.placement.plan import as_shardings
 from feedline._src.tools.inspect.contents import contents_of
 from feedline._src.tools.inspect.description import Description, describe
 from feedline._src.tools.inspect.drawing import grid_of
@@ -25,7 +23,7 @@ MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 
 def screen(source, batch_size, spec=DATA, width=80, processes=1, colours=False, **options):
     options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), "transform": None, **options}
-    request = Request(source, batch_size, NamedSharding(MESH, spec), None, None, **options)
+    request = FeedOptions(source, batch_size, NamedSharding(MESH, spec), **options)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
     show(describe(contents_of(source, options["transform"]), request, MESH, processes), "rows.npz", console)
@@ -99,8 +97,7 @@ def test_what_else_a_feed_may_have_is_told():
     ("processes", "more"), [(1, ""), (2, " 1 process has none of these, and cannot build it.")]
 )
 def test_a_feed_on_a_part_of_the_mesh(processes, more):
-    request = Request({"x": np.zeros(9)}, 3, jax.devices()[0], None, None, "drop", Reading(), None, 2).checked()
-    request = dataclasses.replace(request, sharding=as_shardings(request.sharding))
+    request = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
     text = io.StringIO()
     show(describe(contents_of(request.source), request, MESH, processes), "rows", Console(file=text, width=80))
     lines = text.getvalue().splitlines()

@@ -84,7 +84,7 @@ if __name__ == "__main__":
                 open("told of 440", "w").close()
     print("ROWS", rows == list(range(480)), feed.get_state()["step"], feed.statistics().restarts)
     feed.close()
-    assert feed._request.reading is reading
+    assert feed.options.reading is reading
     print("LEFT", multiprocessing.active_children())
     print("WORKERS", *workers)
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,6 +22,7 @@ from feedline._src.agreement.coordination import Coordination, coordination
 from feedline._src.agreement.in_step import InStep
 from feedline._src.agreement.latest_values import LatestValues
 from feedline._src.agreement.replicas import ReplicaCheck
+from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm, transformed_spec
@@ -33,7 +35,7 @@ from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.bounds import bounds_of
 from feedline._src.pipeline.description import described, processes_of
 from feedline._src.pipeline.quarantine import Quarantine
-from feedline._src.pipeline.request import Request
+from feedline._src.pipeline.settings import first_settings, tunable_settings
 from feedline._src.pipeline.stages import Stages
 from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
 from feedline._src.placement.place import Placement, row_spec, sharded_spec, with_steps
@@ -59,7 +61,7 @@ _AHEAD = 4
 """Batches in progress beside those that wait: one handed over, one placed, one read here, one read elsewhere."""
 
 
-def build(request: Request) -> Stages:
+def build(options: FeedOptions) -> Stages:
     """Open the source, plan what this process reads, and check that all of it fits together.
 
     With a mesh of several processes all of them do so, and compare what they built.
@@ -68,10 +70,8 @@ def build(request: Request) -> Stages:
       ValueError, TypeError, FileNotFoundError: it does not.
       ProcessError: another process built something else, failed, or did not come.
     """
-    reading = request.reading if isinstance(request.reading, Reading) else Reading()
-    processes = processes_of(request.sharding)
+    reading, processes = options.reading, processes_of(options.sharding)
     with collective_build(processes, reading.stall_warning_s, reading.stall_error_s) as collective:
-        request = request.checked()  # in here: others learn of a wrong argument, too
         with alarmed(
             reading.stall_warning_s,
             lambda: (
@@ -79,14 +79,14 @@ def build(request: Request) -> Stages:
                 "first row, and calls the transform with that"
             ),
         ):
-            stages = _build_sizes(request, collective.key)
+            stages = _build_sizes(options, collective.key)
         try:
             collective.agree(
                 described(
                     fingerprint=stages.fingerprint,
-                    batch_size=request.batch_sizes,
-                    epochs=request.epochs,
-                    remainder=request.remainder,
+                    batch_size=options.batch_size,
+                    epochs=options.epochs,
+                    remainder=options.remainder,
                     reading=reading,
                     prefetch=stages.settings.prefetch if stages.access.agrees_on_ends else None,
                     spec=stages.placement.spec,
@@ -99,50 +99,61 @@ def build(request: Request) -> Stages:
     if service is None or key is None:
         return stages
     return _connected(
-        service, key, request, stages, LatestValues(service, key), InStep(service, key, len(processes))
+        service, key, options, stages, LatestValues(service, key), InStep(service, key, len(processes))
     )
 
 
+def refused(sharding: Any, error: Exception) -> None:
+    """Tell the other processes of the mesh, which build this feed, that an argument is wrong here."""
+    with contextlib.suppress(Exception), collective_build(processes_of(sharding), 30.0, 300.0):
+        raise error
+
+
 def _connected(
-    service: Coordination, key: str, request: Request, stages: Stages, latest_values: LatestValues, in_step: InStep
+    service: Coordination,
+    key: str,
+    options: FeedOptions,
+    stages: Stages,
+    latest_values: LatestValues,
+    in_step: InStep,
 ) -> Stages:
     """Add the channels over which processes talk during training to the stages of each batch size."""
     if stages.change is not None:
         step, later = stages.change
         stages = dataclasses.replace(
-            stages, change=(step, _connected(service, f"{key}/{step}", request, later, latest_values, in_step))
+            stages, change=(step, _connected(service, f"{key}/{step}", options, later, latest_values, in_step))
         )
-    check = _check(service, key, request, stages)
+    check = _check(service, key, options, stages)
     return dataclasses.replace(stages, check=check, latest_values=latest_values, in_step=in_step)
 
 
-def _check(service: Coordination, key: str, request: Request, stages: Stages) -> ReplicaCheck | None:
-    every = request.reading.check_replicas_every
+def _check(service: Coordination, key: str, options: FeedOptions, stages: Stages) -> ReplicaCheck | None:
+    every = options.reading.check_replicas_every
     if not every:
         return None
     rows, placement = stages.fingerprint["rows"], stages.placement
-    size = stages.access.batch_size * request.steps_per_call
+    size = stages.access.batch_size * options.steps_per_call
     return ReplicaCheck(
         service, key, every=every, batch_size=size, epoch_rows=rows, spec=placement.spec, plans=placement.plans
     )
 
 
-def _build_sizes(request: Request, key: str | None) -> Stages:
+def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
     """This process's own part of it, for each batch size. The source is opened once.
 
     Args:
       key: a path for what the processes of this feed tell each other.
     """
-    source, restarts = as_source(request.source), Restarts(request.reading.restart)
-    if isinstance(request.batch_sizes, int):
-        return _build(request, request.batch_sizes, source, key, restarts)
+    source, restarts = as_source(options.source), Restarts(options.reading.restart)
+    if isinstance(options.batch_size, int):
+        return _build(options, options.batch_size, source, key, restarts)
     problem = None
     if isinstance(source, grain.IterDataset | Lanes):
         problem = "a stream"
-    elif request.steps_per_call > 1:
-        problem = f"steps_per_call={request.steps_per_call}"
-    elif request.tunable:
-        problem = f'"auto" for {", ".join(sorted(request.tunable))}'
+    elif options.steps_per_call > 1:
+        problem = f"steps_per_call={options.steps_per_call}"
+    elif tunable_settings(options):
+        problem = f'"auto" for {", ".join(sorted(tunable_settings(options)))}'
     if problem is not None:
         raise ValueError(
             "batch sizes that change need rows with random access, one step per call and settings that are given, "
@@ -151,9 +162,9 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
         )
     change: tuple[int, Stages] | None = None
     seen: set[int | tuple[int, int]] = set()
-    for step, size in reversed(request.batch_sizes):
-        built = _build(request, size, source, key, restarts)
-        order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in request.batch_sizes]}
+    for step, size in reversed(options.batch_size):
+        built = _build(options, size, source, key, restarts)
+        order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in options.batch_size]}
         owned = None if step else built.owned
         built = dataclasses.replace(
             built,
@@ -166,18 +177,18 @@ def _build_sizes(request: Request, key: str | None) -> Stages:
     return built
 
 
-def _build(request: Request, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
+def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
     """The stages for one batch size."""
     if isinstance(source, grain.IterDataset | Lanes):
-        return _build_stream(request, batch_size, Lanes.of(source), key)
+        return _build_stream(options, batch_size, Lanes.of(source), key)
     rows = epoch_rows(source)
     if rows < 1:
         raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
-    order = _order_of(request, source)
-    schedule = Schedule(rows, batch_size, request.remainder, request.epochs)
+    order = _order_of(options, source)
+    schedule = Schedule(rows, batch_size, options.remainder, options.epochs)
     spec = RowSpec.of(source.spec)
     form, placement = _form(
-        request,
+        options,
         batch_size,
         spec,
         order.seed,
@@ -186,35 +197,35 @@ def _build(request: Request, batch_size: int, source: Any, key: str | None, rest
         ragged=source.ragged_leaves if is_ragged(source) else (),
     )
     reader = BatchReader(source, order, schedule, form)
-    settings, bounds = _settings(request, form, placement)
-    if request.reading.workers:
-        if request.steps_per_call > 1 and settings.workers:
+    settings, bounds = _settings(options, form, placement)
+    if options.reading.workers:
+        if options.steps_per_call > 1 and settings.workers:
             raise ValueError(
-                f"steps_per_call={request.steps_per_call} needs threads that read; leave workers=0, or give "
+                f"steps_per_call={options.steps_per_call} needs threads that read; leave workers=0, or give "
                 "steps_per_call=1"
             )
         check_workers(reader, may_do_without=not settings.workers)
     fingerprint = {
         "rows": rows,
         "spec": spec.as_json(),
-        "data": _digest(source, request.reading),
+        "data": _digest(source, options.reading),
         "order": order.as_json() if isinstance(order, MixtureOrder) else dataclasses.asdict(order),
         "format": _format(source),
     }
-    owned = None if source is request.source else source
-    buffers = _buffers(request, form, settings.buffer, settings.prefetch)
-    access = RandomAccess(reader, buffers, restarts, request.steps_per_call)
+    owned = None if source is options.source else source
+    buffers = _buffers(options, form, settings.buffer, settings.prefetch)
+    access = RandomAccess(reader, buffers, restarts, options.steps_per_call)
     access.check_cursor(Cursor(0, 0))
     return Stages(
         access,
         placement,
         fingerprint,
-        request.reading,
+        options.reading,
         settings,
-        _quarantine(request, form, len(source)),
+        _quarantine(options, form, len(source)),
         owned,
         bounds=bounds,
-        place_at=_number_of(PLACE, placement.spec) if request.with_place else None,
+        place_at=_number_of(PLACE, placement.spec) if options.with_place else None,
     )
 
 
@@ -236,26 +247,26 @@ def _digest(source: RowSource, reading: Reading) -> str:
         ) from error
 
 
-def _build_stream(request: Request, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
-    if request.order is not None:
+def _build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
+    if options.order is not None:
         raise ValueError(
             "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
         )
-    if request.reading.workers not in (0, "auto"):
+    if options.reading.workers not in (0, "auto"):
         raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
-    if request.steps_per_call > 1:
+    if options.steps_per_call > 1:
         raise ValueError(
             "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
         )
-    if request.remainder == "wrap" and lanes.count > 1:
+    if options.remainder == "wrap" and lanes.count > 1:
         raise ValueError(
             f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
             'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
         )
     lanes.check_batch_size(batch_size)
     first = FirstItem(lanes)
-    form, placement = _form(request, batch_size, first.spec, 0, first.read, reads_leaves=False)
-    settings, bounds = _settings(request, form, placement, stream=True)
+    form, placement = _form(options, batch_size, first.spec, 0, first.read, reads_leaves=False)
+    settings, bounds = _settings(options, form, placement, stream=True)
     fingerprint = {
         "rows": None,
         "spec": first.spec.as_json(),
@@ -264,21 +275,21 @@ def _build_stream(request: Request, batch_size: int, lanes: Lanes, key: str | No
         "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
     }
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
-    if lanes is request.source:
+    if lanes is options.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
     window = 1 if read_everywhere(owners) else max(1, settings.prefetch)
     gather = None
     if not read_everywhere(owners):
-        if request.prefetch == "auto":
+        if options.prefetch == "auto":
             raise ValueError(
                 "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
                 'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
             )
         gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
-    stream = StreamDefinition(lanes, first, form, batch_size, request.remainder, request.epochs, gather, window)
+    stream = StreamDefinition(lanes, first, form, batch_size, options.remainder, options.epochs, gather, window)
     access = StreamAccess(
         stream,
-        _buffers(request, form, window, settings.prefetch),
+        _buffers(options, form, window, settings.prefetch),
         lanes=[str(lane) for lane in stream.local_lanes],
         writers=[processes[0] for processes in owners],
     )
@@ -286,23 +297,23 @@ def _build_stream(request: Request, batch_size: int, lanes: Lanes, key: str | No
         access,
         placement,
         fingerprint,
-        request.reading,
+        options.reading,
         settings,
-        _quarantine(request, form, None),
+        _quarantine(options, form, None),
         None,
         bounds=bounds,
-        place_at=_number_of(PLACE, placement.spec) if request.with_place else None,
+        place_at=_number_of(PLACE, placement.spec) if options.with_place else None,
     )
 
 
 def _settings(
-    request: Request, form: LocalForm, placement: Placement, *, stream: bool = False
+    options: FeedOptions, form: LocalForm, placement: Placement, *, stream: bool = False
 ) -> tuple[Settings, Bounds | None]:
     """The settings to begin with, and within which bounds they may be tuned; None: they stay."""
-    settings, tunable = request.settings(), request.tunable
+    settings, tunable = first_settings(options), tunable_settings(options)
     if stream:  # the placement thread reads it
         settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
-    if request.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
+    if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
         tunable -= {"workers"}
     if not tunable:
         return settings, None
@@ -312,27 +323,27 @@ def _settings(
         for leaf in jax.tree.leaves(placement.spec)
     )
     bounds, settings = bounds_of(
-        request.reading.limits,
+        options.reading.limits,
         tunable,
         settings,
-        local_bytes=BatchBuffers(form, 0, request.steps_per_call).staging.batch_bytes,
+        local_bytes=BatchBuffers(form, 0, options.steps_per_call).staging.batch_bytes,
         shard_bytes=shard,
         devices=own,
     )
     return settings, bounds
 
 
-def _quarantine(request: Request, form: LocalForm, source_rows: int | None) -> Quarantine:
-    return Quarantine(request.reading, len(form.rows), jax.process_index(), source_rows)
+def _quarantine(options: FeedOptions, form: LocalForm, source_rows: int | None) -> Quarantine:
+    return Quarantine(options.reading, len(form.rows), jax.process_index(), source_rows)
 
 
-def _buffers(request: Request, form: LocalForm, ahead: int, prefetch: int) -> BatchBuffers:
+def _buffers(options: FeedOptions, form: LocalForm, ahead: int, prefetch: int) -> BatchBuffers:
     """With as many idle slabs as a steady feed uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, ahead + 1 + prefetch + 2, request.steps_per_call)
+    return BatchBuffers(form, ahead + 1 + prefetch + 2, options.steps_per_call)
 
 
 def _form(
-    request: Request,
+    options: FeedOptions,
     batch_size: int,
     spec: RowSpec,
     seed: int,
@@ -350,45 +361,45 @@ def _form(
       ragged: the numbers of the leaves whose axis 1 differs between batches.
     """
     if ragged:
-        _check_ragged(request)
+        _check_ragged(options)
     out = spec
-    if request.transform is not None:
+    if options.transform is not None:
         row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
         read_first(spec.tree(row))
-        out = transformed_spec(request.transform, spec, row)
+        out = transformed_spec(options.transform, spec, row)
     rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
-    batch = sharded_spec(rows, batch_size, request.sharding)
+    batch = sharded_spec(rows, batch_size, options.sharding)
     plans = Placement.of(batch, ragged).plans
     mask, mask_at = None, 0
-    bad_rows = request.reading.bad_rows
-    if request.remainder == "pad" or bad_rows == "mask":
-        asker = 'remainder="pad"' if request.remainder == "pad" else 'Reading(bad_rows="mask")'
+    bad_rows = options.reading.bad_rows
+    if options.remainder == "pad" or bad_rows == "mask":
+        asker = 'remainder="pad"' if options.remainder == "pad" else 'Reading(bad_rows="mask")'
         batch = _with_leaf(batch, VALID, row_spec(batch, batch_size), asker)
         mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
         mask_at = _number_of(VALID, batch)
     rows_read = union_of_rows(plans)
     is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
     # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
-    by_leaf = is_cut and reads_leaves and request.transform is None and bad_rows == "raise"
+    by_leaf = is_cut and reads_leaves and options.transform is None and bad_rows == "raise"
     form = LocalForm(
-        spec, request.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows, ragged
+        spec, options.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows, ragged
     )
     placed = tuple(i + (mask is not None and i >= mask_at) for i in ragged)
-    if request.with_place:
+    if options.with_place:
         batch = _with_leaf(batch, PLACE, row_spec(batch, batch_size, np.int32), "with_place=True")
         placed = tuple(i + (i >= _number_of(PLACE, batch)) for i in placed)
-    return form, Placement.of(with_steps(batch, request.steps_per_call), placed)
+    return form, Placement.of(with_steps(batch, options.steps_per_call), placed)
 
 
-def _check_ragged(request: Request) -> None:
-    if request.transform is not None:
+def _check_ragged(options: FeedOptions) -> None:
+    if options.transform is not None:
         raise ValueError(
             "a transform must return one shape, and ragged leaves differ in length between batches; do this work "
             "in the jitted step, or before the rows are stored, and leave transform=None"
         )
-    if request.steps_per_call > 1:
+    if options.steps_per_call > 1:
         raise ValueError(
-            f"steps_per_call={request.steps_per_call} stacks batches of one shape, and ragged leaves differ in "
+            f"steps_per_call={options.steps_per_call} stacks batches of one shape, and ragged leaves differ in "
             "length between batches; leave steps_per_call=1"
         )
 
@@ -410,24 +421,24 @@ def _number_of(name: str, batch: Mapping[str, Any]) -> int:
     return len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < name]))
 
 
-def _order_of(request: Request, source: RowSource) -> Order | MixtureOrder:
+def _order_of(options: FeedOptions, source: RowSource) -> Order | MixtureOrder:
     if isinstance(source, Mixture):
-        if request.order is not None:
+        if options.order is not None:
             raise ValueError(
-                f"a mixture has an order of its own, got order={request.order!r}; leave order=None, and give "
+                f"a mixture has an order of its own, got order={options.order!r}; leave order=None, and give "
                 "Mixture seed=..., or orders={name: Order(...)} for its sources"
             )
-        if request.epochs is not None and source.order.end == "endless":
+        if options.epochs is not None and source.order.end == "endless":
             raise ValueError(
-                f"an endless mixture has no epochs to count, got epochs={request.epochs}; leave epochs=None, or "
+                f"an endless mixture has no epochs to count, got epochs={options.epochs}; leave epochs=None, or "
                 'give Mixture end="first_exhausted" or "all_exhausted"'
             )
         return source.order
-    if isinstance(source, RecordSource) and isinstance(request.source, grain.MapDataset):
-        if request.order is not None and len(source) == sys.maxsize:
+    if isinstance(source, RecordSource) and isinstance(options.source, grain.MapDataset):
+        if options.order is not None and len(source) == sys.maxsize:
             raise ValueError(
                 "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
                 "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
             )
-        return request.order or Order(shuffle=False)
-    return request.order or Order()
+        return options.order or Order(shuffle=False)
+    return options.order or Order()

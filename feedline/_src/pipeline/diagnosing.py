@@ -34,6 +34,7 @@ class DiagnosingPipeline:
       observer: as for `Stages.start`.
       steps: of all phases together.
       diagnosis: gets the times.
+      over: called by `take` once the last phase is over; None: nothing is.
 
     Raises:
       ValueError: too few steps.
@@ -49,6 +50,7 @@ class DiagnosingPipeline:
         observer: Observer,
         steps: int,
         diagnosis: Diagnosis,
+        over: Callable[[], None] | None = None,
     ) -> None:
         uncounted = stages.ahead + 1
         least = (uncounted + _COUNTED) * len(PHASES)
@@ -61,6 +63,7 @@ class DiagnosingPipeline:
         self._begin = after, lanes
         self._place = stages.placer(observer)
         self._diagnosis = diagnosis
+        self._over = over
         self._steps = steps // len(PHASES)
         # meanwhile buffers drain, which in the first phase were filled while the step compiled
         self._uncounted = max(uncounted, math.ceil(self._steps / 4))
@@ -83,6 +86,8 @@ class DiagnosingPipeline:
                 raise Closed
             placed = next(self._all)
         except StopIteration:
+            if self._over is not None:
+                self._over()
             raise StopIteration(0) from None  # as a pipeline says how many rows its end leaves out
         # bad rows were counted, and are not delivered
         return placed._replace(metadata=placed.metadata._replace(bad=[], dropped_rows=0))

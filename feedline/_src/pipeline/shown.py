@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
+from feedline._src.feed_options import FeedOptions
 from feedline._src.notebook import table
 from feedline._src.options import Order, Reading
 from feedline._src.order.mixture import MixtureOrder
 from feedline._src.order.schedule import Remainder
-from feedline._src.pipeline.request import Request
 from feedline._src.pipeline.stages import Stages
 
 _LEAVES = 12
@@ -22,7 +22,7 @@ class Shown:
     """The part of `Feed` that only reads. It works from any thread and on a closed feed, and never blocks."""
 
     _stages: Stages
-    _request: Request
+    _options: FeedOptions
     _delivered: Any
     _closed: bool
 
@@ -30,6 +30,11 @@ class Shown:
     def _next_stages(self) -> Stages:
         """The stages of the next batch, which may have another size than the last one."""
         return self._stages.at(self._delivered.step)
+
+    @property
+    def options(self) -> FeedOptions:
+        """What the feed was asked for."""
+        return self._options
 
     @property
     def batch_size(self) -> int:
@@ -44,12 +49,12 @@ class Shown:
     @property
     def epochs(self) -> int | None:
         """Of one pass; None: endless."""
-        return self._request.epochs
+        return self._options.epochs
 
     @property
     def remainder(self) -> Remainder:
         """What becomes of rows that do not fill a batch: "drop", "pad" or "wrap"."""
-        return self._request.remainder
+        return self._options.remainder
 
     @property
     def reading(self) -> Reading:
@@ -65,7 +70,7 @@ class Shown:
     @property
     def steps_per_call(self) -> int:
         """Batches that `next` gives at once."""
-        return self._request.steps_per_call
+        return self._options.steps_per_call
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name} {fact}" for name, fact in self._facts())

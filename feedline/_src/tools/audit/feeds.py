@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jax.sharding import Mesh
 
+from feedline._src.building import building
 from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
 from feedline._src.tools.audit.layouts import Layout
 from feedline._src.tools.audit.target import MakeFeed
 
 
-def build_feed(
-    make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int | None = None
-) -> tuple[Feed, dict[str, Any]]:
-    """The feed with the options of a layout, and all arguments with which it was built.
+def build_feed(make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int | None = None) -> Feed:
+    """The feed with the options of a layout.
+
+    So `make_feed` can be the function that the training calls, without parameters for the command.
 
     Raises:
       TypeError: `make_feed` did not build and return a feed.
     """
-    with arguments_of_feeds(functools.partial(_changed_by, layout, batch_size)) as arguments:
+    built: list[FeedOptions] = []
+
+    def change(options: FeedOptions) -> FeedOptions:
+        built.append(_changed_by(layout, batch_size, options))
+        return built[-1]
+
+    with building(change):
         feed = make_feed(mesh)
-    if id(feed) not in arguments:
+    if not isinstance(feed, Feed) or feed.options not in built:
         raise TypeError(
             f"make_feed(mesh) must build a feedline.Feed and return it, a new one in every call; got {feed!r}"
         )
-    return feed, arguments[id(feed)]
+    return feed
 
 
 def endless_batches(feed: Feed) -> Iterator[Any]:
@@ -46,38 +51,12 @@ def endless_batches(feed: Feed) -> Iterator[Any]:
     )
 
 
-@contextlib.contextmanager
-def arguments_of_feeds(change: Callable[[dict[str, Any]], None]) -> Iterator[dict[int, dict[str, Any]]]:
-    """Wraps the constructor of `Feed`, so that `change` can change arguments; yields {id(feed): its arguments}.
-
-    So `make_feed` can be the function that the training calls, without parameters for the command. The arguments
-    are there before the feed is built, and so also those of a feed that was refused.
-    """
-    usual = Feed.__init__
-    signature = inspect.signature(usual)
-    seen: dict[int, dict[str, Any]] = {}
-
-    def build(self: Feed, *args: Any, **options: Any) -> None:
-        bound = signature.bind(self, *args, **options)
-        bound.apply_defaults()
-        change(bound.arguments)
-        seen[id(self)] = {name: value for name, value in bound.arguments.items() if name != "self"}
-        usual(*bound.args, **bound.kwargs)
-
-    Feed.__init__ = build  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        Feed.__init__ = usual  # type: ignore[method-assign]
-
-
-def _changed_by(layout: Layout, batch_size: int | None, given: dict[str, Any]) -> None:
-    """Replace the options of a feed by those of a layout."""
-    size = given["batch_size"]
-    if isinstance(size, list | tuple):  # sizes that change with the step: the first one is audited
-        size = size[0][1]
-    given["batch_size"] = (batch_size or size) * layout.times
+def _changed_by(layout: Layout, batch_size: int | None, options: FeedOptions) -> FeedOptions:
+    """The options of a feed with those of a layout in their place. Of sizes that change the first is audited."""
+    reading = options.reading
     if layout.workers is not None:
-        given["reading"] = dataclasses.replace(given["reading"], workers=layout.workers)
+        reading = dataclasses.replace(reading, workers=layout.workers)
     if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
-        given["reading"] = dataclasses.replace(given["reading"], threads=layout.threads, buffer=1)
+        reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
+    size = (batch_size or options.first_batch_size) * layout.times
+    return dataclasses.replace(options, batch_size=size, reading=reading)

@@ -60,7 +60,7 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
     began = time.perf_counter()
     make_feed = load_make_feed(job.target, layout.devices)
     try:
-        feed, arguments = build_feed(make_feed, Mesh(layout.arranged(jax.devices()), AXES), layout, job.batch_size)
+        feed = build_feed(make_feed, Mesh(layout.arranged(jax.devices()), AXES), layout, job.batch_size)
     except ValueError as error:
         if layout.workers or layout.times > 1:  # these options are the audit's, not the user's
             return Refused(str(error))
@@ -69,19 +69,19 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
     first = feed.get_state()
     settings = Settings(
         rows=first["fingerprint"]["rows"],
-        transformed=arguments["transform"] is not None,
-        **{name: arguments[name] for name in ("batch_size", "remainder", "epochs")},
+        transformed=feed.options.transform is not None,
+        **{name: getattr(feed.options, name) for name in ("batch_size", "remainder", "epochs")},
     )
     if settings.rows is None and layout.times > 1:
         return Refused("the rows of a stream have no position to compare them by")
-    if layout.times > 1 and is_ragged(arguments["source"]):
+    if layout.times > 1 and is_ragged(feed.options.source):
         return Refused("in a larger batch, ragged leaves may be padded to another length")
     saved: dict[str, Any] = {"taken": 0}
     if layout.resumes:
         saved = _loaded(folder / layout.resumes)
         feed.set_state(saved["state"])
     count = job.half if layout.saves else (job.batches - saved["taken"]) // layout.times
-    batches_on = lambda mesh: endless_batches(build_feed(make_feed, mesh, layout, job.batch_size)[0])  # noqa: E731
+    batches_on = lambda mesh: endless_batches(build_feed(make_feed, mesh, layout, job.batch_size))  # noqa: E731
     batches = with_fault(job.plant, layout, endless_batches(feed), batches_on)
     digests, states = _delivered(feed, itertools.islice(batches, count), _saver(folder, layout))
     leaves = jax.tree_util.tree_leaves_with_path(feed.spec)
@@ -95,7 +95,7 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
         seconds=time.perf_counter() - began,
     )
     if layout.is_reference:
-        return dataclasses.replace(observed, coverage=measure_coverage(feed, arguments["source"], observed, first))
+        return dataclasses.replace(observed, coverage=measure_coverage(feed, feed.options.source, observed, first))
     return observed
 
 

@@ -36,12 +36,12 @@ def feed_checks(target: str) -> Iterator[Check]:
         raise ValueError(f"{target} must name a module and a function in it that makes a feed: {error}") from error
     layout = Layout("doctor", 1, len(devices), (len(devices), 1))
     mesh = Mesh(np.array(devices)[:, None], AXES)
-    feed, arguments = build_feed(make_feed, mesh, layout)
+    feed = build_feed(make_feed, mesh, layout)
     with feed:
         leaves = leaves_of(list(itertools.islice(feed, _BATCHES)))
         statistics = feed.statistics()
     yield from batch_checks(leaves)
-    yield check_prefetch(arguments["prefetch"])
+    yield check_prefetch(feed.prefetch)
     yield check_feed_threads(statistics.threads + statistics.workers, usable_count(processors()))
 
 

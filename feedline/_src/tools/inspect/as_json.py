@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from feedline._src.pipeline.settings import first_settings
 from feedline._src.rows.spec import Leaf
 from feedline._src.tools.inspect.contents import Contents, row_bytes, shown
 from feedline._src.tools.inspect.description import Description
@@ -16,7 +17,7 @@ from feedline._src.tools.inspect.words import in_words, leaf_title
 
 def as_object(description: Description, source: str) -> dict[str, Any]:
     """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
-    request = description.request
+    options = description.options
     return {
         "source": source,
         "fits": not description.problems,
@@ -24,7 +25,7 @@ def as_object(description: Description, source: str) -> dict[str, Any]:
         **_contents(description.contents),
         "mesh": description.axes,
         "processes": description.processes,
-        "batch_size": request.batch_size,
+        "batch_size": options.first_batch_size,
         "described_batch_size": description.described_size,
         "batch": [
             {**_form(name, leaf), "spec": in_words(leaf.sharding)}
@@ -33,9 +34,9 @@ def as_object(description: Description, source: str) -> dict[str, Any]:
         "reads": [_reads(description, each) for each in description.reads],
         "devices": _devices(description),
         "ahead": description.ahead,
-        "prefetch": request.settings().prefetch,
+        "prefetch": first_settings(options).prefetch,
         "memory": description.memory._asdict(),
-        "remainder": request.remainder,
+        "remainder": options.remainder,
         **_epochs(description),
     }
 
@@ -92,7 +93,7 @@ def _devices(description: Description) -> list[dict[str, Any]]:
 
 
 def _epochs(description: Description) -> dict[str, Any]:
-    rows, size, multiple = description.contents.rows, description.request.batch_size, description.multiple
+    rows, size, multiple = description.contents.rows, description.options.first_batch_size, description.multiple
     return {
         "multiple_of": multiple,
         "next_sizes": next_sizes(size, multiple),

@@ -99,7 +99,7 @@ class Inspect:
         mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
         overrides = Overrides(self.batch_size, self.remainder, self.prefetch, self.buffer)
         resolved = resolve(self.source, mesh, entries, overrides)
-        description = describe(resolved.contents, resolved.request, mesh, self.processes)
+        description = describe(resolved.contents, resolved.options, mesh, self.processes)
         if resolved.refusal is not None and not description.problems:
             raise resolved.refusal
         return description

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from feedline._src.pipeline.request import Request
+from feedline._src.feed_options import FeedOptions
+from feedline._src.pipeline.settings import first_settings
 from feedline._src.placement.place import broadcast, row_spec
 from feedline._src.placement.plan import check_divides, check_rank, shards_of
 from feedline._src.tools.inspect.contents import Contents, placed_tree
@@ -29,12 +30,12 @@ class Description:
 
     Attributes:
       contents: what the source holds.
-      request: what is asked for; with the batch size that was asked for.
+      options: what is asked for; with the batch size that was asked for.
       axes: names and sizes of the mesh axes.
       processes: how many.
       multiple: batch sizes that fit are multiples of this.
       shards: of the batch axis.
-      problems: why a feed refuses this request, each with a change that works.
+      problems: why a feed refuses this, each with a change that works.
       batch: the leaves of a global batch, of the batch size or the next smaller one that fits, with shardings.
       names: of these leaves.
       reads: what each process supplies of that batch.
@@ -44,7 +45,7 @@ class Description:
     """
 
     contents: Contents
-    request: Request
+    options: FeedOptions
     axes: dict[str, int]
     processes: int
     multiple: int
@@ -81,40 +82,39 @@ def default_batch_size(contents: Contents, sharding: Any) -> int:
     return multiple * min(_ROWS_PER_SHARD, max(1, most))
 
 
-def describe(contents: Contents, request: Request, mesh: jax.sharding.Mesh, processes: int) -> Description:
+def describe(contents: Contents, options: FeedOptions, mesh: jax.sharding.Mesh, processes: int) -> Description:
     """The description of a feed, without building it.
 
     Args:
-      contents: what the source of `request` holds.
-      request: what a feed is asked for; its shardings are over the devices of `mesh`.
+      contents: what the source of `options` holds.
+      options: what a feed is asked for; its shardings are over the devices of `mesh`.
       mesh: with the devices in the order of `jax.devices()`.
       processes: the number of processes that the devices are divided among.
 
     Raises:
       ValueError, TypeError: the sharding cannot divide the leaves, whatever the batch size.
     """
-    request = request.checked()
-    multiple, shards = _multiple(contents, request.sharding)
-    size = fitting_size(request.batch_size, multiple)
+    multiple, shards = _multiple(contents, options.sharding)
+    size = fitting_size(options.first_batch_size, multiple)
     batch = []
-    for name, row, sharding in _leaves(contents, request.sharding):
+    for name, row, sharding in _leaves(contents, options.sharding):
         check_divides(sharding, (size, *row.shape), name)
         batch.append(jax.ShapeDtypeStruct((size, *row.shape), row.dtype, sharding=sharding))
     names = [leaf.name for leaf in contents.out.leaves]
-    problems = problems_of(contents, request, multiple, shards)
-    if request.remainder == "pad" or request.reading.bad_rows == "mask":
+    problems = problems_of(contents, options, multiple, shards)
+    if options.remainder == "pad" or options.reading.bad_rows == "mask":
         refusal = why_no_mask(placed_tree(contents))
         problems += [refusal] if refusal else []
         batch.append(row_spec(batch, size))
         names.append(f"batch['{VALID}']")
-    if request.with_place:
+    if options.with_place:
         batch.append(row_spec(batch, size, np.int32))
         names.append("batch['place']")
-    reads = _reads(contents, request, batch, names, devices_of_processes(list(mesh.devices.flat), processes))
-    ahead = _ahead(contents, request, size, reads)
+    reads = _reads(contents, options, batch, names, devices_of_processes(list(mesh.devices.flat), processes))
+    ahead = _ahead(contents, options, size, reads)
     return Description(
         contents=contents,
-        request=request,
+        options=options,
         axes=dict(mesh.shape),
         processes=processes,
         multiple=multiple,
@@ -125,7 +125,7 @@ def describe(contents: Contents, request: Request, mesh: jax.sharding.Mesh, proc
         reads=reads,
         blocks=blocks_of(batch),
         ahead=ahead,
-        memory=_memory(request, batch, reads, ahead),
+        memory=_memory(options, batch, reads, ahead),
     )
 
 
@@ -150,7 +150,7 @@ def _multiple(contents: Contents, sharding: Any) -> tuple[int, int]:
 
 def _reads(
     contents: Contents,
-    request: Request,
+    options: FeedOptions,
     batch: Sequence[jax.ShapeDtypeStruct],
     names: Sequence[str],
     processes: Sequence[Sequence[Any]],
@@ -158,7 +158,7 @@ def _reads(
     """What each process supplies that owns a device of the batch."""
     used = {device for leaf in batch for device in leaf.sharding.device_set}
     # where a bad row is replaced, each process that supplies any of it reads it whole
-    reads_columns = contents.reads_columns and request.reading.bad_rows == "raise"
+    reads_columns = contents.reads_columns and options.reading.bad_rows == "raise"
     return [
         reads_of_process(process, devices, batch, names, contents, reads_columns)
         for process, devices in enumerate(processes)
@@ -167,24 +167,24 @@ def _reads(
 
 
 def _memory(
-    request: Request, batch: Sequence[jax.ShapeDtypeStruct], reads: Sequence[ProcessReads], ahead: int
+    options: FeedOptions, batch: Sequence[jax.ShapeDtypeStruct], reads: Sequence[ProcessReads], ahead: int
 ) -> Memory:
     shard = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in batch)
-    steps = request.steps_per_call
+    steps = options.steps_per_call
     return Memory.of(
         steps * max(each.local_bytes for each in reads),
         steps * max(each.read_bytes for each in reads),
         steps * shard,
         ahead=ahead,
-        prefetch=request.settings().prefetch,
+        prefetch=first_settings(options).prefetch,
     )
 
 
-def _ahead(contents: Contents, request: Request, batch_size: int, reads: Sequence[ProcessReads]) -> int:
+def _ahead(contents: Contents, options: FeedOptions, batch_size: int, reads: Sequence[ProcessReads]) -> int:
     if not contents.lanes:
-        return request.settings().buffer
+        return first_settings(options).buffer
     lanes = {tuple(_lanes_of(each, batch_size, contents.lanes)) for each in reads}
-    return 1 if len(lanes) == 1 else max(1, request.settings().prefetch)
+    return 1 if len(lanes) == 1 else max(1, first_settings(options).prefetch)
 
 
 def _lanes_of(reads: ProcessReads, batch_size: int, lanes: int) -> list[int]:

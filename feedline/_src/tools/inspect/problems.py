@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from feedline._src.pipeline.request import Request
+from feedline._src.feed_options import FeedOptions
 from feedline._src.tools.inspect.contents import Contents
 from feedline._src.tools.inspect.sizes import next_sizes
 from feedline._src.tools.inspect.words import plural
@@ -15,28 +15,28 @@ VALID = "valid"
 """The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
 
 
-def problems_of(contents: Contents, request: Request, multiple: int, shards: int) -> list[str]:
+def problems_of(contents: Contents, options: FeedOptions, multiple: int, shards: int) -> list[str]:
     """Why a feed refuses the batch size, each with a change that works.
 
     Args:
       contents: what the source holds.
-      request: what a feed is asked for.
+      options: what a feed is asked for.
       multiple: what every batch size is a multiple of.
       shards: of the batch axis.
     """
-    size, rows, found = request.batch_size, contents.rows, []
+    size, rows, found = options.first_batch_size, contents.rows, []
     if size % multiple:
         parts = f"{shards} shards of the batch axis"
         rule = parts if multiple == shards else f"{parts} and of the {contents.lanes} lanes, so of {multiple}"
         sizes = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
         found.append(f"The batch size must be a multiple of the {rule}, got {size:,}; {sizes} would work.")
     # an endless feed wraps as often as it must
-    available = None if rows is None else rows if request.remainder == "drop" else rows * (request.epochs or size)
-    if available is not None and request.remainder != "pad" and available < size:
+    available = None if rows is None else rows if options.remainder == "drop" else rows * (options.epochs or size)
+    if available is not None and options.remainder != "pad" and available < size:
         fitting = available // multiple * multiple
         smaller = f"a batch size of at most {fitting:,}" if fitting else "fewer shards of the batch axis"
         found.append(
-            f'Remainder "{request.remainder}" drops a batch that is not full, and {plural(available, "row")} '
+            f'Remainder "{options.remainder}" drops a batch that is not full, and {plural(available, "row")} '
             f'cannot fill one of {size:,}; use {smaller}, or remainder "pad".'
         )
     return found

@@ -1,4 +1,4 @@
-"""Conversion of what the command line names, a path, a source or a function that makes a feed, to a request."""
+"""Conversion of what the command line names, a path, a source or a function that makes a feed, to options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from feedline._src.options import Reading
+from feedline._src.building import building
+from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
 from feedline._src.order.schedule import Remainder
-from feedline._src.pipeline.request import Request
-from feedline._src.placement.plan import as_shardings
-from feedline._src.tools.audit.feeds import arguments_of_feeds
 from feedline._src.tools.audit.target import is_name, load_name
 from feedline._src.tools.inspect.contents import Contents, contents_of
 from feedline._src.tools.inspect.description import default_batch_size, sharding_of
@@ -23,12 +22,12 @@ class Resolved(NamedTuple):
 
     Attributes:
       contents: what the source holds.
-      request: what a feed is asked for.
+      options: what a feed is asked for.
       refusal: why the user's function could not build that feed; None if it could, or if there is no function.
     """
 
     contents: Contents
-    request: Request
+    options: FeedOptions
     refusal: Exception | None
 
 
@@ -41,13 +40,12 @@ class Overrides:
     prefetch: int | None = None
     buffer: int | None = None
 
-    def apply(self, arguments: dict[str, Any]) -> None:
-        """Replace those arguments of a feed that are given here."""
-        for name in ("batch_size", "remainder", "prefetch"):
-            if getattr(self, name) is not None:
-                arguments[name] = getattr(self, name)
+    def of(self, options: FeedOptions) -> FeedOptions:
+        """These options with the arguments that are given here in their place."""
+        given = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
         if self.buffer is not None:
-            arguments["reading"] = dataclasses.replace(arguments["reading"], buffer=self.buffer)
+            given["reading"] = dataclasses.replace(options.reading, buffer=self.buffer)
+        return dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: Overrides) -> Resolved:
@@ -71,13 +69,9 @@ def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: O
             )
         return _of_feed(target, named, mesh, overrides)
     contents = contents_of(named)
-    arguments: dict[str, Any] = {"remainder": "drop", "prefetch": 2, "reading": Reading()}
     sharding = sharding_of(contents, mesh, mesh.axis_names[:1] if entries is None else entries)
-    arguments["batch_size"] = default_batch_size(contents, sharding)
-    overrides.apply(arguments)
-    arguments["batch_sizes"] = arguments.pop("batch_size")
-    request = Request(source=named, sharding=sharding, order=None, epochs=None, transform=None, **arguments)
-    return Resolved(contents, request, None)
+    options = FeedOptions(named, default_batch_size(contents, sharding), sharding)
+    return Resolved(contents, overrides.of(options), None)
 
 
 def _named(target: str) -> Any:
@@ -91,25 +85,24 @@ def _named(target: str) -> Any:
 
 
 def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, overrides: Overrides) -> Resolved:
-    """The request of the feed that a function makes, also if that feed is refused."""
+    """What the feed is asked for that a function makes, also if that feed is refused."""
+    asked: list[FeedOptions] = []
 
-    def change(arguments: dict[str, Any]) -> None:
-        overrides.apply(arguments)
-        arguments["sharding"] = as_shardings(arguments["sharding"])  # here, where a mesh may be set
+    def change(options: FeedOptions) -> FeedOptions:
+        asked.append(overrides.of(options))
+        return asked[-1]
 
     refusal = None
-    with arguments_of_feeds(change) as seen:
+    with building(change):
         try:
             feed = make_feed(mesh)
         except (ValueError, TypeError) as error:
-            if not seen:
+            if not asked:
                 raise
-            arguments, refusal = list(seen.values())[-1], error
+            options, refusal = asked[-1], error
         else:
-            if id(feed) not in seen:
+            if not isinstance(feed, Feed) or feed.options not in asked:
                 raise TypeError(f"{target} must build a feedline.Feed and return it, got {feed!r}")
-            arguments = seen[id(feed)]
+            options = feed.options
             feed.close()
-    arguments["batch_sizes"] = arguments["batch_size"]
-    request = Request(**{field.name: arguments[field.name] for field in dataclasses.fields(Request)})
-    return Resolved(contents_of(request.source, request.transform), request, refusal)
+    return Resolved(contents_of(options.source, options.transform), options, refusal)

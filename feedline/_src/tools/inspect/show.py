@@ -99,9 +99,9 @@ def _where(description: Description) -> Iterator[RenderableType]:
         without = description.processes - len(description.reads)
         refused = f" {plural(without, 'process has', 'processes have')} none of these, and cannot build it."
         yield f"The feed uses {len(used)} of them.{refused if without else ''}"
-    if description.described_size != description.request.batch_size:
+    if description.described_size != description.options.first_batch_size:
         yield (
-            f"Batches of {description.request.batch_size:,} rows do not fit; this is for "
+            f"Batches of {description.options.first_batch_size:,} rows do not fit; this is for "
             f"{description.described_size:,}."
         )
     reader = ", and process 1 reads it" if several else ""

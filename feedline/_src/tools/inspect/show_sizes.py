@@ -8,6 +8,7 @@ from rich.box import SIMPLE
 from rich.console import RenderableType
 from rich.table import Table
 
+from feedline._src.pipeline.settings import first_settings, tunable_settings
 from feedline._src.tools.inspect.description import Description
 from feedline._src.tools.inspect.sizes import Epoch, next_sizes, whole_sizes
 from feedline._src.tools.inspect.words import in_bytes, plural
@@ -15,8 +16,8 @@ from feedline._src.tools.inspect.words import in_bytes, plural
 
 def memory(description: Description) -> Iterator[RenderableType]:
     """The formulas with their numbers."""
-    found, request = description.memory, description.request
-    settings = request.settings()
+    found, options = description.memory, description.options
+    settings = first_settings(options)
     n, prefetch = description.ahead, settings.prefetch
     ahead = f"{'window' if description.contents.lanes else 'buffer'} {n}"
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -34,10 +35,10 @@ def memory(description: Description) -> Iterator[RenderableType]:
     yield table
     if found.host_bytes_as_read:
         yield '"as read": leaves that the host casts, cuts or transforms, before it does so.'
-    if request.steps_per_call > 1:
-        yield f"Each call delivers {request.steps_per_call} batches, which is counted here."
-    if request.tunable:
-        names = " and ".join(sorted(request.tunable))
+    if options.steps_per_call > 1:
+        yield f"Each call delivers {options.steps_per_call} batches, which is counted here."
+    if tunable_settings(options):
+        names = " and ".join(sorted(tunable_settings(options)))
         yield f'At the start: {names} "auto" may grow, within feedline.Limits.'
     if settings.workers:
         batches = settings.workers * (2 * max(1, settings.buffer // settings.workers) + 3)
@@ -47,7 +48,7 @@ def memory(description: Description) -> Iterator[RenderableType]:
 
 def epochs(description: Description) -> Iterator[RenderableType]:
     """Which batch sizes fit, and for those near the given one the steps of an epoch and the rows that are left."""
-    rows, size, multiple = description.contents.rows, description.request.batch_size, description.multiple
+    rows, size, multiple = description.contents.rows, description.options.first_batch_size, description.multiple
     shards = f"the {plural(description.shards, 'shard')} of the batch axis"
     if multiple == 1:
         yield "Every batch size fits, since the batch axis is one shard."

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from feedline._src.feed_options import FeedOptions
 from feedline._src.options import Order, Reading
 from feedline._src.order.schedule import Cursor
 from feedline._src.pipeline.access import RandomAccess
 from feedline._src.pipeline.build import build
 from feedline._src.pipeline.description import described
-from feedline._src.pipeline.request import Request
 from feedline._src.pipeline.stages import Stages
 from feedline._src.sources.arrays import ArraySource
 
@@ -75,16 +75,12 @@ def vast_source(rows: int) -> ArraySource:
 def stages_of(source: Any, processes: int, process: int) -> Stages:
     """The stages of a feed over these rows, as process `process` builds them. They agree with nobody."""
     return build(
-        Request(
-            source=source,
-            batch_sizes=LOCAL_ROWS * processes,
-            sharding=sharding_of(processes, process),
+        FeedOptions(
+            source,
+            LOCAL_ROWS * processes,
+            sharding_of(processes, process),
             order=Order(seed=7),
-            epochs=None,
-            remainder="drop",
             reading=Reading(threads=1),
-            transform=None,
-            prefetch=2,
         )
     )
 

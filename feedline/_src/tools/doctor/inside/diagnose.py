@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from feedline._src.tools.doctor.inside.start import after_import
+from feedline._src.building import building
 
 if TYPE_CHECKING:
     from feedline._src.feed import Feed
 
 
 def start(folder: str) -> None:
-    """Diagnose a feed once feedline is imported.
+    """Diagnose a feed of this process.
 
     Args:
       folder: where the diagnosis is written. Its "given.txt" has the batches to take before, and those of the
         diagnosis, as "8 200".
     """
-    after_import("feedline._src.feed", lambda: _install(Path(folder)))
-
-
-def _install(folder: Path) -> None:
-    from feedline._src.feed import Feed
-
-    before, steps = (int(number) for number in (folder / "given.txt").read_text().split())
-    loop = _Loop(folder, before, steps)
+    before, steps = (int(number) for number in Path(folder, "given.txt").read_text().split())
+    loop = _Loop(Path(folder), before, steps)
     atexit.register(loop.left)
-    take = Feed.__next__
-
-    @functools.wraps(take)
-    def take_and_diagnose(feed: Feed) -> Any:
-        loop.asked(feed)
-        try:
-            return take(feed)
-        except StopIteration:
-            loop.ended(feed)
-            raise
-
-    setattr(Feed, "__next__", take_and_diagnose)  # noqa: B010  mypy: a method
+    building(asked=loop.asked).__enter__()  # for good
 
 
 class _Loop:
@@ -67,12 +49,10 @@ class _Loop:
         count = self._counts[feed] = self._counts.get(feed, 0) + 1
         if count > self._before:
             self._feed, self._context = feed, contextlib.ExitStack()
-            self._diagnosis = self._context.enter_context(feed.diagnose(self._steps))
+            self._diagnosis = self._context.enter_context(feed.diagnose(self._steps, over=self._over))
 
-    def ended(self, feed: Feed) -> None:
-        """The feed has no more batches: if it is the diagnosed one, all phases are over."""
-        if feed is not self._feed or self._context is None:
-            return
+    def _over(self) -> None:
+        """All phases are over."""
         self.left()
         sys.stdout.flush()
         sys.stderr.flush()
