@@ -27,7 +27,7 @@ def start(folder: str) -> None:
     before, steps = (int(number) for number in Path(folder, "given.txt").read_text().split())
     loop = _Loop(Path(folder), before, steps)
     atexit.register(loop.left)
-    building(asked=loop.asked).__enter__()  # for good
+    loop.watching.enter_context(building(asked=loop.asked))  # for good
 
 
 class _Loop:
@@ -41,6 +41,7 @@ class _Loop:
         self._counts: weakref.WeakKeyDictionary[Feed, int] = weakref.WeakKeyDictionary()
         self._feed: Feed | None = None
         self._context: contextlib.ExitStack | None = None
+        self.watching = contextlib.ExitStack()
 
     def asked(self, feed: Feed) -> None:
         """A batch of this feed is asked for."""
