@@ -45,9 +45,10 @@ def test_every_feed_that_is_built_goes_through_the_contexts():
 
     seen = []
     with building(half), building(half):
-        with Feed(ROWS, 16, DEVICE) as one, Feed.from_options(FeedOptions(ROWS, 32, DEVICE)) as two:
-            assert (one.options.batch_size, two.options.batch_size) == (4, 8)
-            assert next(two)["x"].shape == (8,)
+        one, two = Feed(ROWS, 16, DEVICE), Feed.from_options(FeedOptions(ROWS, 32, DEVICE))
+    with one, two:
+        assert (one.options.batch_size, two.options.batch_size) == (4, 8)
+        assert next(two)["x"].shape == (8,)
     with Feed(ROWS, 16, DEVICE) as feed:
         assert feed.batch_size == 16
     assert seen == [16, 8, 32, 16]

@@ -245,7 +245,7 @@ OF_FEEDLINE = {
     "sources.formats": ["sources.formats", "stores", "rows", "errors", "options"],
     "sources": ["sources", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "errors", "options"],
-    "loader": ["loader", "sources.arrays", "sources.mixture", "rows", "order", "runtime.jax_settings",
+    "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
@@ -256,7 +256,7 @@ OF_FEEDLINE = {
     # cluster: the default number of threads, and the memory of the control group
     "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
                  "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
-                 "runtime.annotations", "stores.fetcher", "notebook", "state", "statistics", "version", "errors",
+                 "runtime.annotations", "notebook", "state", "statistics", "version", "errors",
                  "feed_options", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
              "agreement.monitor", "agreement.in_step", "observe", "runtime", "state", "statistics", "errors",
@@ -502,6 +502,27 @@ def test_what_is_loaded_when():
     assert not options & {*heavy, "numpy"}
     assert not rest & heavy
     assert "numpy" in rest
+
+
+PROGRAM = """
+import sys
+import jax, numpy as np
+import feedline
+with feedline.Feed({"x": np.zeros((64, 2))}, 8, jax.devices()[0]) as feed:
+    next(feed)
+print(*sorted(name for name in sys.modules if name.partition(".")[0] == "feedline"))
+"""
+
+
+def test_a_feed_of_arrays_in_memory_needs_few_modules():
+    """No format, store, launcher, tool or page, and neither the trainer nor streams."""
+    told = programs.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    needed = told.stdout.split()
+    assert len(needed) <= 90
+    rooms = {name.removeprefix("feedline._src.").partition(".")[0] for name in needed}
+    assert not rooms & {"stores", "streams", "tools", "trainer", "tuning"}
 
 
 # --- examples ---

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +25,13 @@ from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
 from feedline._src.feed_options import BatchSizes, FeedOptions
 from feedline._src.loader.form import Transform
-from feedline._src.observe.diagnosis import Diagnosis
-from feedline._src.observe.report import Report
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
 from feedline._src.order.schedule import Cursor, Remainder
 from feedline._src.pipeline.build import build, refused
-from feedline._src.pipeline.diagnosing import DiagnosingPipeline
 from feedline._src.pipeline.loops import Loops
 from feedline._src.pipeline.observing import Observing
 from feedline._src.pipeline.shown import Shown
 from feedline._src.pipeline.stages import Pipeline, Placed, Stages
-from feedline._src.pipeline.tracing import traced
 from feedline._src.placement.plan import as_shardings
 from feedline._src.prefetch.handover import INSIDE, Closed
 from feedline._src.runtime.annotations import annotation
@@ -44,6 +40,11 @@ from feedline._src.runtime.exit import close_at_exit
 from feedline._src.runtime.process_bound import ProcessBound
 from feedline._src.runtime.single_thread import SingleThread
 from feedline._src.statistics import Counters, Statistics
+
+if TYPE_CHECKING:
+    from feedline._src.observe.diagnosis import Diagnosis
+    from feedline._src.observe.report import Report
+    from feedline._src.pipeline.diagnosing import DiagnosingPipeline
 
 _log = logging.getLogger("feedline")
 _CLOSED = "the feed is closed; build a new one, and set_state of this one's get_state() to go on"
@@ -417,6 +418,9 @@ class Feed(Shown, ProcessBound):
           True
           >>> feed.close()
         """
+        from feedline._src.observe.diagnosis import Diagnosis
+        from feedline._src.pipeline.diagnosing import DiagnosingPipeline
+
         if self._diagnosed is not None:
             raise ValueError("this feed is being diagnosed already; leave that context first")
         with self._single_thread:
@@ -478,6 +482,8 @@ class Feed(Shown, ProcessBound):
         self._check_open()
         if self._diagnosed is not None:
             raise ValueError("a feed that is being diagnosed cannot be traced; leave that context first")
+        from feedline._src.pipeline.tracing import traced
+
         return traced(path, self._stages, self._observing.accounting)
 
     def close(self, timeout_s: float = 30) -> None:

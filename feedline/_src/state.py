@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from feedline._src.errors import OtherDataError
-from feedline._src.order import past
 from feedline._src.order.schedule import Cursor
 
 VERSION = 1
@@ -71,6 +70,8 @@ def check(state: Any, fingerprint: Mapping[str, Any], allow: Collection[str]) ->
     if not isinstance(state.get("fingerprint"), Mapping):
         raise ValueError("the state has no fingerprint; pass the dict that feed.get_state() returned, whole")
     step, cursor = numbers[0], Cursor(numbers[1], numbers[2])
+    from feedline._src.order import past
+
     saved, own = past.common(state["fingerprint"], fingerprint, step, cursor)
     for field in FIELDS:
         if field not in allow and saved.get(field) != own[field]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from feedline._src.notebook import table
-
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
@@ -125,6 +123,8 @@ class Statistics:
 
     def _repr_html_(self) -> str:
         """All fields for a notebook, with units, and the sums of times also for one batch."""
+        from feedline._src.notebook import table
+
         rows = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

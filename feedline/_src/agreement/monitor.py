@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from feedline._src.agreement import failure_lines
-from feedline._src.agreement.answers import Answers
 from feedline._src.agreement.coordination import Coordination, coordination, is_unreachable
 from feedline._src.agreement.differences import process_names
 from feedline._src.agreement.in_step import counts, ends_differ, missed_move, more_than
@@ -181,6 +180,8 @@ class Monitor:
         self._ends = threading.Thread(target=self._find_early_end, name="feedline-ends", daemon=True)
         # jax sends a heartbeat twice in its timeout, so that it may end this process after half of the timeout.
         self._silent_after_s = (abort_after_s + EXTRA_HEARTBEAT_S) / 3
+        from feedline._src.agreement.answers import Answers
+
         self._answers = Answers(service, self._silent_after_s, _print, self._find_missed_move)
 
     @property

@@ -8,9 +8,6 @@ import os
 from collections.abc import Mapping
 
 from feedline._src.cluster.cgroups import limits
-from feedline._src.cluster.launchers import mpich, open_mpi, torchrun
-from feedline._src.cluster.launchers.process_info import is_number
-from feedline._src.cluster.launchers.slurm import in_step, tasks_on
 
 
 def own_cores() -> int:
@@ -35,6 +32,8 @@ def own_place(environ: Mapping[str, str]) -> tuple[int, int]:
       >>> own_place({"OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"})
       (3, 8)
     """
+    from feedline._src.cluster.launchers.process_info import is_number
+
     processes = processes_on_host(environ)
     name = next((index for index, count in _variables(environ) if environ.get(count)), "SLURM_LOCALID")
     index = environ.get(name, "")
@@ -64,6 +63,11 @@ def share_of(environ: Mapping[str, str], usable: int, present: int, quota: float
 
 def processes_on_host(environ: Mapping[str, str]) -> int:
     """The number of processes of this run on this host, as the launcher reports it; 1 if it does not."""
+    if not any("LOCAL" in name or name.startswith("SLURM_") for name in environ):
+        return 1  # what each launcher says need not be imported
+    from feedline._src.cluster.launchers.process_info import is_number
+    from feedline._src.cluster.launchers.slurm import in_step, tasks_on
+
     for _, name in _variables(environ):
         if is_number(environ.get(name, "")):
             return max(1, int(environ[name]))
@@ -74,5 +78,7 @@ def processes_on_host(environ: Mapping[str, str]) -> int:
 
 def _variables(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """The variables of its index and the number of processes on the host, those of the inner launcher first."""
+    from feedline._src.cluster.launchers import mpich, open_mpi, torchrun
+
     inner = [torchrun.LOCAL] if torchrun.under_torchrun(environ) else []
     return [("FEEDLINE_PROCESS", "FEEDLINE_LOCAL_PROCESSES"), *inner, open_mpi.LOCAL, mpich.LOCAL]

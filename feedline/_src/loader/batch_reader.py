@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from feedline._src.loader.host_batch import HostBatch
 from feedline._src.observe.times import PartTimes, Stopwatch, this_thread, together
 from feedline._src.options import Order
 from feedline._src.order.epoch import rows_at, substitutes_at
-from feedline._src.order.mixture import MixtureOrder
 from feedline._src.order.schedule import BatchPositions, Cursor, Schedule
 from feedline._src.rows.bad_rows import BadRow, check_concerns_a_row, find_bad_rows, raise_located
 from feedline._src.rows.row_source import RowSource, file_of, is_columnar, is_positioned, is_ragged, will_read_of
@@ -23,7 +22,9 @@ from feedline._src.rows.spec import cast_into
 from feedline._src.runtime.annotations import annotation
 from feedline._src.runtime.jax_settings import JaxSettings
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.mixture import Mixture
+
+if TYPE_CHECKING:
+    from feedline._src.order.mixture import MixtureOrder
 
 
 class Part(NamedTuple):
@@ -79,10 +80,10 @@ class BatchReader:
         """int64[k], read-only: the row index of each of these rows, ascending, of the batch at `start`."""
         index = np.empty(len(offsets), np.int64)
         for epoch, some, positions in self.schedule.positions_by_epoch(start, offsets):
-            if isinstance(self.order, MixtureOrder):
-                index[some] = self.order.rows_at(epoch, positions)
-            else:
+            if isinstance(self.order, Order):
                 index[some] = rows_at(self.order, self.schedule.rows, epoch, positions)
+            else:
+                index[some] = self.order.rows_at(epoch, positions)
         index.flags.writeable = False
         return index
 
@@ -148,7 +149,9 @@ class BatchReader:
 
     def _locate_and_read(self, part: Part) -> Part:
         """Compute the row indices and read the rows; for arrays in one call. Returns the part with its indices."""
-        source = self.source.arrays if isinstance(self.source, Mixture) else self.source
+        source: Any = self.source
+        if not isinstance(self.order, Order):  # a mixture: of arrays it has one source of all rows
+            source = source.arrays
         if not isinstance(source, ArraySource):
             part = part._replace(indices=self.locate(part.start, part.offsets))
             self._read(part)
@@ -211,9 +214,7 @@ class BatchReader:
         epoch, position = int(positions.epoch[0]), int(positions.position[0])
         error.locate(row, epoch, position)
         # of a mixture those of the same source, so that the shares stay as they are
-        first, count = (
-            self.order.source_of(row) if isinstance(self.order, MixtureOrder) else (0, self.schedule.rows)
-        )
+        first, count = (0, self.schedule.rows) if isinstance(self.order, Order) else self.order.source_of(row)
         candidates = substitutes_at(self.order.seed, count, epoch, position) + first
         for candidate in candidates.tolist():
             try:

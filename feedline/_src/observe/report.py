@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from feedline._src.observe.page import html_of, save
-from feedline._src.observe.view import View
 from feedline._src.observe.words import STAGES, counted, milliseconds, percent, times
+
+if TYPE_CHECKING:
+    from feedline._src.observe.view import View
 
 Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
@@ -172,13 +173,19 @@ class Report:
           ModuleNotFoundError: a picture needs matplotlib, which is missing; the message says how to install it.
           OSError: the file cannot be written. What was there before is then unchanged.
         """
+        from feedline._src.observe.page import save
+
         save(self._view(), path)
 
     def _repr_html_(self) -> str:
         """The page, for a notebook."""
+        from feedline._src.observe.page import html_of
+
         return html_of(self._view())
 
     def _view(self) -> View:
+        from feedline._src.observe.view import View
+
         return View.of(self.verdict, self.to_dict())
 
     def _late(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,15 @@ from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.loader.restarts import Restarts
-from feedline._src.loader.worker_batches import WorkerBatches
 from feedline._src.options import Order, Settings
-from feedline._src.order.mixture import MixtureOrder
 from feedline._src.order.schedule import ENDLESS, Cursor
 from feedline._src.prefetch.prefetcher import HostIterator
-from feedline._src.streams.batches import StreamBatches
-from feedline._src.streams.partial_batches import StreamDefinition
+
+if TYPE_CHECKING:
+    from feedline._src.loader.worker_batches import WorkerBatches
+    from feedline._src.order.mixture import MixtureOrder
+    from feedline._src.streams.batches import StreamBatches
+    from feedline._src.streams.partial_batches import StreamDefinition
 
 
 class Progress(Protocol):
@@ -116,6 +118,8 @@ class RandomAccess:
     ) -> LocalBatches | WorkerBatches:
         """The process-local batches after the cursor `after`: read by threads of this process, or by workers."""
         if settings.workers:
+            from feedline._src.loader.worker_batches import WorkerBatches
+
             return WorkerBatches(self.reader, self.buffers, after, settings, self.restarts)
         # more threads than batches ahead share each batch
         parts = max(1, -(-settings.threads // settings.buffer))
@@ -172,7 +176,7 @@ class RandomAccess:
 
     def source_epochs(self, cursor: Cursor) -> dict[str, float] | None:
         """Of a mixture, how many epochs of each source stand before the cursor, by name; else None."""
-        return self.order.epochs_of(*cursor) if isinstance(self.order, MixtureOrder) else None
+        return None if isinstance(self.order, Order) else self.order.epochs_of(*cursor)
 
     def lanes_in(self, state: Mapping[str, Any]) -> None:
         """Nothing: the cursor says it all."""
@@ -211,6 +215,8 @@ class StreamAccess:
         self, after: Cursor, lanes: dict[str, Any] | None, settings: Settings, watch: Progress
     ) -> StreamBatches:
         """The process-local batches that come after the cursor `after`, where the iterators were at `lanes`."""
+        from feedline._src.streams.batches import StreamBatches
+
         return StreamBatches(self.stream, self.buffers, after, lanes, watch.advanced, watch.stopped)
 
     def next_cursor(self, after: Cursor) -> Cursor:

@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -17,16 +19,17 @@ from feedline._src.cluster.cores import own_cores
 from feedline._src.errors import FeedError
 from feedline._src.observe.accounting import Accounting
 from feedline._src.observe.devices import StepWatch
-from feedline._src.observe.report import Report
 from feedline._src.observe.times import PlaceTimes
-from feedline._src.observe.verdict import Circumstances, ProcessTimes, Reader, judge
 from feedline._src.observe.window import Window, times_of
 from feedline._src.pipeline.access import RandomAccess, StreamAccess
 from feedline._src.pipeline.settings import default_threads
 from feedline._src.pipeline.stages import Stages
-from feedline._src.pipeline.tuner import Tuner
 from feedline._src.statistics import Counters, Statistics
-from feedline._src.stores.fetcher import counted as counted_of_stores
+
+if TYPE_CHECKING:
+    from feedline._src.observe.report import Report
+    from feedline._src.observe.verdict import Circumstances, ProcessTimes, Reader
+    from feedline._src.pipeline.tuner import Tuner
 
 _log = logging.getLogger("feedline")
 _WAITS_TOO_LONG = 0.2
@@ -57,7 +60,7 @@ class Observing:
         self._failed = False
         self._waited_for_stores_s = (counted_of_stores() or {"wait_s": 0.0})["wait_s"]  # before this feed
         self._published_at = time.monotonic()
-        self.tuner = Tuner(stages.bounds, stages.settings) if tunes and stages.bounds is not None else None
+        self.tuner = _tuner(stages) if tunes else None
 
     def waits(self) -> None:
         """The training loop begins to wait. For the training thread."""
@@ -107,6 +110,8 @@ class Observing:
 
     def report(self) -> Report | None:
         """What limits training; None if too few batches were delivered."""
+        from feedline._src.observe.verdict import judge
+
         window = self._window()
         tuning = () if self.tuner is None else tuple(self.tuner.history)
         return None if window is None else judge(window, self._circumstances(), self._processes(window), tuning)
@@ -119,6 +124,8 @@ class Observing:
         return since or Window.of(latest, idle_share)
 
     def _circumstances(self) -> Circumstances:
+        from feedline._src.observe.verdict import Circumstances
+
         stages, settings = self._stages, self._stages.settings
         reader: Reader = "workers" if settings.workers else "threads"
         if not settings.prefetch:
@@ -184,6 +191,8 @@ class Observing:
         latest = self._stages.latest_values
         if latest is None:
             return []
+        from feedline._src.observe.verdict import ProcessTimes
+
         found = {}
         with contextlib.suppress(FeedError):
             found = {process: ProcessTimes(**json.loads(text)) for process, text in latest.read().items()}
@@ -191,6 +200,8 @@ class Observing:
         return [*({**found, own.process: own}).values()]
 
     def _own_times(self, window: Window) -> ProcessTimes:
+        from feedline._src.observe.verdict import ProcessTimes
+
         how = self._circumstances()
         return ProcessTimes(
             how.process,
@@ -205,3 +216,18 @@ class Observing:
 
 def _publish_every_s(processes: int) -> float:
     return max(_PUBLISH_EVERY_S, processes / _PUBLISHED_PER_S)
+
+
+def _tuner(stages: Stages) -> Tuner | None:
+    """What finds the settings that are "auto"; None if none is."""
+    if stages.bounds is None:
+        return None
+    from feedline._src.pipeline.tuner import Tuner
+
+    return Tuner(stages.bounds, stages.settings)
+
+
+def counted_of_stores() -> dict[str, float] | None:
+    """What this process counted of requests to stores; None: it read none."""
+    fetcher = sys.modules.get("feedline._src.stores.fetcher")  # which is imported with the first store
+    return None if fetcher is None else fetcher.counted()

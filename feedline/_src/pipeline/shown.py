@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from feedline._src.feed_options import FeedOptions
-from feedline._src.notebook import table
 from feedline._src.options import Order, Reading
-from feedline._src.order.mixture import MixtureOrder
 from feedline._src.order.schedule import Remainder
 from feedline._src.pipeline.stages import Stages
+
+if TYPE_CHECKING:
+    from feedline._src.order.mixture import MixtureOrder
 
 _LEAVES = 12
 """So many are shown, at the most."""
@@ -78,6 +79,8 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Two tables for a notebook: settings and position, and the spec of a batch."""
+        from feedline._src.notebook import table
+
         facts = self._facts()[:-1]
         if not facts:
             return table("feedline.Feed: not built", [])

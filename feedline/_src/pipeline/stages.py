@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
 
-from feedline._src.agreement.in_step import InStep
-from feedline._src.agreement.latest_values import LatestValues
-from feedline._src.agreement.replicas import ReplicaCheck
 from feedline._src.loader.host_batch import HostBatch
 from feedline._src.loader.local_batches import InOrder, LocalBatches
-from feedline._src.loader.worker_batches import WorkerBatches
 from feedline._src.observe.devices import TransferWatch
 from feedline._src.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline._src.options import Reading, Settings
@@ -29,7 +25,13 @@ from feedline._src.prefetch.synchronous import Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.row_source import RowSource
 from feedline._src.runtime.annotations import annotation
-from feedline._src.tuning.candidates import Bounds
+
+if TYPE_CHECKING:
+    from feedline._src.agreement.in_step import InStep
+    from feedline._src.agreement.latest_values import LatestValues
+    from feedline._src.agreement.replicas import ReplicaCheck
+    from feedline._src.loader.worker_batches import WorkerBatches
+    from feedline._src.tuning.candidates import Bounds
 
 
 class Placed(NamedTuple):
@@ -159,8 +161,9 @@ def pipeline_of(
             threads, ahead = max(1, settings.threads), settings.buffer + 1
             return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
-    elif isinstance(batches, WorkerBatches):
-        watch.on_stall, batches.unwanted = batches.end_stuck_workers, watch.stopped
+    elif settings.workers and hasattr(batches, "end_stuck_workers"):
+        workers = cast("WorkerBatches", batches)
+        watch.on_stall, workers.unwanted = workers.end_stuck_workers, watch.stopped
     items = NumberedItems(batches, done, steps)
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
 

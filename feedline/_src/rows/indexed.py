@@ -9,7 +9,6 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from feedline._src.notebook import table
 from feedline._src.rows.row_source import RowSource
 
 _MOST_SHOWN = 8  # leaves of a row; a table may have thousands
@@ -22,6 +21,8 @@ class Indexed:
     many rows at once is many times as fast.
     """
 
+    format: str = "columns"
+    """What a state says of how rows are read: "columns", "records" or "mixture"."""
     _paths: Sequence[str] = ()  # the paths of the files, as the user gave them
 
     def __len__(self) -> int:
@@ -60,6 +61,8 @@ class Indexed:
 
     def _repr_html_(self) -> str:
         """The same for a notebook, as a table."""
+        from feedline._src.notebook import table
+
         return table(type(self).__name__, self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,21 +14,15 @@ import numpy.typing as npt
 
 from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array, is_in_memory, is_list
-from feedline._src.sources.formats import arrow, files
-from feedline._src.sources.formats.file_version import FileVersion
-from feedline._src.sources.formats.mapped_file import MappedObject
 from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.hdf5 import columns
-from feedline._src.sources.hdf5 import files as hdf5
-from feedline._src.sources.remote import arrow as remote_arrow
-from feedline._src.stores.opening import RemoteObjects
-from feedline._src.stores.options import Store
-from feedline._src.stores.remote_file import SMALL_BYTES, open_object
-from feedline._src.stores.urls import is_url
+
+if TYPE_CHECKING:
+    from feedline._src.sources.formats.file_version import FileVersion
+    from feedline._src.stores.opening import RemoteObjects
 
 Array = npt.NDArray[Any]
-_MAPPED = {**dict.fromkeys(arrow.SUFFIXES, arrow.mapped), **dict.fromkeys(hdf5.SUFFIXES, columns.mapped)}
-"""How files are opened whose rows may lie in several pieces."""
+_ARROW, _HDF5 = (".arrow", ".feather"), (".h5", ".hdf5")
+"""Files whose rows may lie in several pieces."""
 
 
 class OpenedArrays(NamedTuple):
@@ -40,18 +34,32 @@ class OpenedArrays(NamedTuple):
     @classmethod
     def of(cls, paths: Sequence[str], options: OpenOptions) -> OpenedArrays:
         """The objects among some paths, and no file yet."""
+        if not paths:
+            return cls({}, None)
+        from feedline._src.stores.urls import is_url
+
         urls = [path for path in paths if is_url(path)]
         if not urls:
             return cls({}, None)
+        from feedline._src.stores.opening import RemoteObjects
+        from feedline._src.stores.options import Store
+        from feedline._src.stores.remote_file import SMALL_BYTES
+
         objects = RemoteObjects(urls, options.store or Store())
         objects.samples([(url, 0, SMALL_BYTES) for url in objects.by_url])  # the headers, all at once
         return cls({}, objects)
 
     def load(self, path: str, dtype: Any = None) -> Any:
         """The arrays of a file or of an object."""
+        from feedline._src.sources.formats import files
+        from feedline._src.stores.urls import is_url
+
         if self.objects is None or not is_url(path):
             arrays, self.versions[os.path.abspath(path)] = files.load(Path(path), dtype)
             return arrays
+        from feedline._src.sources.formats.mapped_file import MappedObject
+        from feedline._src.stores.remote_file import open_object
+
         item = self.objects.by_url[path]
         return files.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
 
@@ -60,19 +68,8 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
     """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path, name = Path(shard), os.fspath(shard)
-        if path.suffix in arrow.SUFFIXES and opened.objects is not None and is_url(name):
-            trees = remote_arrow.mapped(opened.objects.by_url[name], options)
-            if trees is None:
-                raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
-            return trees
-        if path.suffix in hdf5.SUFFIXES and opened.objects is not None and is_url(name):
-            return columns.mapped(opened.objects.by_url[name], options)
-        if path.suffix in _MAPPED:
-            if path.is_file():
-                opened.versions[os.path.abspath(path)] = FileVersion.of(
-                    path
-                )  # before it is mapped, so that no change is missed
-            return _MAPPED[path.suffix](path, options)
+        if path.suffix in (*_ARROW, *_HDF5):
+            return _in_pieces(path, name, options, opened)
         arrays = opened.load(name, options.dtype)
         shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, opened), shard, is_leaf=is_list)
@@ -80,6 +77,25 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
     if length is None:
         return [tree]
     return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
+
+
+def _in_pieces(path: Path, name: str, options: OpenOptions, opened: OpenedArrays) -> list[Any]:
+    """The arrays of an Arrow or HDF5 file, of each of its pieces a tree."""
+    from feedline._src.sources.formats import arrow
+    from feedline._src.sources.formats.file_version import FileVersion
+    from feedline._src.sources.hdf5 import columns
+    from feedline._src.sources.remote import arrow as remote_arrow
+    from feedline._src.stores.urls import is_url
+
+    if opened.objects is not None and is_url(name):
+        item = opened.objects.by_url[name]
+        trees = remote_arrow.mapped(item, options) if path.suffix in _ARROW else columns.mapped(item, options)
+        if trees is None:
+            raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
+        return trees
+    if path.is_file():  # before it is mapped, so that no change is missed
+        opened.versions[os.path.abspath(path)] = FileVersion.of(path)
+    return arrow.mapped(path, options) if path.suffix in _ARROW else columns.mapped(path, options)
 
 
 def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:

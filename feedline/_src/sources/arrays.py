@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,20 +15,20 @@ import numpy.typing as npt
 from feedline._src.errors import FeedError
 from feedline._src.native.library import library
 from feedline._src.options import Order
-from feedline._src.order.compiled import Positions, epoch_order
+from feedline._src.order.compiled import EpochOrder, Positions, epoch_order
 from feedline._src.order.epoch import rows_at
-from feedline._src.order.mixture import MixtureOrder
 from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
-from feedline._src.sources.formats.file_version import FileVersion
-from feedline._src.sources.formats.mapped_file import file_at
 from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.remote.rows import RemoteRows
 from feedline._src.sources.row_gather import RowGather, fill
-from feedline._src.stores.client import Version
+
+if TYPE_CHECKING:
+    from feedline._src.order.mixture import MixtureOrder
+    from feedline._src.sources.formats.file_version import FileVersion
+    from feedline._src.stores.client import Version
 
 Array = npt.NDArray[Any]
 _SAMPLED_ROWS = 1 << 10  # of a leaf, over all shards: on a cold disk each row is a seek
@@ -109,7 +109,11 @@ class ArraySource(IndexedSource):
             raise ValueError(f"a source must have at least one row, got {why_empty(self._options, names[0])}")
         self._gathers = [RowGather(leaf) for leaf in self._leaves]
         remote = self._opened.objects
-        self._remote = None if remote is None else RemoteRows(self._leaves, remote)
+        self._remote = None
+        if remote is not None:
+            from feedline._src.sources.remote.rows import RemoteRows
+
+            self._remote = RemoteRows(self._leaves, remote)
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
 
     @property
@@ -190,10 +194,10 @@ class ArraySource(IndexedSource):
             filled = self._filled(order, epoch, positions, cuts) if readable else None
         if filled is not None:
             return filled
-        if isinstance(order, MixtureOrder):
-            rows = order.rows_at(epoch, positions)
-        else:
+        if isinstance(order, Order):
             rows = rows_at(order, len(self), epoch, positions)
+        else:
+            rows = order.rows_at(epoch, positions)
         with self._present([leaf for leaf, _, _ in cuts], rows):
             for leaf, columns, out in cuts:
                 self._gathers[leaf].read(rows, columns, out)
@@ -211,16 +215,18 @@ class ArraySource(IndexedSource):
             return None
         copies = [self._gathers[leaf].copy(len(positions), columns, out) for leaf, columns, out in cuts]
         made = [copy for copy in copies if copy is not None]
-        if isinstance(order, MixtureOrder):
-            struct = order.struct(epoch, positions)
+        if isinstance(order, Order):
+            struct: EpochOrder | None = epoch_order(order, len(self), epoch)
         else:
-            struct = epoch_order(order, len(self), epoch)
+            struct = order.struct(epoch, positions)
         if len(made) < len(copies) or struct is None:
             return None
         return fill(compiled, struct, positions, made)
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
+        from feedline._src.sources.formats.mapped_file import file_at
+
         for part in self._leaves[0]:
             if row < len(part):
                 return file_at(part[row:].ctypes.data)

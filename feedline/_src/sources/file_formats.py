@@ -20,8 +20,8 @@ from feedline._src.sources.encoded.table_files import arrow_file, parquet_file
 from feedline._src.sources.encoded.tables import TableSource
 from feedline._src.sources.formats import array_record, arrow, parquet, zarr
 from feedline._src.sources.formats.array_record import ArrayRecordSource
-from feedline._src.sources.formats.file_version import VersionedFiles
 from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.versioned_files import VersionedFiles
 from feedline._src.sources.groups import GroupSource
 from feedline._src.sources.hdf5 import columns as hdf5_columns
 from feedline._src.sources.hdf5 import files as hdf5

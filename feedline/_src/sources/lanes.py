@@ -13,7 +13,6 @@ from absl import flags
 from feedline._src.options import checked_integer
 from feedline._src.rows.record_leaves import as_arrays, digest_of, write_record
 from feedline._src.rows.spec import RowSpec
-from feedline._src.sources.lane_errors import lane_error, raised_by_user_code
 
 MakeLane = Callable[[int, int], "grain.IterDataset[Any]"]
 """(lane, count) → the items of that lane."""
@@ -107,9 +106,13 @@ class FirstItem:
                 self.item = next(iterator)
                 break
             except StopIteration as stop:
+                from feedline._src.sources.lane_errors import lane_error, raised_by_user_code
+
                 if raised_by_user_code(stop):
                     raise lane_error(lane, 0, 0, stop) from stop
             except Exception as error:
+                from feedline._src.sources.lane_errors import lane_error
+
                 raise lane_error(lane, 0, 0, error) from error
             finally:
                 iterator.close()

@@ -62,6 +62,8 @@ class Mixture(IndexedSource):
       [1, 8, 5, 2, 6, 3, 4, 7, 0]
     """
 
+    format = "mixture"
+
     def __init__(
         self,
         sources: Mapping[str, Any],

@@ -1,12 +1,13 @@
-"""Conversion of a path, a glob or a user's object to a source."""
+"""What a feed reads: a path, a glob or an object, as a source. Formats and stores are imported when they are used."""
 
 from __future__ import annotations
 
 import glob
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import grain
 import jax
@@ -18,18 +19,14 @@ from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.row_source import RowSource, is_row_source, why_not_a_source
 from feedline._src.rows.values import is_in_memory, is_list, is_table
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.dataset_columns import open_dataset
-from feedline._src.sources.encoded.encoded_rows import EncodedRows
-from feedline._src.sources.encoded.records import EncodedSource, is_encoded_source
-from feedline._src.sources.file_formats import FILES, FORMATS, format_of
 from feedline._src.sources.formats.open_options import CACHE_BYTES, Decode, OpenOptions
-from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset, is_dataset
 from feedline._src.sources.lanes import Lanes
-from feedline._src.sources.records import RecordSource
-from feedline._src.sources.remote.folder import open_listed_files
-from feedline._src.stores.opening import matches
-from feedline._src.stores.options import Store
-from feedline._src.stores.urls import Url, is_url
+
+if TYPE_CHECKING:
+    from feedline._src.sources.encoded.encoded_rows import EncodedRows
+    from feedline._src.sources.encoded.records import EncodedSource
+    from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset
+    from feedline._src.stores.options import Store
 
 _READ_ROW_BY_ROW = (
     "a datasets.Dataset is read row by row, in Python; feedline.open_source(dataset) reads the memory of its "
@@ -101,6 +98,13 @@ def open_source(
       >>> source[-1]
       array([4, 5, 6, 7, 8], dtype=uint16)
     """
+    from feedline._src.sources.dataset_columns import open_dataset
+    from feedline._src.sources.file_formats import FILES, FORMATS, format_of
+    from feedline._src.sources.hugging_face.dataset import is_dataset
+    from feedline._src.stores.opening import matches
+    from feedline._src.stores.options import Store
+    from feedline._src.stores.urls import Url, is_url
+
     options = OpenOptions(dtype, window, stride, columns, decode, cache_bytes, missing_chunks, store)
     if is_dataset(path_or_glob):
         return open_dataset(path_or_glob, options)
@@ -121,6 +125,8 @@ def open_source(
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     if listed is not None and form is FILES:
+        from feedline._src.sources.remote.folder import open_listed_files
+
         return open_listed_files(listed, store or Store())
     return form.open(paths, options)
 
@@ -145,11 +151,16 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     if isinstance(source, type):
         raise TypeError(f"a source is an object, got the class {source.__name__}; pass {source.__name__}(...)")
     if isinstance(source, grain.MapDataset):
+        from feedline._src.sources.records import RecordSource
+
         return RecordSource(source)
     if isinstance(source, str | bytes | os.PathLike):
         return open_arrays(source)
-    if is_encoded_source(source):
-        raise TypeError(_why_not_arrays(source))
+    if hasattr(source, "fields") and hasattr(source, "records"):
+        from feedline._src.sources.encoded.records import is_encoded_source
+
+        if is_encoded_source(source):
+            raise TypeError(_why_not_arrays(source))
     if is_row_source(source):
         return source
     if is_table(source):
@@ -161,7 +172,7 @@ def as_source(source: Any) -> RowSource | grain.IterDataset[Any] | Lanes:
     is_tree = isinstance(source, dict | tuple) and not jax.tree_util.all_leaves([source])
     if is_tree or is_list(source) or is_in_memory(source):
         return ArraySource([source])
-    if is_dataset(source) and source.format["type"] != "custom":
+    if _is_plain_dataset(source):
         warn(_READ_ROW_BY_ROW)
     if callable(getattr(source, "__len__", None)) and callable(getattr(source, "__getitem__", None)):
         return _of_records(source)
@@ -184,6 +195,8 @@ def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
 
 
 def _why_not_arrays(source: EncodedSource) -> str:
+    from feedline._src.sources.encoded.encoded_rows import EncodedRows
+
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "
         "feedline.decoded(source, decode, spec), or for images feedline.images.decode(source)"
@@ -191,12 +204,23 @@ def _why_not_arrays(source: EncodedSource) -> str:
     )
 
 
-def _of_records(source: Any) -> RecordSource:
+def _is_plain_dataset(source: Any) -> bool:
+    """Whether this is a `datasets.Dataset` without a function of the user's that makes its rows."""
+    if "datasets" not in sys.modules:
+        return False
+    from feedline._src.sources.hugging_face.dataset import is_dataset
+
+    return is_dataset(source) and source.format["type"] != "custom"
+
+
+def _of_records(source: Any) -> RowSource:
     """The source for an object with `__len__` and `__getitem__`.
 
     Raises:
       TypeError: it is indexed by names.
     """
+    from feedline._src.sources.records import RecordSource
+
     try:
         return RecordSource(grain.MapDataset.source(source))
     except RowError as error:

@@ -44,6 +44,8 @@ class RecordSource(IndexedSource):
       [4.0, 1.0]
     """
 
+    format = "records"
+
     def __init__(self, dataset: grain.MapDataset[Any]) -> None:
         self._dataset = dataset
         if len(dataset) == 0:

@@ -16,7 +16,6 @@ from feedline._src.native.library import library
 from feedline._src.order.compiled import EpochOrder, Positions, PositionsPointer
 from feedline._src.placement.plan import Columns
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.formats.mapped_file import file_at
 from feedline._src.sources.numpy_gather import NumpyGather
 
 Array = npt.NDArray[Any]
@@ -111,6 +110,8 @@ def _naming_the_file() -> Iterator[None]:
     try:
         yield
     except MemoryLostError as lost:
+        from feedline._src.sources.formats.mapped_file import file_at
+
         file = file_at(lost.address)
         if lost.row is None:
             raise FeedError(

@@ -10,7 +10,7 @@ import numpy as np
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.formats.array_record_files import ArrayRecordFiles
-from feedline._src.sources.formats.file_version import Versions
+from feedline._src.sources.formats.versioned_files import Versions
 from feedline._src.stores.options import Store
 
 

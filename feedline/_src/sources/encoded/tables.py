@@ -15,10 +15,10 @@ from feedline._src.sources.encoded.byte_columns import Columns
 from feedline._src.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline._src.sources.encoded.records import Record
 from feedline._src.sources.encoded.table_files import TableFile
-from feedline._src.sources.formats.file_version import VersionedFiles, Versions
 from feedline._src.sources.formats.lru_cache import LruCache
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of
+from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 

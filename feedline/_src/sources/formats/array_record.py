@@ -16,8 +16,8 @@ from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
 from feedline._src.sources.formats import files as file_fields
 from feedline._src.sources.formats.array_record_files import ArrayRecordFiles
-from feedline._src.sources.formats.file_version import Versions
 from feedline._src.sources.formats.open_options import Decode, OpenOptions
+from feedline._src.sources.formats.versioned_files import Versions
 
 Array = npt.NDArray[Any]
 SUFFIXES = (".array_record", ".arrayrecord")

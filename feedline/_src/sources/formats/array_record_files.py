@@ -13,8 +13,9 @@ from feedline._src.errors import RowError, warn
 from feedline._src.rows import digests
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.file_version import FileVersion, Versions
+from feedline._src.sources.formats.file_version import FileVersion
 from feedline._src.sources.formats.opening import opening
+from feedline._src.sources.formats.versioned_files import Versions
 from feedline._src.stores.client import Version
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline._src.options import checked_integer
-from feedline._src.stores.options import Store
+
+if TYPE_CHECKING:
+    from feedline._src.stores.options import Store
 
 Decode = Callable[[list[bytes]], Any]
 CACHE_BYTES = 1 << 30

@@ -15,8 +15,9 @@ from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline._src.sources.encoded.records import Record
 from feedline._src.sources.encoded.remote_shards import FetchedParts
-from feedline._src.sources.formats.file_version import FileVersion, VersionedFiles, Versions
+from feedline._src.sources.formats.file_version import FileVersion
 from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.sources.hdf5.files import Leaf, read_file
 from feedline._src.sources.hdf5.heap import places_of, read_values
 

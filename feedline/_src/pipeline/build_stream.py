@@ -1,0 +1,82 @@
+"""Builds the stages of a feed over a stream: its lanes, who reads which, and how they agree on ends."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+
+from feedline._src import state as states
+from feedline._src.agreement.all_gather import AllGather
+from feedline._src.feed_options import FeedOptions
+from feedline._src.pipeline.access import StreamAccess
+from feedline._src.pipeline.forms import PLACE, buffers_of, form_of, number_of, quarantine_of, settings_of
+from feedline._src.pipeline.stages import Stages
+from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
+from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.streams.partial_batches import StreamDefinition
+
+_PLACES = 3
+"""How often processes agree in an epoch of one batch: on the batch, on its end, and on the rows that are left."""
+_AHEAD = 4
+"""Batches in progress beside those that wait: one handed over, one placed, one read here, one read elsewhere."""
+
+
+def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
+    """The stages for a stream. Its arguments and errors are those of `build_stages`."""
+    if options.order is not None:
+        raise ValueError(
+            "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
+        )
+    if options.reading.workers not in (0, "auto"):
+        raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
+    if options.steps_per_call > 1:
+        raise ValueError(
+            "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
+        )
+    if options.remainder == "wrap" and lanes.count > 1:
+        raise ValueError(
+            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
+            'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
+        )
+    lanes.check_batch_size(batch_size)
+    first = FirstItem(lanes)
+    form, placement = form_of(options, batch_size, first.spec, 0, first.read, reads_leaves=False)
+    settings, bounds = settings_of(options, form, placement, stream=True)
+    fingerprint = {
+        "rows": None,
+        "spec": first.spec.as_json(),
+        "data": states.digest(first.identity),
+        "order": None,
+        "format": "stream" if lanes.count == 1 else f"{lanes.count} lanes",
+    }
+    owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
+    if lanes is options.source:
+        warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
+    window = 1 if read_everywhere(owners) else max(1, settings.prefetch)
+    gather = None
+    if not read_everywhere(owners):
+        if options.prefetch == "auto":
+            raise ValueError(
+                "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
+                'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
+            )
+        gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
+    stream = StreamDefinition(lanes, first, form, batch_size, options.remainder, options.epochs, gather, window)
+    access = StreamAccess(
+        stream,
+        buffers_of(options, form, window, settings.prefetch),
+        lanes=[str(lane) for lane in stream.local_lanes],
+        writers=[processes[0] for processes in owners],
+    )
+    return Stages(
+        access,
+        placement,
+        fingerprint,
+        options.reading,
+        settings,
+        quarantine_of(options, form, None),
+        None,
+        bounds=bounds,
+        place_at=number_of(PLACE, placement.spec) if options.with_place else None,
+    )
