@@ -1,4 +1,4 @@
-"""What a feed reads: a path, a glob or an object, as a source. Formats and stores are imported when they are used."""
+"""What a feed reads: a path, a glob or an object, as a source. Formats and stores are imported on first use."""
 
 from __future__ import annotations
 

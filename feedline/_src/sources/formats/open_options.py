@@ -42,8 +42,11 @@ class OpenOptions:
                 raise TypeError(f"dtype must be of numbers of a fixed size, got {dtype!r}; np.uint16, for example")
             object.__setattr__(self, "dtype", dtype)
         checked_integer("cache_bytes", self.cache_bytes, at_least=0)
-        if self.store is not None and not isinstance(self.store, Store):
-            raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")
+        if self.store is not None:
+            from feedline._src.stores.options import Store
+
+            if not isinstance(self.store, Store):
+                raise TypeError(f"store must be a feedline.Store, got {type(self.store).__name__}")
         if self.missing_chunks not in ("error", "fill"):
             raise ValueError(
                 f'missing_chunks must be "error", or "fill" for the fill value, got {self.missing_chunks!r}'
