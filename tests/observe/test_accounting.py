@@ -134,6 +134,26 @@ def test_parts_of_one_thread_together():
     assert parts[0].ended == 7.0
 
 
+class SleepingCalls(Sleeping):
+    """Each call takes 20 ms, however few rows it reads."""
+
+    def read(self, rows, out):
+        time.sleep(0.020)
+        out["x"][...] = 1
+
+
+@timed
+def test_batches_of_two_sizes_tell_the_fixed_time_of_a_call():
+    reading = feedline.Reading(threads=3, buffer=2)
+    with feedline.Feed(SleepingCalls(0, 0, 1), [(0, 8), (20, 64)], ONE, reading=reading) as feed:
+        for _ in range(40):
+            next(feed)
+        latest = feed._observing.accounting.latest()
+    assert {tuple(part.rows for part in batch.parts) for batch in latest} == {(4, 4), (32, 32)}
+    low_s, high_s = Window.of(latest).fixed_s_of_calls
+    assert 0.016 < low_s <= high_s < 0.030
+
+
 def test_a_stopwatch_tells_work_from_waiting():
     watch = Stopwatch()
     time.sleep(0.05)

@@ -5,13 +5,14 @@ import heapq
 import itertools
 import json
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline._src.observe.accounting import BatchTimes
-from feedline._src.observe.model import Costs, Setting, simulated_wait_s
+from feedline._src.observe.model import Costs, Setting, fixed_s_of_calls, simulated_wait_s
 from feedline._src.observe.verdict import Circumstances, ProcessTimes, judge, straggler
 from feedline._src.observe.window import Window
 from feedline._src.observe.words import counted, factor, milliseconds, percent, times
@@ -95,6 +96,37 @@ def test_processor_time_limits_the_simulation():
     costs, setting = [Costs(0.010, 0.0, 0.004)], Setting(16, True, 1, 17, 2)
     assert simulated_wait_s(costs, setting) == 0
     assert simulated_wait_s(costs, setting, cpu_s=0.009) == pytest.approx(0.005)
+
+
+def calls_of(sizes, fixed_s, row_s, noise=0.05, count=100):
+    """Rows and seconds of each call of a reader that was simulated."""
+    draw = random.Random(0)
+    times = [(rows, fixed_s + row_s * rows) for rows in itertools.islice(itertools.cycle(sizes), count)]
+    return [(rows, seconds * (1 + noise * draw.gauss(0, 1))) for rows, seconds in times]
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (1, 2, 2), (64, 64, 64, 7)])
+@pytest.mark.parametrize(("fixed_s", "row_s"), [(0.015, 0.0), (0.010, 0.0005), (0.0, 0.001)])
+def test_calls_of_different_sizes_tell_their_fixed_time(sizes, fixed_s, row_s):
+    calls = calls_of(sizes, fixed_s, row_s)
+    mean_s = sum(seconds for _, seconds in calls) / len(calls)
+    low_s, high_s = fixed_s_of_calls(calls)
+    assert 0 <= low_s <= min(fixed_s, mean_s) + 1e-9
+    assert min(fixed_s, mean_s) - 1e-9 <= high_s <= mean_s
+    assert high_s - low_s < 0.2 * mean_s
+
+
+@pytest.mark.parametrize("sizes", [(64,), (21, 21, 22), (0,)])
+def test_calls_of_about_one_size_do_not_tell_their_fixed_time(sizes):
+    """Something else than a row more may make them slower."""
+    assert fixed_s_of_calls(calls_of(sizes, 0.015, 0.0)) == (0.0, math.inf)
+    assert fixed_s_of_calls([]) == (0.0, math.inf)
+
+
+def test_calls_whose_times_scatter_tell_little():
+    low_s, high_s = fixed_s_of_calls([(8 + 8 * (i % 2), 0.1 if i % 7 == 0 else 0.001) for i in range(50)])
+    assert low_s == 0
+    assert high_s > 0.01
 
 
 # --- the verdict ---

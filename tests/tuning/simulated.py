@@ -1,10 +1,12 @@
 """A feed that exists only as arithmetic: what a loop measures with any settings, by costs it alone knows."""
 
 import dataclasses
+import itertools
 import random
 
 from feedline._src.observe.accounting import BatchTimes
 from feedline._src.observe.model import Costs, _waits
+from feedline._src.observe.times import PartTimes
 from feedline._src.observe.verdict import Circumstances
 from feedline._src.observe.window import Window
 from feedline._src.options import Settings
@@ -26,6 +28,7 @@ class Load:
       every: each so many batches take as many times as long, and the others nothing.
       at_a_time: reads that storage serves at a time.
       call_s: what each call takes beside that, however few rows it makes.
+      sizes: rows of a batch, one after the other: 1, 2, 4 or 8 of them. 64 cost `make_s`.
     """
 
     make_s: float
@@ -37,6 +40,7 @@ class Load:
     cores: int = 8
     at_a_time: int = 1000
     call_s: float = 0.0
+    sizes: tuple[int, ...] = (64,)
 
     def readers(self, settings):
         """How many threads or workers make batches at a time, and how much slower each is than alone."""
@@ -56,9 +60,9 @@ class Load:
         ahead = settings.prefetch + settings.buffer + 1 + 2 * settings.workers
         calls_s = self.call_s * _how(self, settings).parts
         costs = [
-            Costs(about(self.make_s * self.every * slower + calls_s) if i % self.every == 0 else 0.0,
+            Costs(about(self.make_s * self.every * slower * rows / 64 + calls_s) if i % self.every == 0 else 0.0,
                   about(self.place_s), about(self.loop_s))
-            for i in range(BATCHES + 8 * ahead)
+            for i, rows in zip(range(BATCHES + 8 * ahead), itertools.cycle(self.sizes))
         ]  # fmt: skip
         setting = dataclasses.replace(_how(self, settings).setting, readers=running)
         return costs[-BATCHES:], _waits(costs, setting)[-BATCHES:]
@@ -72,14 +76,15 @@ class Load:
         """What a feed with these settings would look at."""
         costs, waits = self.waits(settings, noise, seed)
         _, slower = self.readers(settings)
-        batches = []
-        for cost, wait_s in zip(costs, waits, strict=True):
+        batches, parts = [], _how(self, settings).parts
+        for cost, wait_s, rows in zip(costs, waits, itertools.cycle(self.sizes)):
             at += cost.loop_s + wait_s
             batches.append(
                 BatchTimes(
                     taken=at, read_s=cost.make_s, transform_s=0.0, stage_s=0.0, place_s=cost.place_s,
                     read_cpu_s=cost.make_s * self.busy / slower, host_cpu_s=0.0, place_cpu_s=0.0, slot_s=1.0,
                     queued_s=0.0, empty_s=0.0, wait_s=wait_s, late_s=None, loop_s=cost.loop_s, drained=True,
+                    parts=[PartTimes("", 0.0, cost.make_s / parts, rows=rows // parts)] * parts,
                 )
             )  # fmt: skip
         return Window(batches, len(batches), True), _how(self, settings)

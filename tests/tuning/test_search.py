@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -87,6 +88,19 @@ def test_what_the_loads_need():
     assert uneven.buffer + uneven.prefetch >= 6
 
 
+def followed(now, report):
+    """The settings after a report's advice; None: it names none."""
+    change = report.change
+    if change is not None:
+        sizes = {} if change.buffer is None else {"buffer": change.buffer[1]}
+        if change.setting == "Reading.workers":
+            sizes["threads"] = 0
+        return now._replace(**{change.setting.removeprefix("Reading."): change.then}, **sizes)
+    buffer = re.match(r"buffer (\d+) → (\d+): ", report.advice)
+    assert buffer is None or int(buffer[1]) == now.buffer
+    return now._replace(buffer=int(buffer[2])) if buffer else None
+
+
 @pytest.mark.parametrize("load", [CALLS, SLOW_DISK, dataclasses.replace(CALLS, make_s=0.020), UNEVEN])
 @pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(16, 0, 3, 2)])
 def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
@@ -94,16 +108,62 @@ def test_each_advice_keeps_its_promise_until_the_loop_hardly_waits(load, start):
     while (report := judge(*load.measured(now))).wait_share >= 0.05:
         assert now not in seen
         seen.append(now)
-        change = report.change
-        if change is None:
-            assert report.advice.startswith(f"buffer {now.buffer} → ")
-            now = now._replace(buffer=int(report.advice.split()[3].rstrip(":")))
-            continue
-        now = now._replace(**{change.setting.removeprefix("Reading."): change.then})
-        if change.buffer is not None:
-            now = now._replace(buffer=change.buffer[1])
-        assert judge(*load.measured(now)).wait_share <= change.wait_share + 0.02, (seen, now)
+        now = followed(now, report)
+        if report.change is not None:
+            assert judge(*load.measured(now)).wait_share <= report.change.wait_share + 0.02, (seen, now)
     assert len(seen) <= 4
+
+
+SERVES_TWO = dataclasses.replace(SLOW_DISK, at_a_time=2)
+
+
+@pytest.mark.parametrize("load", [*LOADS.values(), SERVES_TWO, dataclasses.replace(SERVES_TWO, every=10)])
+@pytest.mark.parametrize("start", [START, Settings(7, 0, 2, 2), Settings(64, 0, 32, 2), Settings(64, 0, 20, 2)])
+def test_advice_that_is_followed_in_vain_comes_to_an_end(load, start):
+    """No report knows of those before it: each advice makes something larger, and nothing smaller."""
+    now, seen = start, [start]
+    while (report := judge(*load.measured(now))).wait_share >= 0.05 and (after := followed(now, report)):
+        assert after != now
+        if not after.workers:
+            assert all(b >= a for a, b in zip(now, after, strict=True)), report.advice
+        now = after
+        seen.append(now)
+        assert len(seen) <= 5, seen
+
+
+def test_the_last_advice_says_that_threads_may_have_been_in_vain():
+    report = judge(*SERVES_TWO.measured(Settings(16, 0, 16, 2)))
+    assert report.advice.startswith(
+        "no setting helps: storage is slower than training; if fewer threads are as fast, go back to them; read "
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("loop_s", [0.003, 0.004])
+def test_fewer_calls_are_promised_where_batches_of_two_sizes_show_what_a_call_costs(loop_s, noise):
+    load = dataclasses.replace(CALLS, loop_s=loop_s, sizes=(64, 32))
+    report = judge(*load.measured(Settings(7, 0, 2, 2), noise=noise))
+    assert (report.change.setting, report.change.then, report.change.buffer) == ("Reading.buffer", 8, None)
+    after = judge(*load.measured(Settings(7, 0, 8, 2), noise=noise))
+    assert after.wait_share == pytest.approx(report.change.wait_share, abs=0.06)
+
+
+def test_fewer_calls_are_not_advised_where_their_rows_cost_all_the_time():
+    report = judge(*dataclasses.replace(SLOW_DISK, loop_s=0.003, sizes=(64, 32)).measured(Settings(7, 0, 2, 2)))
+    assert (report.change.setting, report.change.then) == ("Reading.threads", 16)
+
+
+def test_fewer_calls_are_tried_first_where_no_promise_ends_the_waits_and_once():
+    """Batches of one size do not tell: they may help most, and if they do not, there is nothing to try again."""
+    for load, helps in [(CALLS, True), (SLOW_DISK, False)]:
+        load = dataclasses.replace(load, loop_s=0.002, place_s=0.0)
+        report = judge(*load.measured(Settings(7, 0, 2, 2)))
+        assert report.change is None
+        assert report.advice.startswith("buffer 2 → 7: wait ")
+        assert ", if a call takes as long for fewer rows" in report.advice
+        after = judge(*load.measured(Settings(7, 0, 7, 2)))
+        assert (after.wait_share < report.wait_share / 2) is helps
+        assert after.change.setting == "Reading.threads"
 
 
 @QUICKLY

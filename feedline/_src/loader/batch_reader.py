@@ -144,7 +144,10 @@ class BatchReader:
             return PartResult(PartTimes(thread, watch.began, read_s, read_cpu_s=read_cpu_s), bad)
         stage_s = finish_s - transform_s
         return PartResult(
-            PartTimes(thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s), []
+            PartTimes(
+                thread, watch.began, read_s, transform_s, stage_s, read_cpu_s, finish_cpu_s, len(part.offsets)
+            ),
+            [],
         )
 
     def _locate_and_read(self, part: Part) -> Part:

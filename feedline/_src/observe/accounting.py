@@ -74,6 +74,7 @@ class BatchTimes(NamedTuple):
       late_s: for how long its transfer went on after the loop had got it; None: not known.
       loop_s: the training loop's own time before it asked for this batch; None after a break.
       drained: whether all batches that were read ahead while the first step compiled were taken before it.
+      parts: how each of its parts was made.
     """
 
     taken: float
@@ -92,6 +93,7 @@ class BatchTimes(NamedTuple):
     loop_s: float | None
     drained: bool
     computed_s: float | None = None
+    parts: Sequence[PartTimes] = ()
 
     @property
     def put(self) -> float:
@@ -327,6 +329,7 @@ class Accounting:
             loop_s=None if self._before is None else asked - self._before,
             drained=drained,
             computed_s=self._computed_s(asked, taken),
+            parts=parts,
         )
         self._count_glances(asked, counts=drained)
         self._before = taken

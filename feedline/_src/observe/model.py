@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 _REPEATS = 3
 """How often the measured batches are replayed: the first time fills the buffers."""
+_UNLIKE = 1.5
+"""How many times as many rows the largest call must have as the smallest: else other differences weigh more."""
 
 
 class Costs(NamedTuple):
@@ -42,6 +44,31 @@ class Setting:
     parts: int
     ahead: int
     prefetch: int
+
+
+def fixed_s_of_calls(calls: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Between which values the time of a call lies that does not depend on its rows, as that of a request.
+
+    A line through the calls by least squares, two standard errors to each side, within 0 and the mean call.
+    0 and infinity if the calls do not tell, because they are alike in size.
+
+    Args:
+      calls: rows and seconds of each.
+
+    Example:
+      >>> [round(seconds, 3) for seconds in fixed_s_of_calls([(10, 0.025), (20, 0.035), (40, 0.055)])]
+      [0.015, 0.015]
+    """
+    count, sizes = len(calls), [rows for rows, _ in calls]
+    if count < 3 or max(sizes) < _UNLIKE * max(1, min(sizes)):
+        return 0.0, math.inf
+    rows, mean_s = sum(sizes) / count, sum(seconds for _, seconds in calls) / count
+    spread = sum((size - rows) ** 2 for size in sizes)
+    row_s = sum((size - rows) * (seconds - mean_s) for size, seconds in calls) / spread
+    left = sum((seconds - mean_s - row_s * (size - rows)) ** 2 for size, seconds in calls) / (count - 2)
+    error_s = math.sqrt(left * (1 / count + rows**2 / spread))
+    low_s, high_s = (mean_s - row_s * rows + sign * 2 * error_s for sign in (-1, 1))
+    return min(max(low_s, 0.0), mean_s), min(max(high_s, 0.0), mean_s)
 
 
 def simulated_wait_s(costs: Sequence[Costs], setting: Setting, cpu_s: float = 0.0) -> float:

@@ -73,7 +73,7 @@ class Report:
       headroom: for each stage how many times as fast as the loop it would be alone; at "compute", of the loop
         itself. 1.0 or less: this stage alone makes the loop wait.
       advice: one sentence: the setting to change, with the predicted gain; or why no setting helps.
-      change: that setting and the prediction as values; None: no setting helps.
+      change: that setting and the prediction as values; None: no gain is certain.
       step_s: the mean time of a step: `loop_s` and `wait_s`. With `steps_per_call=K` all times are of K steps.
       loop_s: the loop's own time between two calls of `next`, and time in `next` while the devices computed.
       wait_s: the time in `next` while the devices were idle.

@@ -21,6 +21,7 @@ class PartTimes(NamedTuple):
       transform_s: in the user's transform.
       stage_s: getting host memory, and writing casts, cuts and results of the transform into it.
       read_cpu_s, host_cpu_s: the processor time of the thread: while it read; in the other two together.
+      rows: how many it read; 0: not known.
     """
 
     thread: str
@@ -30,11 +31,17 @@ class PartTimes(NamedTuple):
     stage_s: float = 0.0
     read_cpu_s: float = 0.0
     host_cpu_s: float = 0.0
+    rows: int = 0
+
+    @property
+    def made_s(self) -> float:
+        """How long it took."""
+        return self.read_s + self.transform_s + self.stage_s
 
     @property
     def ended(self) -> float:
         """When it ended."""
-        return self.began + self.read_s + self.transform_s + self.stage_s
+        return self.began + self.made_s
 
 
 class PlaceTimes(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from feedline._src.observe.accounting import BatchTimes
 from feedline._src.observe.model import Costs, Setting, simulated_wait_s
 from feedline._src.observe.report import Bound, Change, Report, Straggler
 from feedline._src.observe.window import Window
@@ -24,6 +25,8 @@ _HELD_S = 1e-3
 _COMPUTES_S = 2e-3
 """Processor time of a batch below which threads cannot be what holds the GIL for long."""
 _MOSTLY = 0.5
+_CLEARLY = 0.9
+"""The share of its waits to which a change must bring the loop, at the most, to be advised."""
 _MOST_THREADS = 16
 _MOST_BATCHES = 32
 
@@ -215,86 +218,92 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
 
 
 def _best_change(window: Window, how: Circumstances, bound: str) -> Change | None:
-    """The change after which the loop waits least; of those that are as good, the first. None: none helps."""
+    """The change after which the loop waits least; of those that are as good, the smallest. None: none helps."""
     now_s = predicted_wait_s(window, how, how)
-    if now_s <= 0:
+    little_s = 0.02 * window.loop_s  # as good as none
+    tried: list[tuple[float, str, Circumstances]] = []
+    for name, line in _changes(window, how).items():
+        for then in line if name not in how.found else ():
+            tried.append((predicted_wait_s(window, how, then), name, then))
+            if tried[-1][0] <= little_s:
+                break
+    if now_s <= 0 or not tried:
         return None
-    made_s = (window.mean("read_s") + window.mean("host_s") + window.mean("place_s")) / how.readers
-    tried: list[tuple[float, tuple[str, int, int]]] = []
-    for each, changed in _changes(window, how, fast_enough=made_s < window.loop_s):
-        tried.append((predicted_wait_s(window, how, changed), each))
-        if tried[-1][0] <= 0.02 * window.loop_s:  # as good as none
-            break
-    if not tried:
+    enough_s = max(1.02 * min(wait_s for wait_s, *_ in tried), little_s)
+    enough = (each for each in tried if each[0] <= enough_s)
+    wait_s, name, then = min(enough, key=lambda each: _growth(how, each[2]))
+    if wait_s > _CLEARLY * now_s:
         return None
-    best_s = min(wait_s for wait_s, _ in tried)
-    wait_s, (setting, now, then) = next(
-        each for each in tried if each[0] <= max(best_s * 1.02, 0.02 * window.loop_s)
-    )
-    if wait_s > 0.9 * now_s:
-        return None
-    predicted_s = window.wait_s * wait_s / now_s
-    share = (predicted_s + window.late_s) / (predicted_s + window.loop_s)
-    if setting not in ("Reading.threads", "Reading.workers"):
-        return Change(setting, now, then, share)
+    share = _wait_share(window, wait_s / now_s)
+    if share >= LITTLE and (fewer := _fewer_calls(window, how)) and fewer[1] < _CLEARLY * share:
+        return None  # that is tried first, although it may be in vain
+    before, after = getattr(how, name), getattr(then, name)
+    if name not in ("threads", "workers"):
+        return Change(name if name == "prefetch" else f"Reading.{name}", before, after, share)
     stage_s = window.mean(f"{bound}_s")
-    buffer = how.with_threads(then).buffer if setting == "Reading.threads" else how.buffer
-    changes = None if buffer == how.buffer or "buffer" in how.found else (how.buffer, buffer)
-    return Change(setting, now, then, share, bound, stage_s / how.readers, stage_s / then, changes)
+    buffer = None if then.buffer == how.buffer or "buffer" in how.found else (how.buffer, then.buffer)
+    return Change(f"Reading.{name}", before, after, share, bound, stage_s / how.readers, stage_s / after, buffer)
 
 
-def _changes(
-    window: Window, how: Circumstances, *, fast_enough: bool
-) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    """Settings that may help, the best first: room for batches if input is fast enough on average."""
-    if how.reader == "caller":
-        yield (
-            ("prefetch", 0, 2),
-            dataclasses.replace(how, reader="threads", threads=how.default_threads, prefetch=2),
-        )
-        return
-    kinds = [_more_readers(how, take_turns=shares_lock(window, how)), _more_room(how)]
-    for kind in reversed(kinds) if fast_enough else kinds:
-        for change, changed in kind:
-            if change[0].removeprefix("Reading.") not in how.found:
-                yield change, changed
+def _wait_share(window: Window, factor: float) -> float:
+    """The share of the time that the loop would wait, if it waited so many times as long in `next`."""
+    wait_s = window.wait_s * factor
+    return (wait_s + window.late_s) / (wait_s + window.loop_s)
 
 
-def _more_readers(how: Circumstances, *, take_turns: bool) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    if how.store_wait > _MOSTLY:  # what comes next is fetched already, however many threads wait for it
-        return
-    if how.reader == "threads" and not take_turns:
-        for threads in range(how.readers + 1, _MOST_THREADS + 1):
-            yield ("Reading.threads", how.readers, threads), how.with_threads(threads)
-    if how.reader == "workers" or (how.may_use_workers and take_turns):
-        for workers in range(how.workers + 1, max(how.cores, how.workers + 1) + 1):
-            changed = dataclasses.replace(how, reader="workers", workers=workers, threads=0)
-            yield ("Reading.workers", how.workers, workers), changed
+def _fewer_calls(window: Window, how: Circumstances) -> tuple[int, float] | None:
+    """The buffer with which a batch is cut into fewer calls, and the share that the loop then waits at the least.
 
-
-def _more_room(how: Circumstances) -> Iterator[tuple[tuple[str, int, int], Circumstances]]:
-    names = (
-        {"prefetch": "prefetch"}
-        if how.reader == "stream"
-        else {"buffer": "Reading.buffer", "prefetch": "prefetch"}
-    )
-    for name, label in names.items():
-        size = getattr(how, name)
-        while (size := size * 2) <= _MOST_BATCHES:
-            yield (label, getattr(how, name), size), dataclasses.replace(how, **{name: size})
-
-
-def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances) -> float:
-    """How long the loop would wait for a batch, at the most.
-
-    A call may take as long for fewer rows, as a lookup does; parts of one size do not tell. So this counts the
-    full time for each further call into which a batch would be cut, and nothing for those that would be saved.
+    None: there is none, or it would not help, or calls compute, which takes less time for fewer rows.
     """
-    calls = max(1.0, then.parts / now.parts)
-    costs = [
-        Costs((batch.read_s + batch.host_s) * calls, batch.place_s, batch.loop_s or 0.0)
-        for batch in window.batches
-    ]
+    then = dataclasses.replace(how, buffer=min(how.readers, _MOST_BATCHES))
+    computes_s = window.mean("read_cpu_s") + window.mean("host_cpu_s")
+    computes = computes_s >= _MOSTLY * (window.mean("read_s") + window.mean("host_s"))
+    if then.parts >= how.parts or computes or "buffer" in how.found:
+        return None
+    factor = predicted_wait_s(window, how, then, hopeful=True) / max(1e-9, predicted_wait_s(window, how, how))
+    return (then.buffer, _wait_share(window, factor)) if factor < _CLEARLY else None
+
+
+def _growth(now: Circumstances, then: Circumstances) -> tuple[int, int]:
+    """How many settings grow; and by how many threads, workers and batches together."""
+    grown = [b - a for a, b in zip(now.settings, then.settings, strict=True) if b > a]
+    return len(grown), sum(grown)
+
+
+def _changes(window: Window, how: Circumstances) -> dict[str, list[Circumstances]]:
+    """By the name of a setting: what may help, the smallest change first."""
+    if how.reader == "caller":
+        return {"prefetch": [dataclasses.replace(how, reader="threads", threads=how.default_threads, prefetch=2)]}
+    lines: dict[str, list[Circumstances]] = {}
+    take_turns = shares_lock(window, how)
+    if how.store_wait <= _MOSTLY:  # else what comes next is fetched already, however many threads wait for it
+        if how.reader == "threads" and not take_turns:
+            lines["threads"] = [how.with_threads(n) for n in range(how.readers + 1, _MOST_THREADS + 1)]
+        if how.reader == "workers" or (how.may_use_workers and take_turns):
+            numbers = range(how.workers + 1, max(how.cores, how.workers + 1) + 1)
+            lines["workers"] = [how.with_settings(how.settings._replace(threads=0, workers=n)) for n in numbers]
+    for name in ("prefetch",) if how.reader == "stream" else ("buffer", "prefetch"):
+        size = getattr(how, name)
+        larger = (factor * size for factor in (2, 4, 8, 16, 32) if factor * size <= _MOST_BATCHES)
+        lines[name] = [dataclasses.replace(how, **{name: each}) for each in larger]
+    return lines
+
+
+def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances, *, hopeful: bool = False) -> float:
+    """How long the loop would wait for a batch, at the most; `hopeful`: at the least.
+
+    A call may take as long for fewer rows, as a lookup does, and calls of one size do not tell. Then this counts
+    the full time for each further call into which a batch would be cut, and nothing for those that would be saved.
+    """
+    more = then.parts / now.parts - 1  # calls for each one now
+    call_s = window.fixed_s_of_calls[(more > 0) != hopeful]
+
+    def make_s(batch: BatchTimes) -> float:
+        made_s = batch.read_s + batch.host_s
+        return made_s + more * min(call_s * max(1, len(batch.parts)), made_s)
+
+    costs = [Costs(make_s(batch), batch.place_s, batch.loop_s or 0.0) for batch in window.batches]
     if shares_lock(window, now) and then.reader == "workers":  # then neither they nor the loop wait for the GIL
         costs = [
             Costs(batch.read_cpu_s + batch.host_cpu_s, batch.place_s, max(0.0, cost.loop_s - now.lock_wait_s))
@@ -344,13 +353,12 @@ def _advice(
     if change is not None:
         waits = f"wait {percent(window.wait_share)} → {percent(change.wait_share)}"
         name = change.setting.removeprefix("Reading.")
-        if change.stage is None:
-            return f"{name} {change.now} → {change.then}: {waits}"
         room = "" if change.buffer is None else ", buffer {} → {}".format(*change.buffer)
-        return (
-            f"{name} {change.now} → {change.then}{room}: {STAGES[change.stage]} "
-            f"{milliseconds(change.stage_now_s)} → {milliseconds(change.stage_then_s)} ms, {waits}"
-        )
+        faster = ""
+        if change.stage is not None:
+            stage_ms = (milliseconds(seconds) for seconds in (change.stage_now_s, change.stage_then_s))
+            faster = f"{STAGES[change.stage]} {' → '.join(stage_ms)} ms, "
+        return f"{name} {change.now} → {change.then}{room}: {faster}{waits}"
     if how.searching:
         return f"nothing yet: better values of {', '.join(sorted(how.found))} are being looked for"
     return _without_a_setting(bound if slow is None else slow.stage, window, how)
@@ -372,17 +380,17 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
         return (
             f"prefetch {how.prefetch} → 2: a transfer overlaps with the step only if its batch is placed two ahead"
         )
+    if (fewer := _fewer_calls(window, how)) is not None:
+        return (
+            f"buffer {how.buffer} → {fewer[0]}: wait {percent(window.wait_share)} → {percent(fewer[1])}, if a "
+            f"call takes as long for fewer rows, as a lookup or a request does; {how.parts} calls make a batch now"
+        )
     if bound == "place":
         return (
             "no setting helps: ship fewer bytes (uint8 or bfloat16, converted in the step), and fewer, larger "
             "leaves"
         )
     spent_s, cpu_s = window.mean(f"{bound}_s"), window.mean(f"{bound}_cpu_s")
-    if how.parts > 1 and cpu_s < _MOSTLY * spent_s and "buffer" not in how.found:
-        return (
-            f"buffer {how.buffer} → {min(how.readers, _MOST_BATCHES)}: a batch is made in {how.parts} calls now; "
-            "fewer help if a call takes as long for fewer rows, as a lookup or a request does"
-        )
     if how.reader == "stream":
         return (
             "no setting helps: one thread reads a stream; give a Grain dataset workers, or more of them, by "
@@ -395,8 +403,9 @@ def _without_a_setting(bound: str, window: Window, how: Circumstances) -> str:
             "read neighbouring rows together with Order(shuffle=Blocks(...))"
         )
     if bound == "read" and cpu_s < 0.5 * spent_s:
+        fewer_too = "; if fewer threads are as fast, go back to them" if how.reader == "threads" else ""
         return (
-            "no setting helps: storage is slower than training; read neighbouring rows together with "
+            f"no setting helps: storage is slower than training{fewer_too}; read neighbouring rows together with "
             "Order(shuffle=Blocks(...)), or copy the data to a faster disk or into memory"
         )
     if shares_lock(window, how):

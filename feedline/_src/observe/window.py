@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feedline._src.observe.accounting import Accounting, BatchTimes
+from feedline._src.observe.model import fixed_s_of_calls
 
 _FREE_RUN = 8
 """Batches that must have been made without waiting for a slot until their rate is that of the input."""
@@ -98,6 +99,11 @@ class Window:
     def readiness(self) -> float:
         """The share of the time in which a placed batch was ready."""
         return max(0.0, 1 - self.mean("empty_s") / self.period_s) if self.period_s else 1.0
+
+    @functools.cached_property
+    def fixed_s_of_calls(self) -> tuple[float, float]:
+        """Between which values the time of a call lies that does not depend on how many rows it makes."""
+        return fixed_s_of_calls([(part.rows, part.made_s) for batch in self.batches for part in batch.parts])
 
     def mean(self, field: str) -> float:
         """The mean of a field of `BatchTimes`."""
