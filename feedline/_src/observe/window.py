@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from feedline._src.observe.accounting import Accounting, BatchTimes
-from feedline._src.observe.model import fixed_s_of_calls
 
 _FREE_RUN = 8
 """Batches that must have been made without waiting for a slot until their rate is that of the input."""
@@ -103,6 +102,8 @@ class Window:
     @functools.cached_property
     def fixed_s_of_calls(self) -> tuple[float, float]:
         """Between which values the time of a call lies that does not depend on how many rows it makes."""
+        from feedline._src.observe.model import fixed_s_of_calls
+
         return fixed_s_of_calls([(part.rows, part.made_s) for batch in self.batches for part in batch.parts])
 
     def mean(self, field: str) -> float:
