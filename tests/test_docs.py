@@ -94,7 +94,6 @@ def test_the_figures_of_the_readme_are_those_of_the_saved_results():
     for file, size, ours, shown in (
         ("peers_fastest", "256", "feedline", lambda rate: f"{rate / 1e6:#.3g} M"),
         ("peers_fastest", "3072", "feedline", lambda rate: f"{rate / 1e6:#.3g} M"),
-        ("images", "150528", "images_feedline", lambda rate: f"{rate:,.0f}"),
     ):
         result = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
         found = result["standings"][size]["entrants"]

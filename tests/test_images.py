@@ -143,7 +143,6 @@ def test_random_numbers_are_those_of_splitmix64():
 
 
 def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
-    monkeypatch.setattr("feedline._src.images.part_decoder", lambda: None)
     asked = []
     whole = simplejpeg.decode_jpeg
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *a, **o: asked.append(out := whole(*a, **o)) or out)
@@ -155,16 +154,6 @@ def test_a_jpeg_is_decoded_no_larger_than_needed(monkeypatch):
     assert asked[2].shape == (400, 600, 3)
     run(jpeg(PLACES), size=200)
     assert asked[3].shape == (200, 300, 3)
-
-
-@pytest.mark.parametrize("size", [24, 100, 230])
-def test_batches_do_not_depend_on_what_decodes_parts_of_jpegs(monkeypatch, size):
-    photo = load_sample_image("china.jpg")
-    files = [jpeg(photo[: 300 + i, : 500 - i], subsampling=i % 3, quality=60 + i) for i in range(20)]
-    parts = [run(data, key, size=size, crop="random", flip=True) for key, data in enumerate(files)]
-    monkeypatch.setattr("feedline._src.images.part_decoder", lambda: None)
-    for key, data in enumerate(files):
-        np.testing.assert_array_equal(parts[key], run(data, key, size=size, crop="random", flip=True))
 
 
 def of_mode(mode, kind, **options):
@@ -218,6 +207,15 @@ def test_a_truncated_image_is_refused(kind, share):
     data = WHOLE[kind][: int(len(WHOLE[kind]) * share)]
     with pytest.raises(Exception, match=r"\w"):
         run(data)
+
+
+def test_damage_below_the_crop_is_noticed():
+    """The crop is the rows 213 to 426 of 640, and what is missing is the codes of the last rows."""
+    whole = jpeg(PHOTO[:213].repeat(3, axis=0)[:, :213])
+    damaged = whole[: len(whole) * 9 // 10] + whole[-2:]
+    assert run(whole).any()
+    with pytest.raises(ValueError, match="premature end"):
+        run(damaged)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ OF_FEEDLINE = {
         "agreement.monitor", "cluster.cores", "rows.spec", "rows.values", "loader.staging", "placement",
         "prefetch", "observe", "runtime", "statistics", "options",
     ],
-    "images": ["native.jpeg", "sources.decoded", "sources.open_source", "sources.encoded",
+    "images": ["sources.decoded", "sources.open_source", "sources.encoded",
                "sources.formats.extras", "rows.row_source", "options"],
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
@@ -409,10 +409,7 @@ def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"tools/train/make_digits.py"}  # a script that made the packaged data; nothing imports it
     by_hand |= {"tools/bench/scale/job.py"}  # a program that `feedline bench scale --real` launches
-    by_hand |= {
-        "native/library.py",
-        "native/jpeg.py",
-    }  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
+    by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     by_hand |= {
         "stores/options.py",
         "sources/encoded/shard_index.py",

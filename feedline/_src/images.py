@@ -10,12 +10,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
-from feedline._src.native.jpeg import Box, Image, part_decoder
 from feedline._src.options import checked_integer
 from feedline._src.rows.row_source import RowSource
 from feedline._src.sources.decoded import Row, decoded
@@ -25,12 +25,22 @@ from feedline._src.sources.formats.extras import require
 from feedline._src.sources.open_source import open_source
 
 Crop = Literal["center", "random"]
+Image = npt.NDArray[np.uint8]
 _IMAGE_FIELDS = ("image", "file", "jpg", "jpeg", "png", "webp", "bytes")
 _LABEL_FIELDS = ("label", "cls")
 _DIGITS = re.compile(r"(0|-?[1-9][0-9]*)\r?\n?")
 _TRIES = 10
 """Of a random crop that does not fit; then it is a centred one."""
 _UINT64 = (1 << 64) - 1
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 def decode(
@@ -47,9 +57,9 @@ def decode(
 ) -> RowSource:
     """Images as rows {"image": uint8[size, size, 3], "label": int32}, in RGB; without "label" if there is none.
 
-    Each is decoded on a reading thread into its place in the batch, a JPEG only where the crop shows it and no
-    larger than needed. Grey and CMYK images become RGB, and transparency is dropped. An image that is damaged is a
-    bad row: see `Reading.bad_rows`. Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
+    Each is decoded on a reading thread into its place in the batch, a JPEG no larger than needed. Grey and CMYK
+    images become RGB, and transparency is dropped. An image that is damaged is a bad row: see `Reading.bad_rows`.
+    Convert in the step, not before: `batch["image"].astype(jnp.bfloat16) / 255`.
 
     Args:
       source: what `open_source` returns for encoded records, or a path for it: a folder of class folders, tar or
@@ -158,15 +168,9 @@ class ImageDecoder:
         box = self._box(*header, draws)
         shrink = _shrink(min(box.height, box.width) // self.size)
         small = math.ceil(header[0] / shrink), math.ceil(header[1] / shrink)
-        box = _scaled(box, header, small)
-        parts = part_decoder()
-        part = None if parts is None else parts.part(data, header, shrink, box)
-        if part is not None:  # of an image with one scan
-            return part
         check_scans(data)
-        return _part(
-            require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1]), box
-        )
+        whole = require("simplejpeg", "images").decode_jpeg(data, min_height=small[0], min_width=small[1])
+        return _part(whole, _scaled(box, header, small))
 
     def _box(self, height: int, width: int, draws: _Draws | None) -> Box:
         """The part of an image of this size that is used."""
