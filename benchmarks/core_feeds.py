@@ -7,11 +7,11 @@ import time
 
 import jax
 import numpy as np
+from feedline._src.tools.bench.rounds import alternate
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 from feedline._src.tools.bench import limit
-from feedline._src.tools.bench.rounds import alternate
 
 ROW_BYTES, BATCH_MB = (256, 3072, 12_288, 153_600), (16, 4)
 THREAD_BATCH_KB, THREAD_ROW_BYTES, STEP_S = (256, 1024, 4096, 16_384), 3072, 4e-3

@@ -18,9 +18,8 @@ import site
 
 import jax
 import numpy as np
-from gpu_transfer import _rate, _spec
-
 from feedline._src.tools.bench.rounds import alternate, compared
+from gpu_transfer import _rate, _spec
 
 _CPU, _CUDA_HOST = 1, 3  # kinds of devices in DLPack
 _UNSIGNED = 1  # its code of unsigned integers

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from feedline._src.tools.bench.rounds import alternate, compared
 from gpu_trace import traced
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 from feedline._src.tools.bench.feed import filler, measure_feed
-from feedline._src.tools.bench.rounds import alternate, compared
 
 DEPTHS = (0, 1, 2, 3)
 AHEAD = (0, 8)

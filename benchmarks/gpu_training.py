@@ -10,13 +10,13 @@ import time
 from collections import deque
 
 import jax
+from feedline._src.tools.bench.rounds import alternate
 from jax.sharding import NamedSharding, PartitionSpec
 
 import feedline
 from feedline._src.tools.bench import modes, practices
 from feedline._src.tools.bench.apart import in_a_process
 from feedline._src.tools.bench.memory import compiled_bytes, device_peak
-from feedline._src.tools.bench.rounds import alternate
 from feedline._src.trainer.loop import train
 from feedline._src.trainer.modes import AXIS, compiled, mesh_for
 from feedline._src.trainer.practices import Practices

@@ -7,11 +7,11 @@ from collections import deque
 
 import jax
 import numpy as np
+from feedline._src.tools.bench.rounds import alternate, compared
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline._src.loader.staging import Staging
 from feedline._src.placement.place import Placement
-from feedline._src.tools.bench.rounds import alternate, compared
 
 _GROUP = 4
 """Host batches that are created, untimed, before they are transferred one after the other."""

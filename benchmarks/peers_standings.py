@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
-
 from feedline._src.tools.bench.ratios import paired
+from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
 
 Rates = dict[str, dict[int, float]]
 """{entrant: {round: rows per second}}."""

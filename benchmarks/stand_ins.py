@@ -26,15 +26,15 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import numpy as np
+from feedline._src.tools.bench.limit import MemoryLimit
+from feedline._src.tools.bench.rounds import Entrant, alternate, compared
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import feedline
 from feedline._src.placement.place import Placement
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.tools.bench.feed import filler
-from feedline._src.tools.bench.limit import MemoryLimit
 from feedline._src.tools.bench.machine import describe
-from feedline._src.tools.bench.rounds import Entrant, alternate, compared
 
 FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that are left out, and settings
     "whole": ((), {}),

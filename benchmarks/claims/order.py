@@ -4,15 +4,23 @@ feedline claims at most 12 ns of a core for a row at 16,384 positions a call and
 rows. Refuted if the median CPU time of one thread is above that for one of ROWS, with `Order(shuffle=True)`.
 The blocked order and two threads are measured without a claim: a loader has several threads, and each NumPy call
 releases the interpreter's lock. On a busy machine only the CPU time of one thread is meaningful.
+
+    python benchmarks/claims/order.py --out order.json
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+
+from script import parser, save
 
 from feedline._src.options import Blocks, Order
 from feedline._src.order.epoch import rows_at
@@ -102,3 +110,12 @@ def table(found: Sequence[dict[str, Any]]) -> str:
         f"{each['median_cpu_ns']:.1f} ns at {each['rows']} rows, {each['batch']:,} positions" for each in refuting
     ]
     return "\n".join([*lines, f"refuted: {'; '.join(shown)}" if shown else "not refuted"])
+
+
+if __name__ == "__main__":
+    asked = parser(__doc__)
+    asked.add_argument("--repeats", type=int, default=9)
+    options = asked.parse_args()
+    found = costs(options.repeats)
+    print(table(found))
+    save("order", options, results=found)

@@ -1,23 +1,30 @@
 """What does it cost to place a batch that is in a slab, and to take a placed one?
 
 Refuted by: taking a ready batch of one leaf costs the training thread more than 30 µs.
+
+    python benchmarks/claims/place.py --out place.json
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from limit import filler
+from script import parser, save
 
 from feedline._src.feed import Feed
 from feedline._src.loader.staging import Staging
 from feedline._src.placement.place import Placement
-from feedline._src.tools.bench.feed import filler
 
 _LEAVES = (1, 10, 100)
 _READY = 8
@@ -95,3 +102,24 @@ def taking(repeats: int) -> dict[str, Any]:
 def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         time.sleep(1e-3)
+
+
+def main() -> None:
+    """Measure, print and save."""
+    asked = parser(__doc__)
+    asked.add_argument("--batch-mb", type=float, default=4, help="size of the batch that is placed, in 10^6 bytes")
+    asked.add_argument("--repeats", type=int, default=200)
+    options = asked.parse_args()
+    taken, placed = taking(options.repeats), placing(int(options.batch_mb * 1e6), options.repeats)
+    print(f"take a ready batch, 1 leaf, {taken['devices']} devices: {taken['take_s'] * 1e6:.0f} µs")
+    for found in placed:
+        memory = "aligned" if found["aligned"] else "misaligned"
+        print(
+            f"place {found['leaves']:>3} leaves on {found['devices']} devices, {memory:<10}: "
+            f"{found['place_s'] * 1e6:8.0f} µs"
+        )
+    save("place", options, results={"taking": taken, "placing": placed})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,20 @@
-"""Plots saved results of `feedline bench`. Separate from measuring, so that a result can be plotted again."""
+"""Plots a saved result: of `feedline bench modes`, or of the claims about feeds, orders, resuming and scale.
+
+    python benchmarks/claims/plot.py result.json picture.svg
+
+Needs matplotlib, which `pip install '.[bench]'` in the clone brings.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from feedline._src.tools.bench.modes import side_by_side
 
@@ -14,15 +24,7 @@ _WHISKERS = {"ecolor": "black", "capsize": 3}
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Plot the saved result of one benchmark as a .png or .svg file.
-
-    Raises:
-      ModuleNotFoundError: matplotlib is missing; the message says how to install it.
-    """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("pictures need matplotlib; from the clone: pip install '.[bench]'") from error
+    """Plot the saved result of one benchmark as a .png or .svg file."""
     matplotlib.use("agg")
     figure = drawn(result)
     matplotlib.rcParams["svg.hashsalt"] = "feedline"  # the same result gives the same bytes
@@ -31,8 +33,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def drawn(result: dict[str, Any]) -> Any:
     """The picture of the saved result of one benchmark: a matplotlib figure, 9 inches wide."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     title, note = _DRAW[result["benchmark"]](figure, result.get("results", result))
     machine = result["machine"]
@@ -43,14 +43,9 @@ def drawn(result: dict[str, Any]) -> Any:
     return figure
 
 
-def _draw_feed(figure: Any, results: list[dict[str, Any]] | dict[str, Any]) -> tuple[str, str]:
-    """Each kind of feed, and the fastest gather, as a share of `np.take`. Or the stages of a user's feed."""
+def _draw_feed(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+    """Each kind of feed, and the fastest gather, as a share of `np.take`."""
     axes = figure.subplots()
-    if isinstance(results, dict):
-        stages = ("read_s", "transform_s", "place_s", "wait_s")
-        axes.barh([stage.removesuffix("_s") for stage in stages], [results[stage] * 1e3 for stage in stages])
-        axes.set(xlabel="milliseconds a batch")
-        return f"{results['rows_per_s']:,.0f} rows/s", ""
     names = [name for name in results[0]["entrants"] if name not in _LIMITS]
     width = 0.8 / len(names)
     for i, name in enumerate(names):
@@ -229,3 +224,7 @@ _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
     "scale": _draw_scale,
 }
 """Each draws a result on an empty figure. Returns the title, and what the caption says after the machine."""
+
+
+if __name__ == "__main__":
+    plot(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

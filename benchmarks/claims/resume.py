@@ -2,18 +2,25 @@
 
 This is feedline's own time, since the source computes its rows. Refuted by more than 10 ms, or by a cost that
 grows with the position.
+
+    python benchmarks/claims/resume.py --out resume.json
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from script import parser, save
 
 from feedline._src.feed import Feed
 
@@ -68,3 +75,16 @@ def resume(repeats: int) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+if __name__ == "__main__":
+    asked = parser(__doc__)
+    asked.add_argument("--repeats", type=int, default=50)
+    options = asked.parse_args()
+    measured = resume(options.repeats)
+    for each in measured:
+        print(
+            f"at position {each['position']:>17,}: set_state {each['restore_s'] * 1e3:.2f} ms, "
+            f"the first batch {each['first_batch_s'] * 1e3:.2f} ms later"
+        )
+    save("resume", options, results=measured)

@@ -1,20 +1,33 @@
-"""What grows with the number of processes, from tens to thousands?
+"""What does one process out of thousands do and send, and what of that grows with their number?
+
+One process plans and reads for a mesh that need not exist. The messages of all are counted by running the
+library's own code for each of them over a simulated coordination service, tests/simulated_service.py.
 
 feedline claims that the time of a step does not grow, nor do the calls of a process to build a feed, for a window
 of lanes, and for a check of replicas. Refuted if one of these grows between the smallest and the largest number of
 processes: calls by more than a tenth, the time of a step by half. What grows by design is shown beside them: the
 plan, which jax makes for the whole mesh, and the work of process 0, which stores the keys of all.
+
+    python benchmarks/claims/scale.py --out scale.json     # 16 to 16,384 processes, some minutes
+    python benchmarks/claims/scale.py --real 64            # and a small job of real processes on this machine
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+sys.path += [str(Path(__file__).parents[1] / "shared"), str(Path(__file__).parents[2] / "tests")]
+
+from scale_messages import messages
+from scale_plan import one_process
+from scale_real import real
+from script import parser, save
+from simulated_service import Costs
+
 from feedline._src.options import checked_integer
-from feedline._src.tools.bench.scale.messages import messages
-from feedline._src.tools.bench.scale.plan import one_process
-from feedline._src.tools.bench.scale.service import Costs
 
 FLAT = ("build", "build, one differs", "window of lanes", "check of replicas", "times for the report")
 """Cases whose calls must not grow. While a process is late, the others ask again."""
@@ -104,3 +117,27 @@ def real_lines(found: dict[str, Any]) -> list[str]:
         f"calls until the first batch: {min(found['build_calls'])}, at most {max(found['build_calls'])}",
         f"calls of a feed of lanes with {found['windows']} windows: {found['lanes_calls']:.1f}",
     ]
+
+
+def main() -> None:
+    """Measure, print and save."""
+    asked = parser(__doc__)
+    asked.add_argument("--processes", type=int, nargs="+", default=[16, 64, 256, 1024, 4096, 16384])
+    asked.add_argument("--rows", type=int, default=10**12, help="of the source")
+    asked.add_argument("--repeats", type=int, default=3, help="how often the feed of one process is built")
+    asked.add_argument("--latency-ms", type=float, default=0.5, help="of a call to the simulated service")
+    asked.add_argument("--call-us", type=float, default=100, help="time of process 0 for each call")
+    asked.add_argument(
+        "--real", type=int, default=0, help="also start so many processes, each with one CPU device and 100 MiB"
+    )
+    options = asked.parse_args()
+    costs = Costs(options.latency_ms / 1e3, options.call_us / 1e6)
+    simulated = scale(options.processes, options.rows, costs, options.repeats, print)
+    started = real(options.real) if options.real else None
+    for line in real_lines(started) if started else ():
+        print(line)
+    save("scale", options, results={"simulated": simulated, "real": started})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,6 @@
-"""One process of `feedline bench scale --real`: takes some batches of rows and of lanes, and writes what it saw.
+"""One process of `scale.py --real`: takes some batches of rows and of lanes, and writes what it saw.
 
-feedline launch --processes 64 --cpu --devices-per-process 1 -- \\
-    python -m feedline._src.tools.bench.scale.job FOLDER BEGAN
+feedline launch --processes 64 --cpu --devices-per-process 1 -- python benchmarks/claims/scale_job.py FOLDER BEGAN
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import grain
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from scale_plan import LOCAL_ROWS, vast_source
 
 from feedline._src.agreement.coordination import Coordination
 from feedline._src.cluster.join import initialize
 from feedline._src.feed import Feed
 from feedline._src.options import Reading
 from feedline._src.sources.lanes import Lanes
-from feedline._src.tools.bench.scale.plan import LOCAL_ROWS, vast_source
 
 _PATIENCE_S = 1800.0
 _ROWS = 10**12

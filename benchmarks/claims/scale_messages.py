@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from scale_plan import sharding_of
+from simulated_service import Costs, Outcome, simulate
 
 from feedline._src.agreement.agree import SharedBuild, group_name
 from feedline._src.agreement.all_gather import AllGather
@@ -17,8 +19,6 @@ from feedline._src.errors import ProcessError
 from feedline._src.order.schedule import Cursor
 from feedline._src.placement.place import Placement
 from feedline._src.streams.ends import WindowReport
-from feedline._src.tools.bench.scale.plan import sharding_of
-from feedline._src.tools.bench.scale.service import Costs, Outcome, simulate
 
 _WINDOWS = 2
 _CHECKS = 4

@@ -28,7 +28,7 @@ def real(processes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
         launch = ["launch", "--processes", str(processes), "--cpu", "--devices-per-process", "1", "--"]
-        job = [sys.executable, "-m", "feedline._src.tools.bench.scale.job", folder, repr(began)]
+        job = [sys.executable, str(Path(__file__).with_name("scale_job.py")), folder, repr(began)]
         done = subprocess.run(
             [sys.executable, "-m", "feedline", *launch, *job], capture_output=True, text=True, check=False
         )

@@ -94,3 +94,12 @@ class MemoryLimit:
         for thread in threads:
             thread.join()
         return sum(copied) / (time.perf_counter() - began)
+
+
+def filler(size: int) -> npt.NDArray[np.uint8]:
+    """Random uint8[size]; the same 16 MiB repeat."""
+    part = np.random.default_rng(0).integers(256, size=1 << 24, dtype=np.uint8)
+    flat = np.empty(size, np.uint8)
+    for start in range(0, size, len(part)):
+        flat[start : start + len(part)] = part[: size - start]
+    return flat

@@ -1,1 +1,1 @@
-"""The measurements of `feedline bench`: each file answers one question."""
+"""What `feedline bench` measures for a user: each file answers one question."""

@@ -10,6 +10,7 @@ A map::
       settings    GPU memory, 64-bit types, which devices JAX uses                                pure
       faults      versions that are known to be faulty, and XLA's fault with constant operands
       devices     bandwidth, the link, overlap
+        overlap     runs a feed whose load and computation take equally long
     feeds       a user's feed: its options and its first batches
       batches     shardings, dtypes and leaves of a batch                                         pure
     job         runs a command while it is observed; inside/ is what observes in its processes

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from feedline._src.tools.bench.overlap import overlap
 from feedline._src.tools.doctor.check import Check, unknown
+from feedline._src.tools.doctor.overlap import overlap
 
 _BATCH_BYTES, _SECONDS = 64 << 20, 0.5
 _IN_FLIGHT = 2

@@ -1,0 +1,37 @@
+"""What the benchmarks of claims share: eight CPU devices, the option --out, and the saved result."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import jax
+
+from feedline._src.tools.bench.machine import describe
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
+
+MACHINE = describe()
+"""Described before anything is measured, so that its load is that of other programs."""
+
+
+def parser(doc):
+    """A parser of options with --out, described by the question that a script's docstring begins with."""
+    found = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    found.add_argument("--out", type=Path, help="file for the result: machine, versions, options, raw samples")
+    return found
+
+
+def save(name, options, **result):
+    """Write the result of a benchmark to --out, as one object; also return it.
+
+    Args:
+      options: as parsed.
+      result: JSON values, most often all under "results".
+    """
+    asked = {key: value for key, value in vars(options).items() if key != "out"}
+    whole = {"benchmark": name, "machine": MACHINE, "options": asked, **result}
+    if options.out is not None:
+        options.out.write_text(json.dumps(whole, default=str) + "\n")
+    return whole
