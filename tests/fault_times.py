@@ -6,7 +6,7 @@ import os
 import pytest
 
 TIMES = "FEEDLINE_FAULT_TIMES"
-"""The variable that names the file to which `measured` writes. benchmarks/faults.py sets it."""
+"""The variable that names the file to which `measured` writes. tests/faults/measure_faults.py sets it."""
 
 
 @pytest.fixture

@@ -7,33 +7,31 @@ besides.
 As a check, two feeds are measured in turns, in a loop whose steps sleep: one as it is, and one whose accounts
 are kept by an object that does nothing. Their difference is small beside the noise of a machine.
 
-    python benchmarks/accounting.py --json
+    python benchmarks/claims/accounting.py --out accounting.json
 
 Refuted by a cost of more than 1 % of a step of 5 ms.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
 import time
 import timeit
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
+
 import feedline
 from feedline._src.observe.accounting import Accounting
 from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, this_thread
-from feedline._src.tools.bench.machine import describe
 
 STEP_S = 0.005
 ROWS = 2048
@@ -119,13 +117,11 @@ def calls(batches=20_000):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--json", action="store_true", help="print one object as the last line")
-    parser.add_argument("--out", help="file for the same object")
-    options = parser.parse_args()
-    result = {"benchmark": "accounting", "machine": describe(), **measured(options.rounds, options.steps)}
+    asked = parser(__doc__)
+    asked.add_argument("--rounds", type=int, default=15)
+    asked.add_argument("--steps", type=int, default=200)
+    options = asked.parse_args()
+    result = measured(options.rounds, options.steps)
     print(f"calls:    {result['calls_us']:.1f} µs of processor time a batch, all threads together")
     print(f"          {result['loop_us']:.1f} µs of them on the training thread, in next")
     print(f"clocks:   {result['clocks_us']:.1f} µs")
@@ -133,13 +129,8 @@ def main():
     print(f"check: two feeds differ by {result['process_us']:.0f} µs of processor time a step; in rounds by")
     differences = [a[0] - b[0] for a, b in zip(*result["samples"].values(), strict=True)]
     print(f"       {min(differences):.0f} to {max(differences):.0f} µs")
-    if options.out:
-        with open(options.out, "w") as file:
-            file.write(json.dumps(result) + "\n")
-    if options.json:
-        print(json.dumps(result))
-    return 0
+    save("accounting", options, **result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,18 +11,17 @@ use them. So its rows/s grow with the number of rows, unless the data are larger
 exceed the bytes of the file ÷ the bytes of the rows: a file of 256 MiB shows nothing. Blocks smaller than the
 kernel's read-ahead, which is printed, should gain little.
 
-    python benchmarks/cold.py --folder /data          # 8 GiB, minutes; --json: one object in the last line
+    python benchmarks/claims/cold.py --folder /data    # 8 GiB, minutes
 
 The file is removed afterwards, unless --keep is given; an existing file of the right size is used again.
 """
 
-import argparse
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import statistics
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
+
 import feedline
 from feedline import Blocks, Order
 from feedline._src.order.epoch import rows_at
-from feedline._src.tools.bench.machine import describe
 
 ROW_BYTES = 3072
 PART_ROWS = 1 << 15
@@ -139,15 +141,14 @@ def show(samples):
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where the file is written; not a tmpfs")
-    parser.add_argument("--gib", type=float, default=8.0, help="size of the file")
-    parser.add_argument("--batch", type=int, default=4096, help="rows in a read")
-    parser.add_argument("--threads", type=int, default=8, help="reading threads")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help="do not remove the file")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
-    return parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--folder", type=Path, required=True, help="where the file is written; not a tmpfs")
+    asked.add_argument("--gib", type=float, default=8.0, help="size of the file")
+    asked.add_argument("--batch", type=int, default=4096, help="rows in a read")
+    asked.add_argument("--threads", type=int, default=8, help="reading threads")
+    asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument("--keep", action="store_true", help="do not remove the file")
+    return asked.parse_args()
 
 
 def main():
@@ -155,8 +156,8 @@ def main():
     path = options.folder / "feedline-cold.npy"
     try:
         make(path, int(options.gib * 2**30) // ROW_BYTES)
-        machine = {**describe(), "read_ahead_kib": read_ahead_kib(path)}
-        print("read-ahead:", machine["read_ahead_kib"], "KiB")
+        read_ahead = read_ahead_kib(path)
+        print("read-ahead:", read_ahead, "KiB")
         samples = measure(path, options)
     finally:
         if not options.keep:
@@ -164,9 +165,7 @@ def main():
     gains = show(samples)
     refuted = max(gain for name, gain in gains.items() if name != "full") < 2
     print("refuted" if refuted else "not refuted")
-    if options.json:
-        asked = {name: getattr(options, name) for name in ("gib", "batch", "threads", "repeats")}
-        print(json.dumps({"machine": machine, **asked, "refuted": refuted, "gains": gains, "samples": samples}))
+    save("cold", options, read_ahead_kib=read_ahead, refuted=refuted, gains=gains, samples=samples)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from limit import MemoryLimit, fastest_gather, filler
-from rounds import Entrant, alternate, compared
-from script import parser, save
+from shared.limit import MemoryLimit, fastest_gather, filler
+from shared.rounds import Entrant, alternate, compared
+from shared.script import parser, save
 
 from feedline import Feed
 

@@ -4,12 +4,11 @@ Refuted for a format if the library's time ÷ feedline's, the median of paired p
 is used in the fastest way that was found, on the same files, and may use its own threads; feedline's `read`
 is called from one thread. Both deliver NumPy arrays, whose values are compared before the measurement.
 
-    python benchmarks/formats.py --json formats.json      # about two minutes; --only parquet for one
+    python benchmarks/claims/formats.py --out formats.json      # about two minutes; --only parquet for one
 """
 
-import argparse
-import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,9 +20,12 @@ import pyarrow.parquet as pq
 import tensorstore as ts
 from array_record.python import array_record_module
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
+
 import feedline
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.tools.bench.machine import describe
 
 BATCH_ROWS = 4096
 GROUP_ROWS = 4096  # a row group, a record batch, a chunk
@@ -229,11 +231,10 @@ def measure(case, passes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--passes", type=int, default=11)
-    parser.add_argument("--only", default="", help="only cases whose names begin with this")
-    parser.add_argument("--json", type=Path, help="file for the raw samples and the machine")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--passes", type=int, default=11)
+    asked.add_argument("--only", default="", help="only cases whose names begin with this")
+    options = asked.parse_args()
     results = {}
     for name, case in CASES.items():
         if name.startswith(options.only):
@@ -242,10 +243,7 @@ def main():
             print(
                 f"{name:26} {found['ratio']:5.2f} × the library, {found['rows_per_s']:12,.0f} rows/s", flush=True
             )
-    if options.json:
-        settings = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-        saved = {"machine": describe(), "settings": settings, "results": results}
-        options.json.write_text(json.dumps(saved, indent=1))
+    save("formats", options, results=results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How large is a lane's state, and how long does restoring it take?
 
-python benchmarks/lanes.py
-feedline launch --processes 2 --cpu --devices-per-process 1 -- python benchmarks/lanes.py
+python benchmarks/claims/lanes.py
+feedline launch --processes 2 --cpu --devices-per-process 1 -- python benchmarks/claims/lanes.py
 
 In one process: bytes of the state, and the time from `set_state` to the next batch, for several kinds of lane
 after 1,024 and 16,384 items; the best of nine. The claim that Grain causes this time is refuted by a figure far

@@ -5,26 +5,24 @@ The loop holds two batches, like a loop that dispatches the next step before the
 among its first steps, as for a checkpoint: then all buffers are full, which needs the largest number of slabs.
 Refuted by growth of 8 MiB or more, or by a slab that is mapped after the first 20 batches.
 
-    python benchmarks/memory.py --out memory.json
+    python benchmarks/claims/memory.py --out memory.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import sys
 import time
 from pathlib import Path
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
+
 import feedline
-from feedline._src.tools.bench.machine import describe
 
 SETTLED = 20
 """Batches after which no new slab may be mapped."""
@@ -72,11 +70,9 @@ def run(batches: int, transform: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=100_000, help="at least 40")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    machine = describe()
+    asked = parser(__doc__)
+    asked.add_argument("--batches", type=int, default=100_000, help="at least 40")
+    options = asked.parse_args()
     results = []
     for transform in (False, True):
         result = run(options.batches, transform)
@@ -85,8 +81,7 @@ def main() -> None:
             f"{result['batches']:,} batches, transform {transform}: {result['growth_bytes'] / 2**20:+.2f} MiB, "
             f"slabs {result['slabs_after_20']} after 20 batches, {result['slabs_at_the_end']} at the end"
         )
-    if options.out:
-        options.out.write_text(json.dumps({"benchmark": "memory", "machine": machine, "results": results}) + "\n")
+    save("memory", options, results=results)
 
 
 if __name__ == "__main__":

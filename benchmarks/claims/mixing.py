@@ -8,13 +8,17 @@ of the labels of a fully shuffled batch. If the file is in random order, all ord
 - jump: the distance between the rows at adjacent positions, divided by n / 3, which is that of a full shuffle.
 - moved: the distance of a row from its position, divided by n / 3, which is that of a full shuffle.
 
-    python benchmarks/mixing.py          # seconds; --json: one object in the last line
+    python benchmarks/claims/mixing.py
 """
 
-import argparse
-import json
+import sys
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
 
 from feedline import Blocks, Order
 from feedline._src.order.epoch import rows_at
@@ -38,9 +42,7 @@ def describe_order(shuffle):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     results = {}
     print(f"{'rows x window':>13} {'rows in it':>10} {'MiB of 3 KiB':>12} {'labels':>7} {'jump':>6} {'moved':>6}")
     for name, shuffle in SHUFFLES.items():
@@ -48,8 +50,7 @@ def main():
         window_rows = N if shuffle is True else shuffle.rows * shuffle.window
         figures = f"{found['labels']:7.1f} {found['jump']:6.2f} {found['moved']:6.2f}"
         print(f"{name:>13} {window_rows:10,} {window_rows * 3 / 1024:12,.0f} {figures}")
-    if options.json:
-        print(json.dumps({"rows": N, "labels": LABELS, "batch": BATCH, "batches": BATCHES, "results": results}))
+    save("mixing", options, results=results)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ array has a leaf of int32 beside it, as the mixture adds one. Both take turns, s
 
 The order alone, of adjacent positions and of every second one, is measured on one thread, without a claim.
 
-    python benchmarks/mixture.py          # a minute; --json: one object in the last line
+    python benchmarks/claims/mixture.py
 """
 
-import argparse
-import json
-import os
 import statistics
+import sys
 import time
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
 
 import feedline
 import feedline._src.order.mixture
@@ -88,11 +88,10 @@ def orders(rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--gib", type=float, default=0.5, help="of rows in memory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--rounds", type=int, default=7)
+    asked.add_argument("--gib", type=float, default=0.5, help="of rows in memory")
+    options = asked.parse_args()
     of_orders = orders(options.rounds)
     print("order, ns a row:", ", ".join(f"{name} {ns}" for name, ns in of_orders.items()))
     found = []
@@ -106,8 +105,7 @@ def main():
         )
     refuted = [each for each in found if each["batch_bytes"] == 16 << 20 and each["median_ratio"] < CLAIM]
     print("refuted" if refuted else "not refuted")
-    if options.json:
-        print(json.dumps({"jax": jax.__version__, "numpy": np.__version__, "order_ns": of_orders, "feeds": found}))
+    save("mixture", options, order_ns=of_orders, feeds=found)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,18 @@ between cached and streaming stores, is slower than `np.take` or than either kin
 - take, cached, streamed, chosen: GB/s of np.take, of the C gather with each kind of stores, and as in a feed.
 - many: GB/s of a feed's gather from 64 arrays, by C and by NumPy.
 
-    python benchmarks/native.py             # two minutes; --quick: seconds; --json: one object in the last line
+    python benchmarks/claims/native.py    # two minutes; --quick: seconds
 """
 
-import argparse
-import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
 
 from feedline import Blocks, Order
 from feedline._src.native.gather import Segments
@@ -25,7 +29,6 @@ from feedline._src.order.compiled import rows_at_by_c
 from feedline._src.order.permutation import permuted, words
 from feedline._src.sources.numpy_gather import NumpyGather
 from feedline._src.sources.row_gather import RowGather
-from feedline._src.tools.bench.machine import describe
 
 ROW_BYTES, BATCH_MIB = (4, 256, 1024, 3072, 12_288, 150_528), (4, 16)
 WHOLE = (slice(None),)
@@ -77,16 +80,13 @@ def of_gather(row_bytes, batch_mib, data_bytes, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="little data and few rounds: only to see that it runs"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object in the last line")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--quick", action="store_true", help="little data and few rounds: only to see that it runs")
+    options = asked.parse_args()
     if library() is None:
         raise SystemExit("the C library was not built, or FEEDLINE_PURE_PYTHON=1: there is nothing to compare")
     rounds, data_bytes = (2, 16 << 20) if options.quick else (30, 1 << 30)
-    found = {"machine": describe(), "order": {}, "gather": {}}
+    found = {"order": {}, "gather": {}}
     for n in (10**6, 10**9, 10**15):
         for name, shuffle in {"full": True, "blocked": Blocks(4096, 64)}.items():
             found["order"][f"{n:.0e} {name}"] = costs = of_order(n, shuffle, rounds)
@@ -100,8 +100,7 @@ def main():
                 f"gather, {row_bytes:7,} B, {batch_mib:2} MiB: "
                 + ", ".join(f"{k} {v:.2f}" for k, v in gathers.items())
             )
-    if options.json:
-        print(json.dumps(found))
+    save("native", options, **found)
 
 
 if __name__ == "__main__":

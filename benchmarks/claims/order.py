@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from script import parser, save
+from shared.script import parser, save
 
 from feedline._src.options import Blocks, Order
 from feedline._src.order.epoch import rows_at

@@ -9,9 +9,9 @@ prefetch 2. `feedline doctor` makes the same measurement, shorter.
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from script import parser, save
+from shared.script import parser, save
 
 from feedline._src.tools.doctor.overlap import overlap
 

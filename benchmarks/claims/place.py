@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "shared"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from limit import filler
-from script import parser, save
+from shared.limit import filler
+from shared.script import parser, save
 
 from feedline._src.feed import Feed
 from feedline._src.loader.staging import Staging

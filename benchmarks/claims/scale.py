@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path += [str(Path(__file__).parents[1] / "shared"), str(Path(__file__).parents[2] / "tests")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-from scale_messages import messages
-from scale_plan import one_process
-from scale_real import real
-from script import parser, save
+from shared.script import parser, save
 from simulated_service import Costs
 
+from claims.scale_messages import messages
+from claims.scale_plan import one_process
+from claims.scale_real import real
 from feedline._src.options import checked_integer
 
 FLAT = ("build", "build, one differs", "window of lanes", "check of replicas", "times for the report")

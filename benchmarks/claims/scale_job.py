@@ -19,8 +19,10 @@ import grain
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from scale_plan import LOCAL_ROWS, vast_source
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from claims.scale_plan import LOCAL_ROWS, vast_source
 from feedline._src.agreement.coordination import Coordination
 from feedline._src.cluster.join import initialize
 from feedline._src.feed import Feed

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from scale_plan import sharding_of
 from simulated_service import Costs, Outcome, simulate
 
+from claims.scale_plan import sharding_of
 from feedline._src.agreement.agree import SharedBuild, group_name
 from feedline._src.agreement.all_gather import AllGather
 from feedline._src.agreement.coordination import Coordination

@@ -5,36 +5,33 @@ placing left out, or both; and the whole feed with more batches ahead. The gain 
 the waits of other threads that it causes. Refuted as an explanation if a feed without both is still below 0.8 of
 the limit at 16 MB.
 
-    python benchmarks/stand_ins.py --out stand_ins.json
+    python benchmarks/claims/stand_ins.py --out stand_ins.json
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import os
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-
 import jax
 import numpy as np
-from feedline._src.tools.bench.limit import MemoryLimit
-from feedline._src.tools.bench.rounds import Entrant, alternate, compared
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.limit import MemoryLimit, filler
+from shared.rounds import Entrant, alternate, compared
+from shared.script import parser, save
 
 import feedline
 from feedline._src.placement.place import Placement
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.tools.bench.feed import filler
-from feedline._src.tools.bench.machine import describe
 
 FEEDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {  # the stages that are left out, and settings
     "whole": ((), {}),
@@ -108,13 +105,12 @@ def measured(flat: np.ndarray, row_bytes: int, batch_mb: float, rounds: int, sec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=1.5)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    machine, flat, results = describe(), filler(int(options.gib * 2**30)), []
+    asked = parser(__doc__)
+    asked.add_argument("--gib", type=float, default=1.5)
+    asked.add_argument("--rounds", type=int, default=7)
+    asked.add_argument("--seconds", type=float, default=0.5)
+    options = asked.parse_args()
+    flat, results = filler(int(options.gib * 2**30)), []
     print("share of the memory limit (cores busy)")
     for row_bytes, batch_mb in SIZES:
         result = measured(flat, row_bytes, batch_mb, options.rounds, options.seconds)
@@ -124,10 +120,7 @@ def main() -> None:
             for name in FEEDS
         )
         print(f"{row_bytes:>7} B, {batch_mb:>2} MB:", ", ".join(shown), flush=True)
-    if options.out:
-        options.out.write_text(
-            json.dumps({"benchmark": "stand-ins", "machine": machine, "results": results}) + "\n"
-        )
+    save("stand-ins", options, results=results)
 
 
 if __name__ == "__main__":

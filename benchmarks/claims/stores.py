@@ -6,7 +6,7 @@ epoch, with an empty cache, takes 2 s or more at 50 ms, or if an epoch over a fu
 than one over local files. Epochs over the cache and over local files alternate; the median of their ratios counts,
 since other programs disturb both.
 
-    python benchmarks/stores.py --latency-ms 50 --out results/stores.json
+    python benchmarks/claims/stores.py --latency-ms 50 --out results/stores.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SERVER = Path(__file__).parent.parent / "tests" / "stores"
+SERVER = Path(__file__).parents[2] / "tests" / "stores"
 
 
 def serve(path: str, latency_s: float, bytes_s: float) -> None:

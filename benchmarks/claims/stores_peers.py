@@ -7,7 +7,7 @@ time from opening to the first batch, the first epoch, and the next two, which r
 its number: every epoch must deliver each row once, but those of a last partial batch. MosaicML Streaming
 shuffles inside a range of rows, LitData inside a shard; feedline's shuffle is global.
 
-    python benchmarks/stores_peers.py --environments envs --latency-ms 50 --out results/stores_peers.json
+    python benchmarks/claims/stores_peers.py --environments envs --latency-ms 50 --out results/stores_peers.json
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def main() -> None:
     )
     parser.add_argument("--out")
     given = parser.parse_args()
-    from peers_environments import interpreter_for
+    from peers.environments import interpreter_for
 
     count = given.mib * (1 << 20) // ROW_BYTES
     found: dict[str, list[Any]] = {name: [] for name in ENTRANTS}

@@ -5,36 +5,35 @@ measured again in turns with a feed that has found its own settings, and whose s
 sample is the mean time of a step. The slow disk and the slow transfer sleep, as does the loop, so that loads stay
 apart on any machine; the two decoders compute.
 
-    python benchmarks/tuning.py --out tuning.json    # eight minutes
-    python benchmarks/tuning.py --loads "slow disk"
+    python benchmarks/claims/tuning.py --out tuning.json    # eight minutes
+    python benchmarks/claims/tuning.py --loads "slow disk"
 
 Refuted by a load on which the median of "auto" is more than 1.1 times as long as that of the best settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+from pathlib import Path
 
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from shared.script import parser, save
+
 import feedline
 from feedline._src.options import Settings
 from feedline._src.placement.place import Placement
-from feedline._src.tools.bench.machine import describe
 
 BATCH, WIDTH = 64, 4096
 ROWS = 1 << 13
@@ -209,23 +208,21 @@ def measured(load, folder, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a sample")
-    parser.add_argument("--search-s", type=float, default=45.0, help="that a search may take")
-    parser.add_argument("--quick", action="store_true", help="a small grid, one round, short samples")
-    parser.add_argument("--json", action="store_true", help="print one object as the last line")
-    parser.add_argument("--out", help="file for the same object")
-    options = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    asked.add_argument("--rounds", type=int, default=5)
+    asked.add_argument("--seconds", type=float, default=1.0, help="of a sample")
+    asked.add_argument("--search-s", type=float, default=45.0, help="that a search may take")
+    asked.add_argument("--quick", action="store_true", help="a small grid, one round, short samples")
+    options = asked.parse_args()
     if options.quick:
         options.rounds, options.seconds, options.search_s = 1, 0.1, 4.0
-    result = {"benchmark": "tuning", "machine": describe(), "loads": {}}
+    loads = {}
     print("| load | auto ÷ best | auto | best of the grid | default | settings found | search |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         for load in options.loads:
-            found = result["loads"][load] = measured(load, folder, options)
+            found = loads[load] = measured(load, folder, options)
             settings = ", ".join(f"{name} {value}" for name, value in found["auto"].items())
             print(
                 f"| {load} | {found['ratio']:.2f} | {found['auto_ms']:.2f} ms | {found['best_ms']:.2f} ms "
@@ -233,14 +230,8 @@ def main():
                 f"{found['search_steps']:,} steps |",
                 flush=True,
             )
-    result["worst"] = max(found["ratio"] for found in result["loads"].values())
-    if options.out:
-        with open(options.out, "w") as file:
-            file.write(json.dumps(result) + "\n")
-    if options.json:
-        print(json.dumps(result))
-    return 0
+    save("tuning", options, loads=loads, worst=max(found["ratio"] for found in loads.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

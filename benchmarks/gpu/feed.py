@@ -4,7 +4,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from feedline._src.tools.bench.feed import matrix
+from claims.feed import matrix
 
 
 def feed_cases(scale):

@@ -1,8 +1,8 @@
 """Does feedline keep a GPU as busy as its link to the host allows, and as its arithmetic?
 
-    python benchmarks/gpu.py --out gpu.json                 # all parts in eight minutes; on a CPU always --quick
-    python benchmarks/gpu.py --part modes --out gpu.json    # one part in eight minutes; the others are kept
-    python benchmarks/plot_gpu.py gpu.json gpu.png
+    python benchmarks/gpu/gpu.py --out gpu.json               # all parts, eight minutes; on a CPU always --quick
+    python benchmarks/gpu/gpu.py --part modes --out gpu.json  # one part, eight minutes; the others are kept
+    python benchmarks/gpu/plot.py gpu.json gpu.png
 
 Refuted, on a GPU, if
   - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out
@@ -26,25 +26,27 @@ compute and input share the cores. No figure for a GPU exists yet: statements ab
 import argparse
 import os
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import gpu_apart
-import gpu_result
 import jax
-from gpu_feed import feed_cases
-from gpu_memory import memory_cases
-from gpu_pinned import pinned_cases
-from gpu_report import report, verdicts
-from gpu_scale import QUICK, Scale
-from gpu_steps import overlap_cases, utilisation_cases
-from gpu_training import modes_cases, practices_cases
-from gpu_transfer import registered_cases, transfer_cases
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import feedline
 from feedline._src.tools.bench.machine import describe
+from gpu import apart, saved
+from gpu.feed import feed_cases
+from gpu.memory import memory_cases
+from gpu.pinned import pinned_cases
+from gpu.report import report, verdicts
+from gpu.scale import QUICK, Scale
+from gpu.steps import overlap_cases, utilisation_cases
+from gpu.training import modes_cases, practices_cases
+from gpu.transfer import registered_cases, transfer_cases
 
 PARTS = {  # name: (cases, share of the time); unused time is left to the parts that follow
     "transfer": (transfer_cases, 0.16),
@@ -99,10 +101,10 @@ def measure(result, scale, names, chosen, budget_s, save):
         started = time.monotonic()
         found = result["sections"][name] = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **gpu_result.begun(result["sections"].get(name), chosen),
+            **saved.begun(result["sections"].get(name), chosen),
         }
-        for each in gpu_apart.part(cases_of, scale, chosen, began + granted_s):
-            gpu_result.add(found, *each)
+        for each in apart.part(cases_of, scale, chosen, began + granted_s):
+            saved.add(found, *each)
             found["wall_s"] = time.monotonic() - started
             result["verdicts"] = verdicts(result)
             save(result)
@@ -123,18 +125,16 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, only to check that everything runs")
     parser.add_argument("--cpu-devices", type=int, default=0, help="run on this many CPU devices")
     options = parser.parse_args()
-    if options.cpu_devices:  # for the processes of the parts; this one initialises no backend (see gpu_apart)
+    if options.cpu_devices:  # for the processes of the parts; this one initialises no backend (see apart)
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(options.cpu_devices)}
-    about = gpu_apart.called(120, machine)
+    about = apart.called(120, machine)
     scale = QUICK if options.quick or about["platform"] == "cpu" else Scale()
     try:
-        result = gpu_result.opened(options.out, about, scale)
-    except gpu_result.OtherResult as error:
+        result = saved.opened(options.out, about, scale)
+    except saved.OtherResult as error:
         parser.error(str(error))
     names = [name for name in PARTS if name in options.part]
-    measure(
-        result, scale, names, options.case, options.budget_s, lambda result: gpu_result.save(options.out, result)
-    )
+    measure(result, scale, names, options.case, options.budget_s, lambda result: saved.save(options.out, result))
     report(result, names)
     return int(any(result["sections"][name]["errors"] for name in names))
 

@@ -18,8 +18,9 @@ import site
 
 import jax
 import numpy as np
-from feedline._src.tools.bench.rounds import alternate, compared
-from gpu_transfer import _rate, _spec
+from shared.rounds import alternate, compared
+
+from gpu.transfer import _rate, _spec
 
 _CPU, _CUDA_HOST = 1, 3  # kinds of devices in DLPack
 _UNSIGNED = 1  # its code of unsigned integers

@@ -1,6 +1,6 @@
-"""Plots the result that `python benchmarks/gpu.py --out gpu.json` saved.
+"""Plots the result that `python benchmarks/gpu/gpu.py --out gpu.json` saved.
 
-    python benchmarks/plot_gpu.py gpu.json gpu.png
+    python benchmarks/gpu/plot.py gpu.json gpu.png
 
 Needs matplotlib, which `pip install '.[bench]'` in the clone brings.
 """

@@ -1,6 +1,6 @@
 """Judges the results of gpu.py, and prints them."""
 
-from gpu_steps import AHEAD
+from gpu.steps import AHEAD
 
 
 def verdicts(result):

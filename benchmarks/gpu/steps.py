@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from feedline._src.tools.bench.rounds import alternate, compared
-from gpu_trace import traced
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from shared.limit import filler
+from shared.rounds import alternate, compared
 
 import feedline
-from feedline._src.tools.bench.feed import filler, measure_feed
+from feedline._src.tools.bench.feed import measure_feed
+from gpu.traced import traced
 
 DEPTHS = (0, 1, 2, 3)
 AHEAD = (0, 8)

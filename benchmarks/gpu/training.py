@@ -10,8 +10,8 @@ import time
 from collections import deque
 
 import jax
-from feedline._src.tools.bench.rounds import alternate
 from jax.sharding import NamedSharding, PartitionSpec
+from shared.rounds import alternate
 
 import feedline
 from feedline._src.tools.bench import modes, practices

@@ -7,8 +7,8 @@ from collections import deque
 
 import jax
 import numpy as np
-from feedline._src.tools.bench.rounds import alternate, compared
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from shared.rounds import alternate, compared
 
 from feedline._src.loader.staging import Staging
 from feedline._src.placement.place import Placement

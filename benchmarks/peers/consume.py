@@ -6,7 +6,6 @@
     def batches(task, **settings) -> Iterator           # batches as task.spec says, placed by task.sharding
     def prepare(task) -> None                           # optional: converts the rows to the peer's own format
     AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
-    SWEEP: list[dict]                                   # optional: settings that peers_sweep.py compares
 
 tasks/ has what a reader is given: `rows_task.Rows` or `images_task.Images`.
 
@@ -131,9 +130,9 @@ def versions():
 
 def answer(reader, request):
     """The answer to one request."""
-    settings = reader.SETTINGS | request.get("settings", {})
+    settings = reader.SETTINGS
     if request["do"] == "describe":
-        return {"settings": settings, "sweep": getattr(reader, "SWEEP", [{}]), "versions": versions()}
+        return {"settings": settings, "versions": versions()}
     fields = dict(request["task"])
     task = TASKS[fields.pop("kind")](**fields)
     match request["do"]:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers_entrants import Entrant
-from peers_environments import CannotRun
-
 from feedline._src.cluster.cores import own_cores
 from feedline._src.tools.bench.machine import describe
+from peers.entrants import Entrant
+from peers.environments import CannotRun
 
 DEVICES = 8
 """The CPU devices of each entrant."""
@@ -22,7 +21,7 @@ Standings = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Who is measured, and how long. See `peers_options.Options`; `sizes` are those of the data."""
+    """Who is measured, and how long. See `peers.options.Options`; `sizes` are those of the data."""
 
     names: tuple[str, ...]
     rounds: int

@@ -1,14 +1,14 @@
-"""The entrants of the benchmarks of peers: each is a folder of benchmarks/peers, run in its own process."""
+"""The entrants of the benchmarks of peers: each is a folder of readers/, run in its own process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from peers_environments import interpreter_for
-from peers_process import Peer
+from peers.environments import interpreter_for
+from peers.process import Peer
 
-READERS = Path(__file__).with_name("peers")
+READERS = Path(__file__).with_name("readers")
 LIMIT = "limit"
 GATHER = "gather"
 FEEDLINE = "feedline"
@@ -66,7 +66,9 @@ class Entrant:
         work.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._work = work
-        self._peer = Peer(interpreter, READERS / "consume.py", READERS / name / "reader.py", work / f"{name}.log")
+        self._peer = Peer(
+            interpreter, READERS.with_name("consume.py"), READERS / name / "reader.py", work / f"{name}.log"
+        )
         self.close = self._peer.close
 
     def check(self, task: dict[str, Any], limit: int | None) -> dict[str, Any]:
@@ -77,11 +79,9 @@ class Entrant:
         right = not (found["wrong"] or found["repeated"] or found["missing"])
         return {"prepare_s": prepared["seconds"], **found, "right": right}
 
-    def measure(
-        self, task: dict[str, Any], warm_up_s: float, seconds: float, settings: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Measure one round: rows and seconds. `settings` override the reader's own."""
-        request = {"do": "measure", "warm_up_s": warm_up_s, "seconds": seconds, "settings": settings or {}}
+    def measure(self, task: dict[str, Any], warm_up_s: float, seconds: float) -> dict[str, Any]:
+        """Measure one round: rows and seconds."""
+        request = {"do": "measure", "warm_up_s": warm_up_s, "seconds": seconds}
         found = self._peer.ask({**request, "task": self._own(task)}, _MEASURE_LIMIT_S)
         return {**found, "rows_per_s": found["rows"] / found["seconds"]}
 
@@ -91,7 +91,7 @@ class Entrant:
         return self._peer.ask(request, _MEASURE_LIMIT_S + steps * step_s)
 
     def describe(self) -> dict[str, Any]:
-        """Its settings, those of its sweep, and the versions of the packages that it has imported."""
+        """Its settings, and the versions of the packages that it has imported."""
         return self._peer.ask({"do": "describe"}, _CHECK_LIMIT_S)
 
     def _own(self, task: dict[str, Any]) -> dict[str, Any]:

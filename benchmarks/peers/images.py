@@ -3,8 +3,7 @@
 `images_limit` is feedline's decoders alone. feedline's claims are refuted by less than 0.92 of it, by less than
 1.2 × the best of the others, by memory that grows, or by a training thread that pays more than for columns.
 
-    python benchmarks/images.py --out images.json       # ten minutes, after the first time
-    python benchmarks/images.py --sweep --only images_grain    # the settings in the SWEEP of its reader
+    python benchmarks/peers/images.py --out images.json       # ten minutes, after the first time
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tyro
-from images_data import described, marked_jpegs, photo_jpegs
-from peers_contest import DEVICES, Case, contest, thread_count
-from peers_entrants import IMAGE_ENTRANTS, IMAGES_FEEDLINE, IMAGES_LIMIT, Entrant
-from peers_environments import CannotRun
-from peers_options import Options
-from peers_standings import ranked, rates_of, shown
-from peers_sweep import swept
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from peers.contest import DEVICES, Case, contest, thread_count
+from peers.entrants import IMAGE_ENTRANTS, IMAGES_FEEDLINE, IMAGES_LIMIT, Entrant
+from peers.environments import CannotRun
+from peers.images_data import described, marked_jpegs, photo_jpegs
+from peers.options import Options
+from peers.standings import ranked, rates_of, shown
 
 _STEP_OF_BATCH = 1.2
 """The step of the training loop ÷ the time in which a batch is made: the threads are nearly always busy."""
@@ -42,7 +43,6 @@ class Images(Options):
       size: height and width of an image in a batch.
       batch_rows: images in a batch.
       train_steps: steps of the training loop.
-      sweep: compare the settings in the SWEEP of each reader instead.
     """
 
     entrants: ClassVar = IMAGE_ENTRANTS
@@ -53,7 +53,6 @@ class Images(Options):
     size: int = 224
     batch_rows: int = 256
     train_steps: int = 100
-    sweep: bool = False
 
     def check(self) -> None:
         """Check that the options fit together."""
@@ -99,8 +98,6 @@ class Images(Options):
         """Run the benchmark; the keys of its result are those of `contest`, "data" and "training"."""
         plan, cases, data = self.plan(), self.cases(), described(self.photographs())
         print(_data_text(data), flush=True)
-        if self.sweep:
-            return swept(plan, cases)
         result = contest("images", plan, cases, standings, table)
         result["data"] = data
         if IMAGES_FEEDLINE in result["entrants"]:

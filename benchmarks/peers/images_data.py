@@ -19,7 +19,7 @@ import simplejpeg
 
 from feedline._src.cluster.cores import own_cores
 
-sys.path.append(str(Path(__file__).with_name("peers") / "tasks"))  # where the peers' processes find it, too
+sys.path.append(str(Path(__file__).with_name("tasks")))  # where the peers' processes find it, too
 
 from marked import MOST, marked_image
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from peers_contest import Case, Plan
+from peers.contest import Case, Plan
 
 CACHE = "~/.cache/feedline/peers"
 

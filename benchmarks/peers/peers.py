@@ -3,7 +3,7 @@
 Each loader, including feedline, is also compared with both memory limits. feedline's claim is refuted if the
 ratio `feedline ÷ peer` and its whole interval are below 1 for a peer.
 
-    python benchmarks/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
+    python benchmarks/peers/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tyro
-from peers_contest import DEVICES, Case, contest, thread_count
-from peers_entrants import ENTRANTS
-from peers_options import Options
-from peers_standings import standings, table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from peers.contest import DEVICES, Case, contest, thread_count
+from peers.entrants import ENTRANTS
+from peers.options import Options
+from peers.standings import standings, table
 
 _LEAST_ROW_BYTES = 8  # the first eight bytes identify a row
 _CHECKED_BYTES = 32 << 20

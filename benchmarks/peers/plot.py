@@ -1,6 +1,6 @@
-"""Plots the result that `python benchmarks/peers.py --out peers.json` saved: a bar chart for each row size.
+"""Plots the result that `python benchmarks/peers/peers.py --out peers.json` saved: a bar chart for each row size.
 
-    python benchmarks/plot_peers.py peers.json peers.svg
+    python benchmarks/peers/plot.py peers.json peers.svg
 
 Of each library the fastest entrant is drawn. The axes are linear: a bar of twice the length is twice the rate.
 Needs matplotlib, which `pip install '.[bench]'` in the clone brings.

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from peers_environments import CannotRun, last_lines
+from peers.environments import CannotRun, last_lines
 
 _LEAVING_S = 5.0
 

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline._src.tools.bench.ratios import paired
-from peers_entrants import FEEDLINE, GATHER, LIMIT, PAIR
+from shared.rounds import paired
+
+from peers.entrants import FEEDLINE, GATHER, LIMIT, PAIR
 
 Rates = dict[str, dict[int, float]]
 """{entrant: {round: rows per second}}."""
@@ -47,7 +48,7 @@ def rates_of(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> Rates:
 def ranked(rates: Rates, ours: str, **limits: str) -> dict[str, dict[str, Any]]:
     """{entrant: {"median_rows_per_s", "feedline_over", a ratio to each of `limits`}}, fastest first.
 
-    Ratios are `feedline._src.tools.bench.ratios.Ratio` as dicts, None if a rate is missing.
+    Ratios are `shared.rounds.Ratio` as dicts, None if a rate is missing.
     """
     medians = {name: statistics.median(of.values()) for name, of in rates.items()}
     return {

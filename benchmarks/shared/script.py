@@ -9,15 +9,17 @@ import jax
 
 from feedline._src.tools.bench.machine import describe
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
-
 MACHINE = describe()
 """Described before anything is measured, so that its load is that of other programs."""
 
 
 def parser(doc):
-    """A parser of options with --out, described by the question that a script's docstring begins with."""
+    """A parser of options with --out, described by the question that a script's docstring begins with.
+
+    Also makes JAX run on eight CPU devices, unless the environment says otherwise.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
     found = argparse.ArgumentParser(description=doc.partition("\n")[0])
     found.add_argument("--out", type=Path, help="file for the result: machine, versions, options, raw samples")
     return found

@@ -1,4 +1,4 @@
-"""The modules of benchmarks/, which is a folder of scripts and no package, can be imported here."""
+"""The folders of benchmarks/ can be imported here, as its scripts import them."""
 
 import sys
 from pathlib import Path

@@ -5,11 +5,11 @@ The practices are measured in one process: those of `bench modes` have their own
 
 import sys
 
-from feedline._src.tools.cli import bench
+from feedline._src.tools.bench import command
 from feedline._src.tools.main import main
 
 
-def shortened(results):
+def shortened(measured):
     """The method of a benchmark. It imports jax, for which the command line sets the devices first."""
 
     def shorter(self):
@@ -18,12 +18,12 @@ def shortened(results):
 
         PRESETS["small"] = PRESETS["short"]
         practices.in_a_process = lambda call, *arguments: call(*arguments)
-        return results(self)
+        return measured(self)
 
     return shorter
 
 
 if __name__ == "__main__":
-    for each in (bench.ModesBenchmark, bench.PracticesBenchmark):
-        each.results = shortened(each.results)
+    for each in (command.ModesBenchmark, command.PracticesBenchmark):
+        each.measured = shortened(each.measured)
     sys.exit(main())

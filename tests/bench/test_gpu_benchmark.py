@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import importlib.util
 import json
 import sys
 import time
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import programs
 import pytest
+from gpu import traced
 
 from feedline._src.tools.bench.workload import Workload
 
@@ -38,22 +38,8 @@ PARTS = ("transfer", "overlap", "utilisation", "feed", "registered", "pinned", "
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def module(monkeypatch):
-    """A module of benchmarks/, which is a folder of scripts and no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        return loaded
-
-    return load
-
-
 def run(out, *options):
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--out", out, "--cpu-devices", "2", *options]
+    command = [sys.executable, BENCHMARKS / "gpu" / "gpu.py", "--out", out, "--cpu-devices", "2", *options]
     return programs.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
@@ -108,14 +94,14 @@ def test_the_parts_without_child_processes_run_on_cpu_devices(result):
 
 @pytest.fixture
 def tiny():
-    from gpu_scale import QUICK
+    from gpu.scale import QUICK
 
     return dataclasses.replace(QUICK, training=TINY, square=64, training_rounds=2, training_seconds=0.02)
 
 
 def results(cases, *names):
     """The figures of these cases."""
-    from gpu_apart import section
+    from gpu.apart import section
 
     found = list(section({name: cases[name] for name in names}, float("inf")))
     assert [kind for kind, *_ in found] == ["results"] * len(names), found
@@ -124,7 +110,7 @@ def results(cases, *names):
 
 @pytest.mark.slow
 def test_the_part_modes(tiny):
-    from gpu_training import modes_cases
+    from gpu.training import modes_cases
 
     cases = modes_cases(tiny)
     assert list(cases) == [
@@ -153,19 +139,19 @@ def test_the_part_modes(tiny):
 
 @pytest.mark.slow
 def test_a_product_is_timed_by_its_operations(monkeypatch):
-    import gpu_training
     import jax
+    from gpu import training
 
     sharding = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices()[:2], ("data",)), jax.P("data"))
     clock = iter(range(100))
-    monkeypatch.setattr(gpu_training, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     # one call of 16 products in two ticks of the clock: begin, the loop's condition, end
-    assert gpu_training._products(64, 32, "bfloat16", sharding)(0) == 2 * 64 * 32**2 * 16 / 2
+    assert training._products(64, 32, "bfloat16", sharding)(0) == 2 * 64 * 32**2 * 16 / 2
 
 
 @pytest.mark.slow
 def test_the_part_practices(tiny):
-    from gpu_training import practices_cases
+    from gpu.training import practices_cases
 
     cases = practices_cases(tiny)
     assert {"donate_state", "bfloat16", "remat_all", "asynchronous_saves"} < set(cases)
@@ -197,7 +183,7 @@ def test_a_part_is_merged_into_the_file_and_the_parent_initialises_no_backend(re
 
 
 def test_a_part_that_is_measured_again_replaces_its_cases():
-    from gpu_result import begun
+    from gpu.saved import begun
 
     old = {
         "results": [{"case": "a 1"}, {"case": "a 2"}],
@@ -209,24 +195,24 @@ def test_a_part_that_is_measured_again_replaces_its_cases():
 
 
 def test_a_file_of_another_machine_or_of_other_sizes_is_refused(tmp_path):
-    import gpu_result
-    from gpu_scale import QUICK, Scale
+    from gpu import saved
+    from gpu.scale import QUICK, Scale
 
     out = tmp_path / "gpu.json"
-    machine = {**dict.fromkeys(gpu_result._SAME, "x"), "load": 0.5}
-    fresh = gpu_result.opened(out, machine, QUICK)
+    machine = {**dict.fromkeys(saved._SAME, "x"), "load": 0.5}
+    fresh = saved.opened(out, machine, QUICK)
     assert fresh["sections"] == {}
-    gpu_result.save(out, fresh)
-    assert gpu_result.opened(out, {**machine, "load": 1.0}, QUICK) == fresh
+    saved.save(out, fresh)
+    assert saved.opened(out, {**machine, "load": 1.0}, QUICK) == fresh
     for name in ("device_kind", "jax", "driver", "environment"):
-        with pytest.raises(gpu_result.OtherResult, match=f"{name} was 'x' and is 'y'.* Give a new file for --out"):
-            gpu_result.opened(out, {**machine, name: "y"}, QUICK)
-    with pytest.raises(gpu_result.OtherResult, match="the size rounds was 2 and is 5"):
-        gpu_result.opened(out, machine, Scale())
+        with pytest.raises(saved.OtherResult, match=f"{name} was 'x' and is 'y'.* Give a new file for --out"):
+            saved.opened(out, {**machine, name: "y"}, QUICK)
+    with pytest.raises(saved.OtherResult, match="the size rounds was 2 and is 5"):
+        saved.opened(out, machine, Scale())
     for other in ("{", "[]", '{"benchmark": "feed"}', '{"benchmark": "gpu", "options": {}}'):
         out.write_text(other)
-        with pytest.raises(gpu_result.OtherResult, match="is no result of this version of gpu"):
-            gpu_result.opened(out, machine, QUICK)
+        with pytest.raises(saved.OtherResult, match="is no result of this version of gpu"):
+            saved.opened(out, machine, QUICK)
         assert out.read_text() == other
 
 
@@ -241,7 +227,7 @@ def test_the_command_refuses_a_file_of_another_machine(result, tmp_path):
 
 
 def test_a_case_that_fails_is_recorded_and_the_others_run():
-    from gpu_apart import section
+    from gpu.apart import section
 
     found = list(section({"bad": lambda: 1 // 0, "good": lambda: {"rate": 1.0}}, float("inf")))
     assert found[0] == ("errors", "bad", "ZeroDivisionError: integer division or modulo by zero")
@@ -259,8 +245,9 @@ def failing(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_does_not_end_the_others(module, failing, monkeypatch, capfd):
-    gpu = module("gpu")
+def test_a_part_that_fails_does_not_end_the_others(failing, monkeypatch, capfd):
+    from gpu import gpu
+
     monkeypatch.setattr(gpu, "PARTS", {n: (getattr(failing, n), 1.0) for n in ("crash", "refuses", "good")})
     saved = []
     result = {"machine": {"platform": "cpu"}, "sections": {}}
@@ -276,8 +263,9 @@ def test_a_part_that_fails_does_not_end_the_others(module, failing, monkeypatch,
 
 
 @pytest.mark.slow
-def test_cases_that_do_not_fit_into_the_time_are_listed(module, failing, monkeypatch):
-    gpu = module("gpu")
+def test_cases_that_do_not_fit_into_the_time_are_listed(failing, monkeypatch):
+    from gpu import gpu
+
     monkeypatch.setattr(gpu, "PARTS", {"good": (failing.good, 1.0)})
     result = {"machine": {"platform": "cpu"}, "sections": {}}
     gpu.measure(result, None, ["good"], ["goo"], 0, lambda result: None)
@@ -288,11 +276,11 @@ def test_cases_that_do_not_fit_into_the_time_are_listed(module, failing, monkeyp
 
 @pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_its_child_processes(failing, monkeypatch, tmp_path, capfd):
-    import gpu_apart
+    from gpu import apart
 
-    monkeypatch.setattr(gpu_apart, "_GRACE_S", 8)
+    monkeypatch.setattr(apart, "_GRACE_S", 8)
     note = tmp_path / "pid"
-    (found,) = gpu_apart.part(failing.hang, str(note), [], time.monotonic() + 2)
+    (found,) = apart.part(failing.hang, str(note), [], time.monotonic() + 2)
     assert found == ("errors", "the part", "it hung or was too slow, and was ended after 10 s")
     status = Path("/proc", note.read_text(), "stat")
     for _ in range(100):
@@ -321,7 +309,7 @@ def plane(name, lines):
     )
 
 
-def test_the_share_of_copies_under_compute(module):
+def test_the_share_of_copies_under_compute():
     first = plane(
         "/device:GPU:0",
         {
@@ -338,26 +326,26 @@ def test_the_share_of_copies_under_compute(module):
     )
     second = plane("/device:GPU:1", {"Stream #13": [("CudaGraphExec:2", 0, 100), ("MemcpyH2D", 20, 40)]})
     host = plane("/host:CPU", {"tf_XLA": [("execute", 0, 1000)]})
-    found = module("gpu_trace").hidden([first, second, host], "gpu")
+    found = traced.hidden([first, second, host], "gpu")
     assert found["transfers"] == 3
     assert found["transfer_s"] == pytest.approx(200e-9)
     assert found["compute_s"] == pytest.approx(400e-9)
     assert found["share"] == pytest.approx((50 + 80 + 20) / 200)
 
 
-def test_no_copy_seen_is_not_a_share(module):
-    found = module("gpu_trace").hidden([plane("/device:GPU:0", {"Stream #1": [("gemm", 0, 9)]})], "gpu")
+def test_no_copy_seen_is_not_a_share():
+    found = traced.hidden([plane("/device:GPU:0", {"Stream #1": [("gemm", 0, 9)]})], "gpu")
     assert (found["transfers"], found["share"]) == (0, None)
 
 
-def test_a_trace_without_the_gpu_is_an_error(module):
+def test_a_trace_without_the_gpu_is_an_error():
     host = plane("/host:CPU", {"tf_XLA": [("execute", 0, 1000)]})
     with pytest.raises(RuntimeError, match=r"holds none of gpu's; check that .*CUPTI"):
-        module("gpu_trace").hidden([host], "gpu")
+        traced.hidden([host], "gpu")
 
 
 def judged(platform, share, au, headroom, staged, of_matmul=0.61, growths=()):
-    from gpu_report import verdicts
+    from gpu.report import verdicts
 
     sections = {
         "transfer": [{"leaves": 1, "mb": 63.9, "bytes_per_s": {"staged": {"of_limit": staged}}}],
@@ -383,15 +371,16 @@ def test_verdicts():
 
 
 def test_verdicts_of_parts_that_were_not_measured():
-    from gpu_report import verdicts
+    from gpu.report import verdicts
 
     assert {each["holds"] for each in verdicts({"machine": {"platform": "gpu"}, "sections": {}})} == {None}
 
 
 @pytest.mark.slow
-def test_a_result_is_plotted(module, result, tmp_path):
+def test_a_result_is_plotted(result, tmp_path):
     pytest.importorskip("matplotlib")
-    draw = module("plot_gpu").draw
+    from gpu.plot import draw
+
     share, ratio = (
         {"mode": "jit_multi", "of_matmul": 0.5},
         {"case": "x", "workload": "short", "ratio": 1, "ratios": [1]},

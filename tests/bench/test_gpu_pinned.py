@@ -1,17 +1,15 @@
 """Host memory that JAX takes over by DLPack, on CPU devices: no copy, and kept until nothing reads it."""
 
 import gc
-import importlib.util
 import time
 import weakref
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu import pinned as module
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COUNT = 8
 
 
@@ -24,11 +22,7 @@ def wait_until_released(pinned):
 
 
 @pytest.fixture
-def pinned(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("gpu_pinned_here", BENCHMARKS / "gpu_pinned.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def pinned():
     yield module
     gc.collect()
     wait_until_released(module)  # each test lets go of everything

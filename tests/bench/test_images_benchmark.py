@@ -5,15 +5,15 @@ import sys
 from pathlib import Path
 
 import cv2
-import images_data
 import numpy as np
 import programs
 import pytest
 import simplejpeg
-from images import Images, standings, table
 from marked import MOST, marked_image, recognised
+from peers import images_data
+from peers.images import Images, standings, table
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "images.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "peers" / "images.py"
 HERE = ["images_limit", "images_feedline", "images_grain"]
 
 

@@ -9,15 +9,16 @@ import pytest
 
 from feedline._src.native.library import library
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "native.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "claims" / "native.py"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the library was not built")
-def test_it_measures_every_variant():
-    done = programs.run([sys.executable, SCRIPT, "--quick", "--json"], capture_output=True, text=True)
+def test_it_measures_every_variant(tmp_path):
+    out = tmp_path / "native.json"
+    done = programs.run([sys.executable, SCRIPT, "--quick", "--out", out], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(out.read_text())
     assert found["machine"]["columns"] == "C"
     assert len(found["order"]) == len(found["gather"]) == 6
     for told in found["gather"].values():

@@ -9,17 +9,14 @@ import types
 
 import jax
 import numpy as np
-import peers_entrants as entrants
-import peers_environments as environments
 import programs
 import pytest
-from peers import Peers, random_bytes
-from peers_environments import CannotRun, interpreter_for
-from peers_process import Peer
-from peers_standings import standings, table
-from peers_sweep import Sweep
-
-from feedline._src.tools.bench.ratios import paired
+from peers import entrants, environments
+from peers.environments import CannotRun, interpreter_for
+from peers.peers import Peers, random_bytes
+from peers.process import Peer
+from peers.standings import standings, table
+from shared.rounds import paired
 
 QUICK = ["--quick", "--environments", "none", "--row-bytes", "256"]
 CONSUMER = """
@@ -56,7 +53,7 @@ def test_the_harness_runs_in_this_interpreter(tmp_path):
         str(saved),
     ]
     ran = programs.run(
-        [sys.executable, entrants.READERS.with_suffix(".py"), *options, "--json"],
+        [sys.executable, entrants.READERS.with_name("peers.py"), *options, "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -106,7 +103,7 @@ def test_every_entrant_has_a_reader_and_every_reader_is_an_entrant():
 def consume():
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(sys, "path", [*sys.path])  # the module appends to it
-    spec = importlib.util.spec_from_file_location("consume", entrants.READERS / "consume.py")
+    spec = importlib.util.spec_from_file_location("consume", entrants.READERS.with_name("consume.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules["consume"] = module
     spec.loader.exec_module(module)
@@ -264,7 +261,7 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
                 raise CannotRun("the disk is full")
             return {"rows_per_s": 1e6}
 
-    monkeypatch.setattr("peers_contest.Entrant", Fake)
+    monkeypatch.setattr("peers.contest.Entrant", Fake)
     options = Peers(only=("limit", "numpy", "feedline"), gib=0.1, rounds=3, row_bytes=(256,), work=tmp_path)
     result = options.compete()
     assert [sample["entrant"] for sample in result["samples"]] == [
@@ -275,36 +272,6 @@ def test_an_entrant_that_fails_in_a_round_leaves_the_others(tmp_path, monkeypatc
     assert "numpy                WRONG ROWS" in told
     assert told.count("shuffles nearby rows only") == 1
     assert "limit                not measured: the disk is full" in told
-
-
-def test_a_sweep_continues_without_a_setting_that_fails(tmp_path, monkeypatch, capsys):
-    started = []
-
-    class Fake:
-        def __init__(self, name, *_):
-            started.append(name)
-            self.close = lambda: None
-
-        def check(self, *_):
-            return {}
-
-        def describe(self):
-            return {"sweep": [{}, {"workers": 2}]}
-
-        def measure(self, *arguments):
-            if arguments[-1]:
-                raise CannotRun("no workers here")
-            return {"rows_per_s": 2e6}
-
-    monkeypatch.setattr("peers_sweep.Entrant", Fake)
-    saved = tmp_path / "sweep.json"
-    sweep = Sweep(only=("spdl",), quick=True, row_bytes=(256,), rounds=2, work=tmp_path, out=saved)
-    assert sweep.run() == 1
-    first, second = json.loads(saved.read_text())["settings"]
-    assert (first["settings"], first["rows_per_s"]) == ({}, [2e6, 2e6])
-    assert (second["settings"], second["failure"]) == ({"workers": 2}, "no workers here")
-    assert started == ["spdl", "spdl"]  # once more after the failure, and not tried in the second round
-    assert "2,000,000 rows/s" in capsys.readouterr().out
 
 
 # --- what it adds up to ---
@@ -322,7 +289,7 @@ def test_ratios_are_taken_round_by_round():
     assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
 
 
-@pytest.mark.parametrize("module", ["peers", "peers_standings"])
+@pytest.mark.parametrize("module", ["peers.peers", "peers.standings"])
 def test_examples_run(module):
     failed, attempted = doctest.testmod(sys.modules[module])
     assert attempted

@@ -4,12 +4,11 @@ import itertools
 import json
 from pathlib import Path
 
-import plot_peers
 import pytest
+from claims import plot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
-
-from feedline._src.tools.bench import plots
+from peers import plot as peers_plot
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -21,9 +20,9 @@ def saved(name):
 @pytest.mark.parametrize(
     ("draw", "name"),
     [
-        (plot_peers.drawn, "peers_fastest"),
-        (plot_peers.drawn, "peers"),
-        *((plots.drawn, name) for name in ("modes", "scale", "feed", "order", "place", "overlap", "resume")),
+        (peers_plot.drawn, "peers_fastest"),
+        (peers_plot.drawn, "peers"),
+        *((plot.drawn, name) for name in ("modes", "scale", "feed", "order", "place", "overlap", "resume")),
     ],
 )
 def test_no_words_overlap_or_leave_the_picture(draw, name):
@@ -58,7 +57,7 @@ def _beyond(figure):
 
 
 def test_each_library_has_one_linear_bar_in_rows_a_second_that_can_be_read():
-    figure = plot_peers.drawn(saved("peers"))
+    figure = peers_plot.drawn(saved("peers"))
     words = [text.get_text() for chart in figure.axes for text in chart.texts]
     assert "3.69 k: feedline 9,545 ×" in words  # and not "0.00369 M"
     assert "20.4 M: feedline 1.9 ×" in words
@@ -72,13 +71,13 @@ def test_each_library_has_one_linear_bar_in_rows_a_second_that_can_be_read():
 
 def test_entrants_that_failed_are_named():
     result = saved("peers_fastest") | {"failures": {"litdata": "no space left"}}
-    assert plot_peers.drawn(result)._supxlabel.get_text().endswith("\nNot measured: litdata")
+    assert peers_plot.drawn(result)._supxlabel.get_text().endswith("\nNot measured: litdata")
 
 
 def test_a_step_in_each_mode_has_its_spread_and_says_why_it_is_missing():
     result = saved("modes")
     result["modes"]["pmap"] = {"devices": 8, "rows": 1024, "error": "ran out of memory"}
-    bars, _ = plots.drawn(result).axes
+    bars, _ = plot.drawn(result).axes
     assert len(bars.patches) == 4
     spreads = [line.get_segments()[0][:, 1] for line in bars.collections[:1]]
     samples = result["modes"]["jit_single"]["step_ms_samples"]
@@ -92,7 +91,7 @@ def test_milliseconds_and_bytes_have_axes_of_their_own():
         for name in ("build", "describe", "step"):
             median = each["process"][f"{name}_cpu_s"]
             each["process"][f"{name}_cpu_s_samples"] = [median / 2, median, 2 * median]
-    calls, times, memory = plots.drawn(result).axes
+    calls, times, memory = plot.drawn(result).axes
     assert [axes.get_ylabel() for axes in (calls, times, memory)] == ["calls", "CPU milliseconds", "MiB of heap"]
     assert len(memory.lines) == 1
     step = result["results"]["simulated"][0]["process"]["step_cpu_s"] * 1e3

@@ -7,18 +7,17 @@ from pathlib import Path
 import programs
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "claims" / "tuning.py"
 
 
 @pytest.mark.slow
 def test_it_measures_every_load(tmp_path):
     out = tmp_path / "tuning.json"
     done = programs.run(
-        [sys.executable, SCRIPT, "--quick", "--json", "--out", out], capture_output=True, text=True, timeout=300
+        [sys.executable, SCRIPT, "--quick", "--out", out], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == found
     assert set(found["loads"]) == {
         "memory", "slow disk", "GIL-bound decode", "GIL-free decode", "slow transfer", "compute-bound",
     }  # fmt: skip

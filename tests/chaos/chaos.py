@@ -11,7 +11,7 @@ epoch. After each round no process of the job may be left, and its folder may no
 this round left, which the next one removes.
 Refuted by a single row, and by anything else that is left.
 
-    python benchmarks/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
+    python tests/chaos/chaos.py --folder chaos --rounds 200     # with the same folder again: continues
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def write(kind: str, folder: Path) -> None:
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[None]:
     """A store with the rows as a `.npy` of records; its address is in `folder`."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stores"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "stores"))
     from store_server import serving
 
     rows = np.zeros(ROWS, [("id", np.int32), ("x", np.int32)])

@@ -1,4 +1,4 @@
-"""Killed and resumed on other topologies: a few rounds of benchmarks/chaos.py, which can run hundreds."""
+"""Killed and resumed on other topologies: a few rounds of chaos.py, which can run hundreds."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import programs
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
+SCRIPT = Path(__file__).with_name("chaos.py")
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ as it is. The last cell links one test or several.
 Refuted by a row without a test; by seconds beside a test that measures, but not these; by a measured fault
 without a row; by a test that fails.
 
-    python benchmarks/faults.py --out benchmarks/results/faults.json
-    python benchmarks/faults.py --check      # the tables alone: each row links a test that exists
+    python tests/faults/measure_faults.py --out benchmarks/results/faults.json
+    python tests/faults/measure_faults.py --check      # the tables alone: each row links a test that exists
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 TIMES = "FEEDLINE_FAULT_TIMES"
 """The variable that names the file to which the fixture `measured` writes."""

@@ -16,7 +16,7 @@ import feedline
 from feedline import Feed, Lanes, Reading
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from memory import resident_bytes
+from claims.memory import resident_bytes
 
 pytestmark = pytest.mark.slow
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -39,7 +39,7 @@ def used():
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_many_batches(prefetch):
-    """benchmarks/memory.py takes 100,000."""
+    """benchmarks/claims/memory.py takes 100,000."""
     rows = np.arange(1000, dtype=np.int32)
     with Feed(rows, 8, ONE, prefetch=prefetch, reading=Reading(threads=1)) as feed:
         for step, _ in enumerate(feed, start=1):

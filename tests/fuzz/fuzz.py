@@ -14,10 +14,10 @@ time, an error of another type or without the name of the file, a wrong row in s
 dies or takes more memory than an input can need, an input that takes longer than --limit-s, and a state that is
 accepted and fails later. Such inputs are saved in --folder, and the exit code is 1.
 
-    python benchmarks/fuzz.py --inputs 10000             # of each format and state
-    python benchmarks/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
-    python benchmarks/fuzz.py --format npy --only 17     # one input again, under the same --seed
-    python benchmarks/fuzz.py --inputs 1000000 --minutes 60 --seed 1 --record benchmarks/results/fuzz.json
+    python tests/fuzz/fuzz.py --inputs 10000             # of each format and state
+    python tests/fuzz/fuzz.py --inputs 300 --format npy  # some of them; may be repeated
+    python tests/fuzz/fuzz.py --format npy --only 17     # one input again, under the same --seed
+    python tests/fuzz/fuzz.py --inputs 1000000 --minutes 60 --seed 1 --record benchmarks/results/fuzz.json
 """
 
 from __future__ import annotations

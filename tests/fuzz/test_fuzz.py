@@ -1,4 +1,4 @@
-"""Damaged files and states: a short run of benchmarks/fuzz.py, which can run millions of inputs."""
+"""Damaged files and states: a short run of fuzz.py, which can run millions of inputs."""
 
 import random
 import sys
@@ -13,7 +13,7 @@ import feedline
 from feedline._src.sources import file_formats
 from feedline._src.sources.arrays import ArraySource
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
+SCRIPT = Path(__file__).with_name("fuzz.py")
 
 
 def run_fuzz(folder, *options):

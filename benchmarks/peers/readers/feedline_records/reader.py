@@ -15,7 +15,6 @@ import grain  # noqa: E402
 import feedline  # noqa: E402
 
 SETTINGS = {"threads": 1, "workers": 0}
-SWEEP = [{}, {"threads": 0}, {"threads": 2}, {"workers": 1}, {"workers": 2}]
 
 
 def batches(task, threads, workers):

@@ -1,9 +1,12 @@
 """The fastest gather known: limit/reader.py with feedline's gather in C in place of np.take. Nothing is placed."""
 
 import runpy
+import sys
 from pathlib import Path
 
-from feedline._src.tools.bench.limit import fastest_gather
+sys.path.append(str(Path(__file__).parents[3]))
+
+from shared.limit import fastest_gather
 
 SETTINGS = {"buffers": 6}
 copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))["copied"]

@@ -12,7 +12,6 @@ import grain
 import numpy as np
 
 SETTINGS = {"threads": 1, "take": True}
-SWEEP = [{}, {"threads": 0}, {"threads": 2}, {"threads": 4}, {"take": False}]
 
 
 def batches(task, threads, take):

@@ -10,16 +10,6 @@ import grain
 from absl import flags
 
 SETTINGS = {"threads": 0, "workers": 0, "batch_first": True, "cpu_buffer": 1, "device_buffer": 1}
-SWEEP = [
-    {},
-    {"cpu_buffer": 4, "device_buffer": 2},
-    {"threads": 1},
-    {"threads": 2},
-    {"batch_first": False},
-    {"batch_first": False, "threads": 2},
-    {"workers": 1},
-    {"workers": 2},
-]
 
 
 def batches(task, threads, workers, batch_first, cpu_buffer, device_buffer):

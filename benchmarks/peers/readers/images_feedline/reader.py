@@ -3,7 +3,6 @@
 import feedline
 
 SETTINGS = {"buffer": 2, "prefetch": 2}
-SWEEP = [{}, {"buffer": 1}, {"buffer": 4}, {"prefetch": 1}]
 
 
 def batches(task, buffer, prefetch):

@@ -10,13 +10,6 @@ from absl import flags
 from same_decoders import FileDecoder
 
 SETTINGS = {"threads": 2, "workers": 0, "batch_first": True, "ahead": 2}
-SWEEP = [
-    {},
-    {"ahead": 4},
-    {"batch_first": False, "ahead": 512},
-    {"threads": 0, "workers": 2},
-    {"threads": 0, "workers": 2, "batch_first": False},
-]
 AT_ONCE = 2
 
 

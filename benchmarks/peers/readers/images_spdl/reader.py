@@ -13,7 +13,6 @@ import spdl.io
 from spdl.pipeline import PipelineBuilder
 
 SETTINGS = {"threads": 2, "at_once": 32, "scaler": "bilinear"}
-SWEEP = [{}, {"at_once": 256}, {"at_once": 8}, {"threads": 3}, {"scaler": "fast_bilinear"}]
 
 
 def batches(task, threads, at_once, scaler):

@@ -9,7 +9,6 @@ from same_decoders import FileDecoder
 from spdl.pipeline import PipelineBuilder
 
 SETTINGS = {"threads": 2, "parts": 2}
-SWEEP = [{}, {"parts": 1}, {"parts": 8}, {"threads": 3}]
 
 
 def batches(task, threads, parts):

@@ -7,7 +7,6 @@ documentation; the crop is that of tf.image.sample_distorted_bounding_box, as in
 import tensorflow as tf
 
 SETTINGS = {"parallel": 2, "prefetch": 2, "fast": True}
-SWEEP = [{}, {"parallel": tf.data.AUTOTUNE}, {"parallel": 4}, {"fast": False}]
 
 
 def batches(task, parallel, prefetch, fast):

@@ -11,7 +11,6 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
 SETTINGS = {"workers": 2, "pillow": False, "antialias": True, "prefetch": 2}
-SWEEP = [{}, {"pillow": True}, {"antialias": False}, {"prefetch": 4}]
 AT_ONCE = 2
 
 

@@ -12,7 +12,6 @@ from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 from litdata.streaming.cache import Cache
 
 SETTINGS = {"workers": 0, "item_shuffle_window": 0}
-SWEEP = [{}, {"item_shuffle_window": "auto"}, {"workers": 2}]
 
 
 def prepare(task):

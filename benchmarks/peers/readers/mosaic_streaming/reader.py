@@ -19,7 +19,6 @@ from streaming import MDSWriter, StreamingDataset  # noqa: E402
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
 SETTINGS = {"workers": 0}
-SWEEP = [{}, {"workers": 2}]
 
 
 def prepare(task):

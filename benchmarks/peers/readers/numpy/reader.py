@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 SETTINGS = {"take": True}
-SWEEP = [{}, {"take": False}]
 
 
 def batches(task, take):

@@ -9,7 +9,6 @@ import numpy as np
 from spdl.pipeline import PipelineBuilder
 
 SETTINGS = {"threads": 2, "place_in_stage": True, "take": True}
-SWEEP = [{}, {"threads": 1}, {"threads": 4}, {"place_in_stage": False}, {"take": False}]
 
 
 def batches(task, threads, place_in_stage, take):

@@ -8,7 +8,6 @@ import jax
 import tensorflow as tf
 
 SETTINGS = {"vectors": True, "parallel": 2, "prefetch": 2}
-SWEEP = [{}, {"parallel": 1}, {"parallel": tf.data.AUTOTUNE}, {"vectors": False}]
 
 
 def batches(task, vectors, parallel, prefetch):

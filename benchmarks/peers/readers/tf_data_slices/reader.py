@@ -8,7 +8,6 @@ import jax
 import tensorflow as tf
 
 SETTINGS = {"prefetch": 2}
-SWEEP = [{}, {"prefetch": tf.data.AUTOTUNE}]
 
 
 def batches(task, prefetch):

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 SETTINGS = {"workers": 0, "vectors": True, "select": True}
-SWEEP = [{}, {"select": False}, {"vectors": False}, {"workers": 2}]
 
 
 class Rows(Dataset):

@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 SETTINGS = {"workers": 0}
-SWEEP = [{}, {"workers": 2}]
 
 
 def batches(task, workers):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 
-from gpu_apart import WHOLE, matches
+from gpu.apart import WHOLE, matches
 
 _SAME = (
     "processor", "cores", "system", "python", "jax", "jaxlib", "numpy", "grain", "feedline", "columns", "platform",
@@ -63,7 +63,7 @@ def begun(old, chosen):
 
 
 def add(section, kind, case, value):
-    """Add what `gpu_apart.section` yields."""
+    """Add what `apart.section` yields."""
     if kind == "results":
         section["results"].append(value)
     else:

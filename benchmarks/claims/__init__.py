@@ -1,0 +1,1 @@
+"""What feedline claims about itself: a script for each question."""

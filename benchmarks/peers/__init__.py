@@ -1,0 +1,1 @@
+"""Other loaders, and feedline, over the same data: rows (peers.py) and JPEGs (images.py)."""
