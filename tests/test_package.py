@@ -408,7 +408,6 @@ def reads_process(node):
 def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
     by_hand = {"tools/train/make_digits.py"}  # a script that made the packaged data; nothing imports it
-    by_hand |= {"tools/bench/scale/job.py"}  # a program that `feedline bench scale --real` launches
     by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     by_hand |= {
         "stores/options.py",

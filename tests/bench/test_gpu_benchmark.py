@@ -165,7 +165,7 @@ def test_a_part_is_merged_into_the_file_and_the_parent_initialises_no_backend(re
     out = tmp_path / "gpu.json"
     out.write_text(json.dumps(result))
     program = (
-        "import gpu; code = gpu.main(); from jax._src import xla_bridge; "
+        "from gpu import gpu; code = gpu.main(); from jax._src import xla_bridge; "
         "assert not xla_bridge.backends_are_initialized(); raise SystemExit(code)"
     )
     options = ["--out", out, "--cpu-devices", "2", "--part", "registered", "--case", "4 MB"]

@@ -92,7 +92,7 @@ def _bandwidth_checks() -> Iterator[Check]:
     yield devices.check_all_devices(one, together, len(local))
     yield unknown(
         "transfers under compute",
-        "needs a profiler's trace: python benchmarks/gpu.py --part overlap --out gpu.json",
+        "needs a profiler's trace: python benchmarks/gpu/gpu.py --part overlap --out gpu.json",
     )
 
 
