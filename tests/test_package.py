@@ -300,7 +300,7 @@ FROM_OUTSIDE = {
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.tensorboard": ["tensorboardX"],
-    "tools": ["numpy", "jax", "grain", "optax", "matplotlib", "rich", "tyro"],
+    "tools": ["numpy", "jax", "grain", "optax", "rich", "tyro"],
 }
 
 
