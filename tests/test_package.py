@@ -283,7 +283,6 @@ FROM_OUTSIDE = {
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
     "observe": ["jax"],
-    "observe.picture": ["matplotlib"],
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "stores": ["numpy"],  # obstore by its name, since it is optional

@@ -1,9 +1,10 @@
-"""A report as a web page in one file, also for a notebook; and how a page or a picture is saved."""
+"""A report as a web page in one file, also for a notebook, or as an SVG picture; and how they are saved."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -51,25 +52,22 @@ _STYLE = """
 
 
 def save(view: View, path: str | os.PathLike[str]) -> None:
-    """Write a page (.html) or a picture (.png). A file that cannot be written whole does not appear.
+    """Write a page (.html) or a picture (.svg). A file that cannot be written whole does not appear.
 
     Raises:
       ValueError: the name ends in something else.
-      ModuleNotFoundError: a picture needs matplotlib.
       OSError: as the system reports it.
     """
     target = Path(path)
     if target.suffix == ".html":
-        content = page(view).encode()
-    elif target.suffix == ".png":
-        from feedline._src.observe.picture import png
-
-        content = png(view)
+        content = page(view)
+    elif target.suffix == ".svg":
+        content = svg(view)
     else:
-        raise ValueError(f"a report is saved as .html or as .png, got {str(target)!r}; rename it")
+        raise ValueError(f"a report is saved as .html or as .svg, got {str(target)!r}; rename it")
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        partial.write_bytes(content)
+        partial.write_text(content, encoding="utf-8")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -151,3 +149,90 @@ def _shapes(bar: Bar, chart: Chart) -> Sequence[str]:
         at = f"{100 * chart.pace_s / chart.scale_s:.3f}%"
         shapes.append(f'<line class="pace" x1="{at}" x2="{at}" y1="0" y2="100%" stroke-width="2"/>')
     return shapes
+
+
+_WIDTH, _MARGIN = 960, 24
+"""Of the picture, in pixels; `y` grows downwards."""
+_BARS, _VALUES = 170, 574
+"""Where bars and values begin."""
+_BAR_HEIGHT = 34
+_BOLD, _PALE, _CODE = 'font-weight="600"', 'fill="#4d5660"', 'font-family="monospace"'
+
+
+def svg(view: View) -> str:
+    """A picture of the whole report on white ground. It has no fonts of its own, so lines are broken early."""
+    colors = "".join(f".{kind} {{ fill: {light}; stroke: {light} }} " for kind, (light, _) in COLORS.items())
+    drawing = _Drawing()
+    drawing.text(view.verdict[:1].upper() + view.verdict[1:], 24, _BOLD)
+    if view.warning:
+        drawing.box("#fdf7dd", (view.warning, ""))
+    drawing.box("#eef4fb", (f"Advice: {view.advice}", ""), (view.code, _CODE))
+    for chart in view.charts:
+        drawing.chart(chart)
+    drawing.y += 20
+    for name, text in view.notes:
+        drawing.text(f"{name}: {text}", 12, _PALE)
+    height = drawing.y + _MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height:.0f}" '
+            f'viewBox="0 0 {_WIDTH} {height:.0f}" font-family="system-ui, sans-serif" fill="#1f2328">',
+            f"<title>{escape(view.verdict)}</title>",
+            f"<style>{colors}</style>",
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            *drawing.shapes,
+            "</svg>\n",
+        ]
+    )
+
+
+class _Drawing:
+    """Texts and bars from top to bottom; `y` is where the next one begins."""
+
+    def __init__(self) -> None:
+        self.shapes: list[str] = []
+        self.y: float = _MARGIN / 2
+
+    def text(self, text: str, size: int, style: str = "", x: int = _MARGIN) -> None:
+        """Lines as wide as the picture allows, in a font whose letters are as wide as DejaVu's."""
+        wide = size * (0.66 if style == _BOLD else 0.6)
+        for line in textwrap.wrap(text, int((_WIDTH - _MARGIN - x) / wide)):
+            self.y += 1.4 * size
+            self._line(x, self.y - 0.25 * size, line, size, style)
+
+    def box(self, color: str, *paragraphs: tuple[str, str]) -> None:
+        """Texts, each with its style, on coloured ground."""
+        self.y += 16
+        at, top = len(self.shapes), self.y
+        self.y += 8
+        for text, style in paragraphs:
+            self.text(text, 15, style, x=_MARGIN + 16)
+        self.y += 10
+        width, height = _WIDTH - 2 * _MARGIN, self.y - top
+        self.shapes.insert(
+            at, f'<rect x="{_MARGIN}" y="{top:.1f}" width="{width}" height="{height:.1f}" rx="4" fill="{color}"/>'
+        )
+
+    def chart(self, chart: Chart) -> None:
+        """Title, legend and bars."""
+        self.y += 22
+        self.text(chart.title, 18, _BOLD)
+        for kind, text in chart.legend:
+            self.shapes.append(f'<g transform="translate({_MARGIN} {self.y + 4:.1f})">{_swatch(kind)}</g>')
+            self.text(text, 13, _PALE, x=_MARGIN + 18)
+        self.y += 8
+        for bar in chart.bars:
+            middle = self.y + _BAR_HEIGHT / 2 + 5
+            self._line(_MARGIN, middle - (5 if bar.mark else 0), bar.name, 15, _BOLD if bar.mark else "")
+            self._line(_MARGIN, middle + 9, bar.mark, 12)
+            self.shapes.append(
+                f'<svg x="{_BARS}" y="{self.y:.1f}" width="{_VALUES - 14 - _BARS}" height="{_BAR_HEIGHT}">'
+                f"{''.join(_shapes(bar, chart))}</svg>"
+            )
+            self._line(_VALUES, middle, bar.value, 15)
+            self._line(_VALUES + 86, middle, bar.note, 12, _PALE)
+            self.y += _BAR_HEIGHT
+
+    def _line(self, x: float, y: float, text: str, size: int, style: str = "") -> None:
+        if text:
+            self.shapes.append(f'<text x="{x}" y="{y:.1f}" font-size="{size}" {style}>{escape(text)}</text>')

@@ -166,11 +166,10 @@ class Report:
         return "\n".join([*lines, judged, *tuned, f"advice: {self.advice}"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as a page (.html) or as a picture (.png). A page is one file that needs no other.
+        """Write the report as a page (.html) or as a picture (.svg). Either is one file that needs no other.
 
         Raises:
           ValueError: the name ends in something else.
-          ModuleNotFoundError: a picture needs matplotlib, which is missing; the message says how to install it.
           OSError: the file cannot be written. What was there before is then unchanged.
         """
         from feedline._src.observe.page import save

@@ -1,4 +1,4 @@
-"""`View`: what a report shows, as sentences and bars; `page.py` and `picture.py` draw it. Pure."""
+"""`View`: what a report shows, as sentences and bars; `page.py` draws it. Pure."""
 
 from __future__ import annotations
 
