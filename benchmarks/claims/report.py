@@ -1,6 +1,6 @@
 """Draws the report on a feed whose reading is slower than training: 20 ms a batch, for a loop of 5 ms.
 
-    python benchmarks/claims/report.py report.svg
+python benchmarks/claims/report.py report.svg
 """
 
 import sys
