@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from shared.script import parser, save
 
 import feedline
-from feedline._src.sources.arrays import ArraySource
 
 BATCH_ROWS = 4096
 GROUP_ROWS = 4096  # a row group, a record batch, a chunk
@@ -174,14 +173,6 @@ def shards(folder, count):
     return lambda: read_batches(many, batches), lambda: read_batches(one, batches)
 
 
-def parts(folder, count):
-    """Globally shuffled rows of arrays that are parts of one. In place of the library: feedline on the whole."""
-    data = images(GROUPS * GROUP_ROWS // count * count)
-    many, one = ArraySource([{"x": part} for part in np.split(data, count)]), ArraySource([{"x": data}])
-    batches = shuffled(len(data))
-    return lambda: read_batches(many, batches), lambda: read_batches(one, batches)
-
-
 def windows(folder):
     """Overlapping windows of 2,049 tokens, 2,048 apart. In place of the library: NumPy's view of windows."""
     tokens = np.random.default_rng(5).integers(0, 1 << 16, (1 << 25) + 1, np.uint16)
@@ -204,8 +195,6 @@ CASES = {
     "zarr": zarr,
     "shards 8 of 18 MB": lambda folder: shards(folder, 8),
     "shards 64 of 2 MB": lambda folder: shards(folder, 64),
-    "parts 64 of 2 MB": lambda folder: parts(folder, 64),
-    "parts 1000 of 147 KB": lambda folder: parts(folder, 1000),
     "windows": windows,
 }
 

@@ -1,4 +1,4 @@
-"""Plots a saved result: of `feedline bench modes`, or of the claims about feeds, orders, resuming and scale.
+"""Plots a saved result: of `feedline bench modes`, or of the claims feed.py and scale.py.
 
     python benchmarks/claims/plot.py result.json picture.svg
 
@@ -67,58 +67,6 @@ def _draw_feed(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
     axes.set(ylabel="share of np.take", ylim=(0, max(1.25, *gathers) * 1.2))
     axes.legend(loc="upper left", ncols=3, fontsize=8)
     return "Shuffled rows to the mesh, beside copying alone", "lines: 95 % intervals"
-
-
-def _draw_order(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
-    axes = figure.subplots()
-    for shuffle in ("full", "blocked"):
-        for batch in sorted({each["batch"] for each in results}):
-            cases = [x for x in results if (x["shuffle"], x["batch"], x["threads"]) == (shuffle, batch, 1)]
-            style = "-" if shuffle == "full" else "--"
-            axes.plot(
-                [x["rows"] for x in cases],
-                [x["median_cpu_ns"] for x in cases],
-                style,
-                label=f"{shuffle}, {batch:,}",
-            )
-    axes.set(xlabel="rows in the source", ylabel="ns of a core for a row", ylim=(0, None))
-    axes.legend(title="shuffle, positions a call", ncols=2)
-    return "Cost of the order", ""
-
-
-def _draw_place(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    axes, cases = figure.subplots(), results["placing"]
-    names = [f"{each['leaves']} leaves, {each['devices']} devices" for each in cases[::2]]
-    for i, memory in enumerate(("aligned", "misaligned")):
-        axes.barh([k + (i - 0.5) * 0.4 for k in range(len(names))], [x["place_s"] * 1e6 for x in cases[i::2]], 0.4)
-        axes.patches[-1].set_label(memory)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xscale="log", xlabel="microseconds to place a batch")
-    axes.legend(["aligned", "misaligned: copied by the CPU backend"])
-    return "Placing a batch from host memory", ""
-
-
-def _draw_overlap(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    axes, depths = figure.subplots(), results["depths"]
-    axes.bar([str(depth["prefetch"]) for depth in depths], [depth["of_the_slower"] for depth in depths])
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(xlabel="prefetch", ylabel="step ÷ the slower of load and compute")
-    return "Overlap of load and compute", ""
-
-
-def _draw_resume(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
-    axes = figure.subplots()
-    names = [f"{each['position']:,}" for each in results]
-    axes.bar(names, [each["restore_s"] * 1e3 for each in results], label="set_state")
-    axes.bar(
-        names,
-        [each["first_batch_s"] * 1e3 for each in results],
-        bottom=[each["restore_s"] * 1e3 for each in results],
-        label="the first batch",
-    )
-    axes.set(xlabel="position restored", ylabel="milliseconds")
-    axes.legend()
-    return "Resuming in 10¹⁵ rows", ""
 
 
 def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
@@ -216,10 +164,6 @@ def _size(count: int) -> str:
 
 _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
     "feed": _draw_feed,
-    "order": _draw_order,
-    "place": _draw_place,
-    "overlap": _draw_overlap,
-    "resume": _draw_resume,
     "modes": _draw_modes,
     "scale": _draw_scale,
 }

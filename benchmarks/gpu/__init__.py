@@ -1,1 +1,1 @@
-"""What feedline reaches on a GPU: gpu.py measures, plot.py draws."""
+"""What feedline reaches on a GPU."""

@@ -2,7 +2,6 @@
 
     python benchmarks/gpu/gpu.py --out gpu.json               # all parts, eight minutes; on a CPU always --quick
     python benchmarks/gpu/gpu.py --part modes --out gpu.json  # one part, eight minutes; the others are kept
-    python benchmarks/gpu/plot.py gpu.json gpu.png
 
 Refuted, on a GPU, if
   - a batch of 16 MB or more in one leaf goes from feedline's slabs to the devices at less than 0.9 of the rate out

@@ -374,21 +374,3 @@ def test_verdicts_of_parts_that_were_not_measured():
     from gpu.report import verdicts
 
     assert {each["holds"] for each in verdicts({"machine": {"platform": "gpu"}, "sections": {}})} == {None}
-
-
-@pytest.mark.slow
-def test_a_result_is_plotted(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    from gpu.plot import draw
-
-    share, ratio = (
-        {"mode": "jit_multi", "of_matmul": 0.5},
-        {"case": "x", "workload": "short", "ratio": 1, "ratios": [1]},
-    )
-    sections = {**result["sections"], "modes": {"results": [share]}, "practices": {"results": [ratio]}}
-    old = {name: found for name, found in result["sections"].items() if name != "memory"}  # as of older versions
-    sizes = {}
-    for name, drawn in (("all", sections), ("old", old), ("nothing", {})):
-        draw({**result, "sections": drawn}, tmp_path / f"{name}.png")
-        sizes[name] = (tmp_path / f"{name}.png").stat().st_size
-    assert sizes["all"] > sizes["old"] > sizes["nothing"] > 10_000

@@ -22,7 +22,7 @@ def saved(name):
     [
         (peers_plot.drawn, "peers_fastest"),
         (peers_plot.drawn, "peers"),
-        *((plot.drawn, name) for name in ("modes", "scale", "feed", "order", "place", "overlap", "resume")),
+        *((plot.drawn, name) for name in ("modes", "scale", "feed")),
     ],
 )
 def test_no_words_overlap_or_leave_the_picture(draw, name):

@@ -7,7 +7,7 @@ time from opening to the first batch, the first epoch, and the next two, which r
 its number: every epoch must deliver each row once, but those of a last partial batch. MosaicML Streaming
 shuffles inside a range of rows, LitData inside a shard; feedline's shuffle is global.
 
-    python benchmarks/claims/stores_peers.py --environments envs --latency-ms 50 --out results/stores_peers.json
+    python benchmarks/peers/stores.py --environments envs --latency-ms 50 --out stores_peers.json
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-BENCHMARKS = Path(__file__).parent
+READERS = Path(__file__).with_name("readers")
 ROW_BYTES, BATCH, EPOCHS = 3072, 1024, 3
 BUCKET = "bucket"
 LIMIT_S = 900
@@ -59,7 +59,7 @@ class Feedline:
 
 
 class MosaicML:
-    """As benchmarks/peers/mosaic_streaming, with the shards in the store."""
+    """As readers/mosaic_streaming, with the shards in the store."""
 
     def __init__(self) -> None:
         # its image datasets import torchvision, whose published wheels do not load beside a torch without CUDA
@@ -90,7 +90,7 @@ class MosaicML:
 
 
 class LitData:
-    """As benchmarks/peers/litdata, with the chunks in the store."""
+    """As readers/litdata, with the chunks in the store."""
 
     def prepare(self, rows: np.ndarray, folder: str) -> None:
         import torch
@@ -121,9 +121,9 @@ class LitData:
 
 
 ENTRANTS = {
-    "feedline": (Feedline, BENCHMARKS / "none"),
-    "MosaicML Streaming": (MosaicML, BENCHMARKS / "peers/mosaic_streaming/requirements.txt"),
-    "LitData": (LitData, BENCHMARKS / "peers/litdata/requirements.txt"),
+    "feedline": (Feedline, READERS / "feedline/requirements.txt"),
+    "MosaicML Streaming": (MosaicML, READERS / "mosaic_streaming/requirements.txt"),
+    "LitData": (LitData, READERS / "litdata/requirements.txt"),
 }
 
 
@@ -151,7 +151,7 @@ def measure(entrant: Any, cache: str, count: int) -> dict[str, Any]:
 
 def serve(folder: str, latency_s: float, bytes_s: float) -> None:
     """Serve the files of a folder as the objects of a bucket until the standard input ends."""
-    sys.path.insert(0, str(BENCHMARKS.parent / "tests" / "stores"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "stores"))
     from store_server import etag, serving
 
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -197,6 +197,7 @@ def main() -> None:
     )
     parser.add_argument("--out")
     given = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from peers.environments import interpreter_for
 
     count = given.mib * (1 << 20) // ROW_BYTES
