@@ -63,7 +63,7 @@ def modes(
 def measured(workload: Workload, mode: Mode, seconds: float, whole: bool) -> Figures:
     """The figures of a mode in this process. `whole`: with those that do not vary between two rounds."""
     workload = workload.for_devices()
-    twice = _resized(workload, rows=2 * workload.rows)
+    twice = dataclasses.replace(workload, rows=2 * workload.rows)
     found = {"devices": mesh_for(mode).size, **batch_figures(workload, mode, seconds)}
     found["doubled"] = batch_figures(twice, mode, seconds)
     if whole:
@@ -151,10 +151,12 @@ def largest(workload: Workload, mode: Mode, single: Figures, doubled: Figures) -
     """
     limit, devices = single["limit_bytes"], mesh_for(mode).size
     total, of_half = single["compiled_bytes"]["total"], max(1, workload.depth // 2)
-    a_layer = (total - _compiled_total(_resized(workload, depth=of_half), mode)) / (workload.depth - of_half)
+    a_layer = (total - _compiled_total(dataclasses.replace(workload, depth=of_half), mode)) / (
+        workload.depth - of_half
+    )
 
     def with_rows(rows: int) -> int:
-        return _compiled_total(_resized(workload, rows=rows), mode)
+        return _compiled_total(dataclasses.replace(workload, rows=rows), mode)
 
     known = {workload.rows: total, doubled["rows"]: doubled["compiled_bytes"]["total"]}
     return {
@@ -184,10 +186,6 @@ def _most(total: Callable[[int], int], known: dict[int, int], limit: int, multip
             break
         known[size] = total(size)
     return max((size for size, needed in known.items() if needed <= limit), default=0)
-
-
-def _resized(workload: Workload, **sizes: Any) -> Workload:
-    return dataclasses.replace(workload, **sizes)
 
 
 def _compiled_total(workload: Workload, mode: Mode) -> int:
