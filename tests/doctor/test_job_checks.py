@@ -69,7 +69,7 @@ def test_the_step_is_what_is_called_often_with_many_bytes():
 )
 def test_host_memory_varies_a_little(grown_mib, steps, severity):
     host = {"what": "host", "first": 1 << 30, "last": (1 << 30) + (grown_mib << 20), "text": "host: more"}
-    growth = {"steps": steps, "growths": [host], "new": []}
+    growth = {"steps": steps, "growths": [host]}
     assert check_growth({"growth": growth}).severity == severity
 
 

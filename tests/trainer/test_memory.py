@@ -43,8 +43,6 @@ def test_arrays_and_their_bytes_on_each_device_are_counted():
     assert after.arrays["int8[96, 11]"] - before.arrays["int8[96, 11]"] == 1
     each = sharded.nbytes // 8 + replicated.nbytes
     assert [b - a for a, b in zip(before.device_bytes, after.device_bytes, strict=True)] == [each] * 8
-    more = [after.array_bytes[kind] - before.array_bytes[kind] for kind in ("float32[96, 11]", "int8[96, 11]")]
-    assert more == [sharded.nbytes, 8 * replicated.nbytes]
     replicated.delete()
     assert snapshot().arrays["int8[96, 11]"] == before.arrays["int8[96, 11]"]
 
@@ -118,9 +116,7 @@ def test_arrays_of_many_shapes_are_told_from_memory_without_arrays(caplog):
         watched(lambda i: kept.append(jnp.zeros(60_000 + i)), on_growth="warn")
     message = caplog.records[-1].getMessage()
     assert message.startswith("memory grows with the steps: device 0: ")
-    assert (
-        "Arrays are kept that have many shapes, or are kept only now and then. New since step 10 are " in message
-    )
+    assert message.endswith("Arrays are kept that have many shapes, or are kept only now and then")
 
 
 def test_small_arrays_do_not_hide_large_ones_of_many_shapes():
@@ -148,7 +144,6 @@ def test_growth_is_looked_for_at_ten_snapshots_and_whenever_their_steps_have_dou
     assert len(messages) == 3  # 18, 36 and 72 steps after the warm-up
     assert "arrays float32[5, 13]: " in messages[-1]
     assert "72 steps, 1 a step. Something refers to these arrays: a list" in messages[-1]
-    assert "never fetched. New since step 10 are mostly 72 buffers of <lambda> (test_memory.py:" in messages[-1]
 
 
 def test_growth_as_an_error():
@@ -171,7 +166,6 @@ def test_the_report_has_a_column_for_each_moment():
     warm, end = (int(number.replace(",", "")) for number in lines[9].split()[-2:])
     assert end - warm >= 40  # 50, and arrays of other tests may be freed meanwhile
     assert lines[10].startswith("arrays float32[5, 19]: ")
-    assert lines[11].startswith("new: 50 buffers of <lambda> (test_memory.py:")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@
     logs         callbacks that write it to a file; a CSV file
       tensorboard        event files for TensorBoard, with the metrics of a feed
     memory       watches what the loop holds in memory, and names what grows
-      allocations        where live buffers were allocated
 
 It imports no stage of feedline: a batch is a tree of global arrays from any source.
 """

@@ -8,13 +8,12 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.trainer.allocations import Places, live_buffers
 
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
@@ -28,19 +27,6 @@ _HOST_NOISE, _DEVICE_NOISE = 16 << 20, 1 << 20
 """Bytes that may come and go in a sound loop: allocators keep freed memory."""
 
 
-class HasStatistics(Protocol):
-    """A feed, or anything else whose statistics count host buffers."""
-
-    def statistics(self) -> HasSlabs: ...
-
-
-class HasSlabs(Protocol):
-    """What the watch reads of a feed's statistics."""
-
-    @property
-    def slabs(self) -> int: ...
-
-
 class Snapshot(NamedTuple):
     """What this process holds after some step.
 
@@ -51,7 +37,6 @@ class Snapshot(NamedTuple):
         with an array and a view of its shard counted twice.
       peak_bytes: of each local device, the most it ever held; None where it does not say, as on a CPU.
       arrays: live arrays by dtype and shape of the global array, for example {"float32[64, 8]": 3}.
-      array_bytes: by the same dtype and shape, their bytes on this process's devices.
       slabs: host buffers of the feed; None without a feed.
     """
 
@@ -60,11 +45,10 @@ class Snapshot(NamedTuple):
     device_bytes: tuple[int, ...]
     peak_bytes: tuple[int | None, ...]
     arrays: Mapping[str, int]
-    array_bytes: Mapping[str, int]
     slabs: int | None
 
 
-def snapshot(step: int = 0, feed: HasStatistics | None = None) -> Snapshot:
+def snapshot(step: int = 0, feed: Any = None) -> Snapshot:
     """What this process holds now. It moves no data, and waits for nothing.
 
     Example:
@@ -75,17 +59,14 @@ def snapshot(step: int = 0, feed: HasStatistics | None = None) -> Snapshot:
     devices = jax.local_devices()
     here = dict.fromkeys(devices, 0)
     counts: collections.Counter[str] = collections.Counter()
-    sizes: collections.Counter[str] = collections.Counter()
     for array in jax.live_arrays():
         if array.is_deleted():
             continue
-        kind = f"{array.dtype}{list(array.shape)}"
-        counts[kind] += 1
+        counts[f"{array.dtype}{list(array.shape)}"] += 1
         shard = array.dtype.itemsize * math.prod(array.sharding.shard_shape(array.shape))
         for device in array.sharding.addressable_devices:
             if array.sharding.memory_kind in (None, device.default_memory().kind):  # else it lies in host memory
                 here[device] = here.get(device, 0) + shard
-                sizes[kind] += shard
     told = [device.memory_stats() or {} for device in devices]
     return Snapshot(
         step,
@@ -93,7 +74,6 @@ def snapshot(step: int = 0, feed: HasStatistics | None = None) -> Snapshot:
         tuple(stats.get("bytes_in_use", here[device]) for device, stats in zip(devices, told, strict=True)),
         tuple(stats.get("peak_bytes_in_use") for stats in told),
         counts,
-        sizes,
         None if feed is None else feed.statistics().slabs,
     )
 
@@ -152,7 +132,7 @@ class MemoryWatch:
 
     def __init__(
         self,
-        feed: HasStatistics | None = None,
+        feed: Any = None,
         *,
         every: int = 20,
         warm_up: int = 40,
@@ -167,7 +147,6 @@ class MemoryWatch:
         self._step = 0
         self._start = snapshot(0, feed)
         self._samples: list[Snapshot] = []  # after the warm-up
-        self._places: Places = collections.Counter()  # where the buffers of the first sample were allocated
         self._look_after = (_FEW_SAMPLES - 1) * self._every  # steps after the warm-up: growth is looked for next
 
     def after_step(self) -> None:
@@ -179,8 +158,6 @@ class MemoryWatch:
         self._step += 1
         if self._step < self._warm_up or (self._step - self._warm_up) % self._every:
             return
-        if not self._samples:
-            self._places = live_buffers()
         self._samples.append(snapshot(self._step, self._feed))
         if len(self._samples) == _MANY_SAMPLES:
             del self._samples[1::2]
@@ -199,25 +176,14 @@ class MemoryWatch:
         """What has grown steadily since the warm-up, the arrays first. Empty with fewer than ten snapshots."""
         if len(self._samples) < _FEW_SAMPLES:
             return []
-        first = self._samples[0]
-        kinds = sorted({kind for sample in self._samples for kind in sample.arrays})
-        found = [
-            growth
-            for kind in kinds
-            if (growth := self._grown(f"arrays {kind}", [s.arrays.get(kind, 0) for s in self._samples], 0))
-        ]
-        named = sum(self._more_bytes(growth.what.removeprefix("arrays ")) for growth in found)
-        in_arrays = self._more_bytes()
-        if 2 * named < in_arrays or not found:  # else these arrays explain what the devices hold
-            for i in range(len(first.device_bytes)):
-                growth = self._grown(f"device {i}", [s.device_bytes[i] for s in self._samples], _DEVICE_NOISE)
-                found += [growth] if growth else []
-        host = self._grown("host", [s.host_bytes for s in self._samples], _HOST_NOISE)
-        in_host = in_arrays if jax.default_backend() == "cpu" else 0
-        if host and host.last - host.first > 2 * in_host:
-            found.append(host)
-        slabs = self._grown("slabs", [s.slabs or 0 for s in self._samples], 0)
-        return found + ([slabs] if slabs else [])
+        series: dict[str, tuple[list[int], int]] = {}
+        for kind in sorted({kind for sample in self._samples for kind in sample.arrays}):
+            series[f"arrays {kind}"] = [sample.arrays.get(kind, 0) for sample in self._samples], 0
+        for i in range(len(self._start.device_bytes)):
+            series[f"device {i}"] = [sample.device_bytes[i] for sample in self._samples], _DEVICE_NOISE
+        series["host"] = [sample.host_bytes for sample in self._samples], _HOST_NOISE
+        series["slabs"] = [sample.slabs or 0 for sample in self._samples], 0
+        return [growth for what, of in series.items() if (growth := self._grown(what, *of))]
 
     def report(self) -> str:
         """A table: what was held at the start, after the warm-up and now; and below it what grows."""
@@ -237,36 +203,20 @@ class MemoryWatch:
             rows.append(["host buffers", *(f"{shot.slabs:,}" for shot in shots)])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-        found = self.growths()
-        return "\n".join([*lines, *map(str, found), *(f"new: {place}" for place in self._new_places(found))])
+        return "\n".join([*lines, *map(str, self.growths())])
 
     def _explained(self, found: Sequence[Growth]) -> str:
         listed = "; ".join(map(str, found[:4])) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
-        if any(growth.what.startswith("arrays") for growth in found):
+        grown = {growth.what.split()[0] for growth in found}
+        if "arrays" in grown:
             hint = "Something refers to these arrays: a list, a closure, or a metric that is never fetched"
-        elif 2 * self._more_bytes() > sum(g.last - g.first for g in found if g.what.startswith("device")) > 0:
+        elif "device" in grown:
             hint = "Arrays are kept that have many shapes, or are kept only now and then"
-        elif any(growth.what == "slabs" for growth in found):
+        elif "slabs" in grown:
             hint = "Something refers to the batches, or to slices of them"
         else:
             hint = "No array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps"
-        places = "; ".join(self._new_places(found))
-        allocated = f". New since step {self._samples[0].step:,} are mostly {places}" if places else ""
-        return f"memory grows with the steps: {listed}. {hint}{allocated}"
-
-    def _new_places(self, found: Sequence[Growth]) -> list[str]:
-        """If arrays grow: where most buffers were allocated that are new since the warm-up: at most three."""
-        if not any(growth.what.startswith(("arrays", "device")) for growth in found):
-            return []
-        new = live_buffers() - self._places
-        return [f"{count:,} buffer{'s' * (count > 1)} of {place}" for place, count in new.most_common(3)]
-
-    def _more_bytes(self, kind: str | None = None) -> int:
-        """By how many bytes the arrays of a kind have grown since the warm-up; None: all arrays."""
-        first, last = self._samples[0].array_bytes, self._samples[-1].array_bytes
-        if kind is None:
-            return sum(last.values()) - sum(first.values())
-        return last.get(kind, 0) - first.get(kind, 0)
+        return f"memory grows with the steps: {listed}. {hint}"
 
     def _grown(self, what: str, values: Sequence[int], noise: int) -> Growth | None:
         steps = [sample.step for sample in self._samples]

@@ -141,15 +141,14 @@ def check_growth(process: Object) -> Check:
     grown = [g for g in growth["growths"] if g["what"] != "host" or g["last"] - g["first"] >= _HOST_BYTES]
     if not grown:
         return Check(name, "ok", f"nothing grew in {growth['steps']:,} steps", "", "", {"steps": growth["steps"]})
-    new = f". New are mostly {'; '.join(growth['new'])}" if growth["new"] else ""
     return Check(
         name,
         "warning",
-        f"{'; '.join(each['text'] for each in grown[:_MOST_LISTED])}{new}",
+        "; ".join(each["text"] for each in grown[:_MOST_LISTED]),
         "drop what refers to it: a list, a closure, or a metric that is never fetched. "
         "feedline.trainer.MemoryWatch watches it during a long run",
         "the job fails for lack of memory once it has run for long enough",
-        {"steps": growth["steps"], "growths": grown, "new": growth["new"]},
+        {"steps": growth["steps"], "growths": grown},
     )
 
 

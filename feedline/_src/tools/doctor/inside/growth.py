@@ -29,12 +29,9 @@ class Growth:
         self._watch.after_step()
 
     def as_object(self) -> dict[str, Any]:
-        """The steps, what grows, the lines that allocated it, and what the allocators of the devices say."""
-        growths = self._watch.growths()
-        lines = self._watch.report().splitlines() if growths else []
+        """The steps, what grows, and what the allocators of the devices say."""
         return {
             "steps": self._steps,
-            "growths": [{"text": str(growth), **growth._asdict()} for growth in growths],
-            "new": [line.removeprefix("new: ") for line in lines if line.startswith("new: ")],
+            "growths": [{"text": str(growth), **growth._asdict()} for growth in self._watch.growths()],
             "allocators": [device.memory_stats() for device in jax.local_devices()],
         }
