@@ -10,7 +10,7 @@
     loop         runs the step on every batch, and measures throughput and input waits
     evaluate     counts each row of a test set exactly once
     checkpoints  saves the trainer's state and the feed's with Orbax, and restores them
-      checkpoint_checks  refuses damaged and mismatched checkpoints
+      checkpoint_checks  digests of their files; refuses damaged and mismatched ones
       folder             validates and locks the checkpoint directory
     model        the MLP (flax.nnx), its loss, and the conversion of images to its input
     live         a callback that shows the loop's progress on a terminal

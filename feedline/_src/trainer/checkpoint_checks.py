@@ -1,54 +1,46 @@
-"""Checks of a checkpoint: damage, other data, another model, and parts of different steps are refused."""
+"""Checks of a checkpoint before it is restored: changed files, another model, and parts of different steps.
+
+The digests of its files stand in `files.sha256` in its folder, in the format of `sha256sum`. Orbax compares no
+checksums: a flipped bit in its files may become another weight.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from feedline._src.errors import FeedError
-from feedline._src.trainer.checkpoint_digests import DamageError
 from feedline._src.trainer.task import State
 
-
-def checkpoint_removed(folder: Path, meanwhile: str) -> FeedError:
-    """The error for a checkpoint that another program removed, for example while "it was read"."""
-    return FeedError(
-        f"the checkpoint of step {folder.name.partition('.')[0]} was removed while {meanwhile}: another program "
-        f"deletes in {folder.parent}; stop that, and start again to go on from the newest checkpoint that is left",
-        stage="checkpoint",
-        process=jax.process_index(),
-        file=str(folder),
-    )
+DIGESTS = "files.sha256"
+_HEX_DIGITS = 64
 
 
-@contextlib.contextmanager
-def naming_the_checkpoint(folder: Path, whole_before: Callable[[int], int | None]) -> Iterator[None]:
-    """Raise damage and errors of Orbax as a `FeedError` that names the checkpoint's folder.
+def write_digests(folder: Path) -> None:
+    """Write the digests of all files in the folders of a checkpoint, which no other process changes any more."""
+    (folder / DIGESTS).write_text("".join(f"{_digest(folder / name)}  {name}\n" for name in _names(folder)))
+
+
+def changed_files(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
+    """The files of a checkpoint that have other bytes than when it was saved, are missing, or were not saved.
 
     Args:
-      whole_before: the newest step before the given one whose checkpoint is whole.
+      share: which of `shares` equal parts of the files is read, so that several processes need not read all.
+
+    Raises:
+      OSError: a file cannot be read, or the checkpoint has no digests.
     """
-    try:
-        yield
-    except Exception as error:
-        if not folder.exists():
-            raise checkpoint_removed(folder, "it was read") from error
-        found = "is damaged" if isinstance(error, DamageError) else "cannot be read"
-        whole = whole_before(int(folder.name))
-        if whole is None:
-            way_out = "no older one is whole; restore it from a copy, or begin again in another directory"
-        else:
-            way_out = f"remove its folder to go on from that of step {whole}, the newest one that is whole"
-        raise FeedError(
-            f"the checkpoint {found} ({error}); {way_out}",
-            stage="checkpoint",
-            process=jax.process_index(),
-            file=str(folder),
-        ) from error
+    lines = (folder / DIGESTS).read_bytes().decode(errors="replace").splitlines()
+    saved = {line[_HEX_DIGITS + 2 :]: line[:_HEX_DIGITS] for line in lines}
+    found = _names(folder)
+    return [
+        name
+        for name in sorted({*saved, *found})[share::shares]
+        if name not in found or saved.get(name) != _digest(folder / name)
+    ]
 
 
 def check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
@@ -81,6 +73,20 @@ def check_same_step(folder: Path, trained: int, delivered: int) -> None:
             f"its trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
             "from the checkpoint before it"
         )
+
+
+def _names(folder: Path) -> list[str]:
+    """The files in the folders of `folder`, except those whose names begin with a dot.
+
+    The files beside these folders are not among them: Orbax changes them until the very end.
+    """
+    paths = (path for item in folder.iterdir() if item.is_dir() for path in item.rglob("*"))
+    return sorted(str(path.relative_to(folder)) for path in paths if path.is_file() and path.name[0] != ".")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _described(array: Any) -> str:

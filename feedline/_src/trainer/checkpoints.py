@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -23,12 +23,12 @@ from jax.sharding import PartitionSpec as P
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError, OtherDataError
-from feedline._src.trainer import checkpoint_digests
 from feedline._src.trainer.checkpoint_checks import (
+    DIGESTS,
+    changed_files,
     check_same_arrays,
     check_same_step,
-    checkpoint_removed,
-    naming_the_checkpoint,
+    write_digests,
 )
 from feedline._src.trainer.folder import TEMPORARY, Lock, prepare
 from feedline._src.trainer.loop import crosses
@@ -87,7 +87,15 @@ class Checkpoints:
         self._step = 0  # of the last state restored or passed to `after_step`
         self._saving = 0  # the step of the last save that was started
         try:
-            self._manager = _manager(directory, self._write_digests)
+            self._manager = ocp.CheckpointManager(
+                directory.absolute(),
+                item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=_KEPT,
+                    cleanup_tmp_directories=True,
+                    async_options=ocp.AsyncOptions(post_finalization_callback=self._write_digests),
+                ),
+            )
         except BaseException:
             self._release_lock()
             raise
@@ -131,19 +139,22 @@ class Checkpoints:
         if step is None:
             return state
         folder = self.directory / str(step)
-        with naming_the_checkpoint(folder, self._whole_before):
+        with self._reading(folder):
             # no process returns from Orbax's restore before all of them have called it
-            if not checkpoint_digests.check(folder, jax.process_index(), jax.process_count()):
+            if not (folder / DIGESTS).exists():
                 _log.warning(
                     "the checkpoint %s was saved without digests of its files: damage would not be noticed", folder
                 )
+            elif changed := changed_files(folder, jax.process_index(), jax.process_count()):
+                more = f", and so are {len(changed) - 1} more files" if len(changed) > 1 else ""
+                raise ValueError(f"{changed[0]} is not as it was saved{more}")
             saved = dict(self._manager.item_metadata(step).items())
         check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
         )
         items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
-        with naming_the_checkpoint(folder, self._whole_before):
+        with self._reading(folder):
             found: Any = self._manager.restore(step, args=items)
         check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
         try:
@@ -159,13 +170,26 @@ class Checkpoints:
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
-    def _whole_before(self, step: int) -> int | None:
-        """The newest step before `step` whose checkpoint is whole, as far as its digests tell."""
-        for older in sorted((each for each in self._manager.all_steps() if each < step), reverse=True):
-            with contextlib.suppress(checkpoint_digests.DamageError, OSError):
-                checkpoint_digests.check(self.directory / str(older))
-                return older
-        return None
+    @contextlib.contextmanager
+    def _reading(self, folder: Path) -> Iterator[None]:
+        """Raise damage and errors of Orbax as a `FeedError` that names the newest checkpoint that is whole."""
+        try:
+            yield
+        except Exception as error:
+            whole = None
+            for older in sorted(each for each in self._manager.all_steps() if each < int(folder.name)):
+                with contextlib.suppress(OSError):
+                    if not changed_files(self.directory / str(older)):
+                        whole = older
+            way_out = "no older one is whole; restore it from a copy, or begin again in another directory"
+            if whole is not None:
+                way_out = f"remove its folder to go on from that of step {whole}, the newest one that is whole"
+            raise FeedError(
+                f"the checkpoint is damaged, or cannot be read ({error}); {way_out}",
+                stage="checkpoint",
+                process=jax.process_index(),
+                file=str(folder),
+            ) from error
 
     def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
         """How a leaf of the state lies on the devices of all processes."""
@@ -219,7 +243,7 @@ class Checkpoints:
     def _write_digests(self) -> None:
         """Orbax calls this on process 0 and its own thread, before a checkpoint with all files gets its name."""
         for folder in self.directory.glob(f"{self._saving}{TEMPORARY}*"):
-            checkpoint_digests.write(folder)
+            write_digests(folder)
 
     def _wait_until_written(self) -> None:
         """Wait until the started save is written."""
@@ -241,21 +265,6 @@ class Checkpoints:
             process=jax.process_index(),
             file=str(self.directory),
         )
-
-
-def _manager(directory: Path, before_renamed: Callable[[], None]) -> ocp.CheckpointManager:
-    try:
-        return ocp.CheckpointManager(
-            directory.absolute(),
-            item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=_KEPT,
-                cleanup_tmp_directories=True,
-                async_options=ocp.AsyncOptions(post_finalization_callback=before_renamed),
-            ),
-        )
-    except FileNotFoundError as error:
-        raise checkpoint_removed(Path(error.filename or directory), "it was listed") from error
 
 
 def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
