@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -15,17 +14,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline._src.trainer.practices import Practices
-from feedline._src.trainer.task import (
-    Average,
-    Batch,
-    Metrics,
-    Params,
-    State,
-    Task,
-    of_whole_batch,
-    over_devices,
-    rows_in,
-)
+from feedline._src.trainer.task import Batch, Metrics, Params, State, Task, rows_in
 
 _log = logging.getLogger("feedline")
 
@@ -129,27 +118,99 @@ def compiled(
     measured = jax.eval_shape(task.measure, params, one)[0]
     # jit and eval_shape sort the names of a dict
     names = ("loss", *(name for name in measured if name != "loss"))
-    build = _Building(task, mesh, names, spec, practices, steps_per_call)
-    return _pmapped(build) if mode == "pmap" else _jitted(build)
+    return _program(task, mode, mesh, names, spec, practices, steps_per_call)
 
 
-class _Building(NamedTuple):
-    """What a program is built of."""
+def _program(
+    task: Task,
+    mode: Mode,
+    mesh: Mesh,
+    names: tuple[str, ...],
+    spec: Any,
+    practices: Practices,
+    steps_per_call: int,
+) -> Program:
+    """By jit: one program for the mesh, partitioned by XLA as the batch's sharding says.
 
-    task: Task
-    mesh: Mesh
-    names: tuple[str, ...]
-    spec: Any
-    practices: Practices
-    steps_per_call: int
+    By pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
+    maps: [B, ...] → [devices, B / devices, ...]; no row moves to another device. The state is not mapped; with
+    several processes its arrays are replicated over the devices of this process, not over the mesh.
+    """
+    axis = AXIS if mode == "pmap" else None
+    rows_axis = 0 if steps_per_call == 1 else 1
+    like = jax.eval_shape(task.start)
 
-    @property
-    def donated(self) -> tuple[int, ...]:
-        return (0,) if self.practices.donate_state else ()
+    def one_step(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+        after, metrics = task.update(state, batch, axis)
+        row = jnp.stack([metrics[name] for name in names])
+        return after, jax.lax.dynamic_update_index_in_dim(recent, row, state.step % len(recent), 0)
 
-    @property
-    def rows_axis(self) -> int:
-        return 0 if self.steps_per_call == 1 else 1
+    def several(state: State, recent: jax.Array, batches: Batch) -> tuple[State, jax.Array]:
+        return jax.lax.scan(lambda both, batch: (one_step(*both, batch), None), (state, recent), batches)[0]
+
+    def measured(params: Params, batch: Batch) -> tuple[Metrics, jax.Array]:
+        return task.measure(params, batch, axis)
+
+    step: Any = one_step if steps_per_call == 1 else several
+    donated = (0,) if practices.donate_state else ()
+    if mode == "pmap":
+        _check_own_rows(mesh, spec, rows_axis)
+        devices = list(mesh.devices.flat)
+        flat = Mesh(devices, (AXIS,))
+        everywhere = NamedSharding(flat.local_mesh, P())
+        shardings = jax.tree.map(lambda leaf: everywhere, like)
+        mapped: dict[str, Any] = {"axis_name": AXIS, "out_axes": None, "devices": devices}
+        step = jax.pmap(step, in_axes=(None, None, rows_axis), donate_argnums=donated, **mapped)
+        measure = jax.pmap(measured, in_axes=(None, 0), **mapped)
+
+        def by_device(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(*leaf.shape[:rows_axis], flat.size, -1, *leaf.shape[rows_axis + 1 :])
+
+        split = jax.jit(
+            lambda batch: jax.tree.map(by_device, batch),
+            out_shardings=NamedSharding(flat, P(*[None] * rows_axis, AXIS)),
+        )
+    else:
+        everywhere = NamedSharding(mesh, P())
+        split_over = _rows_axes(mesh, spec, rows_axis) if practices.shard_state and mesh.size > 1 else None
+        shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, _split(leaf, mesh, split_over)), like)
+        step = jax.jit(step, donate_argnums=donated, out_shardings=(shardings, everywhere))
+        measure = jax.jit(measured, out_shardings=everywhere)
+        split = None
+
+    def running(step: Any) -> Step:
+        def call(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
+            result: tuple[State, jax.Array] = step(state, recent, split(batch) if split else batch)
+            if practices.donate_batch:  # JAX cannot donate it: no result of a step has the shape of a batch
+                for leaf in jax.tree.leaves(batch):
+                    leaf.delete()  # the runtime keeps the memory until the step has read it
+            return result
+
+        return call
+
+    def recent(steps: int) -> jax.Array:
+        zeros: jax.Array = jax.jit(lambda: jnp.zeros((steps, len(names))), out_shardings=everywhere)()
+        return zeros
+
+    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
+        placed = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            (like, jax.ShapeDtypeStruct((steps, len(names)), jnp.float32)),
+            (shardings, everywhere),
+        )
+        done = step.lower(*placed, jax.eval_shape(split, spec) if split else spec).compile()
+        return running(done), done
+
+    return Program(
+        mesh,
+        names,
+        start=jax.jit(task.start, out_shardings=shardings),
+        recent=recent,
+        step=running(step),
+        measure=(lambda params, batch: measure(params, split(batch))) if split else measure,
+        compile=compile,
+        steps_per_call=steps_per_call,
+    )
 
 
 def _checked_arrays(params: Params) -> Params:
@@ -219,152 +280,36 @@ def _mesh_of(spec: Any) -> Mesh:
     return sharding.mesh
 
 
-def _recording(build: _Building, average: Average = of_whole_batch) -> Step:
-    """`task.update` that writes the metrics into an array of recent ones; with K > 1, K of them."""
-
-    def step(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
-        after, metrics = build.task.update(state, batch, average)
-        row = jnp.stack([metrics[name] for name in build.names])
-        return after, jax.lax.dynamic_update_index_in_dim(recent, row, state.step % len(recent), 0)
-
-    def steps(state: State, recent: jax.Array, batches: Batch) -> tuple[State, jax.Array]:
-        return jax.lax.scan(lambda both, batch: (step(*both, batch), None), (state, recent), batches)[0]
-
-    return step if build.steps_per_call == 1 else steps
-
-
-def _jitted(build: _Building) -> Program:
-    """One program for the mesh: XLA partitions it by the batch's sharding, and inserts the collectives."""
-    everywhere = NamedSharding(build.mesh, P())
-    like = jax.eval_shape(build.task.start)
-    state = jax.tree.map(lambda leaf: _state_sharding(build, leaf) or everywhere, like)
-    start = jax.jit(build.task.start, out_shardings=state)
-    recent = _zeros(build.names, everywhere)
-    step = jax.jit(_recording(build), donate_argnums=build.donated, out_shardings=(state, everywhere))
-
-    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
-        placed = jax.tree.map(_with_sharding, (like, _recent_like(build, steps)), (state, everywhere))
-        done = step.lower(*placed, build.spec).compile()
-        return _deleting_batches(build, done), done
-
-    measure = jax.jit(build.task.measure, out_shardings=everywhere)
-    return Program(
-        build.mesh,
-        build.names,
-        start,
-        recent,
-        _deleting_batches(build, step),
-        measure,
-        compile,
-        build.steps_per_call,
-    )
-
-
-def _state_sharding(build: _Building, leaf: jax.ShapeDtypeStruct) -> NamedSharding | None:
-    """How a leaf of the state is split over the devices of the batch's rows; None: it is not."""
-    if not build.practices.shard_state or build.mesh.size == 1:
-        return None
-    spec = jax.tree.leaves(build.spec)[0].sharding.spec
-    axes = spec[build.rows_axis] if len(spec) > build.rows_axis else None
+def _rows_axes(mesh: Mesh, spec: Any, rows_axis: int) -> str | tuple[str, ...]:
+    """The axes of the mesh over which the rows of a batch are split."""
+    of_batch = jax.tree.leaves(spec)[0].sharding.spec
+    axes: str | tuple[str, ...] | None = of_batch[rows_axis] if len(of_batch) > rows_axis else None
     if axes is None:
         raise ValueError(
             "shard_state splits the state as the rows of a batch, and these are not split; give the feed a "
             'sharding over an axis of the mesh, such as PartitionSpec("data")'
         )
-    shards = math.prod(build.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+    return axes
+
+
+def _split(leaf: jax.ShapeDtypeStruct, mesh: Mesh, axes: str | tuple[str, ...] | None) -> P:
+    """How a leaf of the state is split over these axes of the mesh: along its largest axis that can be divided."""
+    if axes is None:
+        return P()
+    shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
     length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
-    return NamedSharding(build.mesh, P(*[None] * -axis, axes)) if length else None
+    return P(*[None] * -axis, axes) if length else P()
 
 
-def _pmapped(build: _Building) -> Program:
-    """One program on each device, with an explicit collective.
-
-    The batch gets the leading axis that pmap maps: [B, ...] → [devices, B / devices, ...]; no row moves to
-    another device. The state is not mapped; with several processes its arrays are replicated over the devices of
-    this process, not over the mesh.
-    """
-    _check_own_rows(build)
-    devices = list(build.mesh.devices.flat)
-    flat = Mesh(devices, (AXIS,))
-    average = over_devices(AXIS)
-    pmap = functools.partial(jax.pmap, axis_name=AXIS, out_axes=None, devices=devices)
-    mapped = build.rows_axis
-    step = pmap(_recording(build, average), in_axes=(None, None, mapped), donate_argnums=build.donated)
-
-    def measured(params: Params, part: Batch) -> tuple[Metrics, jax.Array]:
-        metrics, rows = build.task.measure(params, part, average)
-        return metrics, jax.lax.psum(rows, AXIS)
-
-    measure = pmap(measured, in_axes=(None, 0))
-    by_device = jax.jit(
-        lambda batch: jax.tree.map(
-            lambda leaf: leaf.reshape(*leaf.shape[:mapped], flat.size, -1, *leaf.shape[mapped + 1 :]), batch
-        ),
-        out_shardings=NamedSharding(flat, P(*[None] * mapped, AXIS)),
-    )
-    here = NamedSharding(flat.local_mesh, P())
-
-    def compile(steps: int) -> tuple[Step, jax.stages.Compiled]:
-        placed = jax.tree.map(
-            lambda leaf: _with_sharding(leaf, here), (jax.eval_shape(build.task.start), _recent_like(build, steps))
-        )
-        done = step.lower(*placed, jax.eval_shape(by_device, build.spec)).compile()
-        return _deleting_batches(build, lambda state, recent, batch: done(state, recent, by_device(batch))), done
-
-    return Program(
-        build.mesh,
-        build.names,
-        start=jax.jit(build.task.start, out_shardings=here),
-        recent=_zeros(build.names, here),
-        step=_deleting_batches(build, lambda state, recent, batch: step(state, recent, by_device(batch))),
-        measure=lambda params, batch: measure(params, by_device(batch)),
-        compile=compile,
-        steps_per_call=build.steps_per_call,
-    )
-
-
-def _deleting_batches(build: _Building, step: Step) -> Step:
-    """The same, if the practices say so with batches that are deleted once the step is dispatched.
-
-    JAX cannot donate them: no result of a step has the shape of a batch.
-    """
-    if not build.practices.donate_batch:
-        return step
-
-    def call(state: State, recent: jax.Array, batch: Batch) -> tuple[State, jax.Array]:
-        result = step(state, recent, batch)
-        for leaf in jax.tree.leaves(batch):
-            leaf.delete()  # the runtime keeps the memory until the step has read it
-        return result
-
-    return call
-
-
-def _recent_like(build: _Building, steps: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((steps, len(build.names)), jnp.float32)
-
-
-def _with_sharding(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _zeros(names: tuple[str, ...], sharding: NamedSharding) -> Callable[[int], jax.Array]:
-    def recent(steps: int) -> jax.Array:
-        zeros: jax.Array = jax.jit(lambda: jnp.zeros((steps, len(names))), out_shardings=sharding)()
-        return zeros
-
-    return recent
-
-
-def _check_own_rows(build: _Building) -> None:
+def _check_own_rows(mesh: Mesh, spec: Any, axis: int) -> None:
     """ValueError if not every device has rows of its own, in the mesh's order of the devices."""
-    axis, size = build.rows_axis, build.mesh.size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(build.spec):
+    size = mesh.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(spec):
         rows = leaf.shape[axis] // size
         begins = {d: index[axis].start or 0 for d, index in leaf.sharding.devices_indices_map(leaf.shape).items()}
         expected = (*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])
         shard = leaf.sharding.shard_shape(leaf.shape)
-        in_order = [begins[device] for device in build.mesh.devices.flat] == [i * rows for i in range(size)]
+        in_order = [begins[device] for device in mesh.devices.flat] == [i * rows for i in range(size)]
         if shard != expected or not in_order:
             name = jax.tree_util.keystr(path) or "the batch"
             raise ValueError(

@@ -21,8 +21,6 @@ Init = Callable[[jax.Array], Params]
 """key → parameters."""
 Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 """(parameters, batch) → (mean loss [], means of other metrics, each [])."""
-Average = Callable[[Any, jax.Array], Any]
-"""(tree, rows) → the tree's mean over devices, each weighted by its number of rows."""
 
 
 class State(NamedTuple):
@@ -31,28 +29,6 @@ class State(NamedTuple):
     params: Params
     optimizer: Any
     step: jax.Array  # int32 [], steps done: a checkpoint's feed must have delivered as many batches
-
-
-def of_whole_batch(means: Any, rows: jax.Array) -> Any:
-    """The `Average` of a function that is given the global batch: its means are those of all rows."""
-    return means
-
-
-def over_devices(axis: str) -> Average:
-    """The `Average` of a function that runs on each device with its own rows, as in `jax.pmap`."""
-
-    def average(means: Any, rows: jax.Array) -> Any:
-        share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: sums would overflow float16
-
-        def weighted(mean: jax.Array) -> jax.Array:
-            # a device whose rows are all padding may have divided by zero
-            here = jnp.where(rows > 0, mean * share.astype(mean.dtype), jnp.zeros_like(mean))
-            summed: jax.Array = jax.lax.psum(here, axis)
-            return summed
-
-        return jax.tree.map(weighted, means)
-
-    return average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,27 +68,26 @@ class Task:
         params = self.init(jax.random.key(self.seed))
         return State(params, self.optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    def update(self, state: State, batch: Batch, average: Average = of_whole_batch) -> tuple[State, Metrics]:
+    def update(self, state: State, batch: Batch, axis: str | None = None) -> tuple[State, Metrics]:
         """One step. Returns the new state, and the batch's metrics before the step with "loss" the first of them.
 
         Args:
-          average: combines the means of several devices that each see a part of the batch.
+          axis: of `jax.pmap`, over whose devices the rows are split. None: `batch` has all rows.
 
         Raises:
           TypeError: during tracing, if loss or metrics are no scalars.
         """
         ((_, metrics), gradient) = jax.value_and_grad(self.means, has_aux=True)(state.params, batch)
-        metrics, gradient = average((metrics, gradient), valid_rows(batch))
+        metrics, gradient = _mean_over(axis, (metrics, gradient), valid_rows(batch))
         gradient = jax.tree.map(jnp.conj, gradient)  # JAX's gradient of complex parameters points uphill
         change, optimizer = self.optimizer.update(gradient, state.optimizer, state.params)
         return State(optax.apply_updates(state.params, change), optimizer, state.step + 1), metrics
 
-    def measure(
-        self, params: Params, batch: Batch, average: Average = of_whole_batch
-    ) -> tuple[Metrics, jax.Array]:
-        """The metrics of a batch, "loss" among them, and the number of its valid rows here, int32 []."""
+    def measure(self, params: Params, batch: Batch, axis: str | None = None) -> tuple[Metrics, jax.Array]:
+        """The metrics of a batch, "loss" among them, and the number of its valid rows, int32 []."""
         rows = valid_rows(batch)
-        return average(self.means(params, batch)[1], rows), rows
+        metrics = _mean_over(axis, self.means(params, batch)[1], rows)
+        return metrics, rows if axis is None else jax.lax.psum(rows, axis)
 
     def means(self, params: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
         """What the loss function gives for a batch, checked: the loss, and all metrics with "loss" the first."""
@@ -125,6 +100,19 @@ class Task:
 
     def _cast(self, leaf: jax.Array) -> jax.Array:
         return leaf.astype(self.compute) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+
+def _mean_over(axis: str | None, means: Any, rows: jax.Array) -> Any:
+    """A tree's mean over the devices of an axis of `jax.pmap`, each weighted by its rows; None: as it is."""
+    if axis is None:
+        return means
+    share = rows / jnp.maximum(jax.lax.psum(rows, axis), 1)  # at most 1: sums would overflow float16
+
+    def weighted(mean: jax.Array) -> jax.Array:
+        # a device whose rows are all padding may have divided by zero
+        return jnp.where(rows > 0, mean * share.astype(mean.dtype), jnp.zeros_like(mean))
+
+    return jax.lax.psum(jax.tree.map(weighted, means), axis)
 
 
 @jax.jit
