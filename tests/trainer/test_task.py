@@ -91,35 +91,6 @@ def test_only_bytes_are_scaled(dtype):
     np.testing.assert_array_equal(found, expected)
 
 
-IMAGE, LABEL = np.zeros((4, 64), np.uint8), np.zeros(4, np.int32)
-
-
-@pytest.mark.parametrize(
-    ("batch", "told"),
-    [
-        ((IMAGE, LABEL), r'dict with "image" and "label", got tuple'),
-        ({"x": IMAGE, "label": LABEL}, r"got \['label', 'x'\]; rename"),
-        ({"image": IMAGE, "label": np.zeros((4, 10), np.int32)}, r"int \[B\], got int32\[4, 10\].*argmax"),
-        ({"image": IMAGE, "label": np.zeros(4, np.float32)}, r"int \[B\], got float32\[4\]"),
-        ({"image": IMAGE[:2], "label": LABEL}, r"B = 4 rows of label, got \[2, 64\]"),
-        ({"image": IMAGE[:, 0], "label": LABEL}, r"B = 4 rows of label, got \[4\]"),
-        ({"image": IMAGE, "label": LABEL, "valid": np.ones(4, np.int32)}, r"bool \[4\], got int32\[4\]"),
-        ({"image": IMAGE, "label": LABEL, "valid": np.ones(3, bool)}, r"bool \[4\], got bool\[3\]"),
-    ],
-)
-def test_refused_batches(batch, told):
-    refused = task_of(SIZES, optax.sgd(1.0))
-    params = jax.eval_shape(refused.start).params
-    with pytest.raises((TypeError, ValueError), match=told):
-        jax.eval_shape(refused.measure, params, batch)
-
-
-@pytest.mark.parametrize("field", ["features", "classes", "layers", "width"])
-def test_refused_sizes(field):
-    with pytest.raises(ValueError, match=rf"Sizes\.{field} must be at least 1, got 0"):
-        Sizes(**{"features": 64, "classes": 10, field: 0})
-
-
 @pytest.mark.parametrize(
     ("result", "told"),
     [

@@ -11,10 +11,10 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -38,19 +38,6 @@ _log = logging.getLogger("feedline")
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
 
 
-class Resumable(Protocol):
-    """An iterator of batches that can save and restore its position, as a `feedline.Feed`."""
-
-    def get_state(self) -> dict[str, Any]:
-        """The position after the last batch delivered, as JSON values.
-
-        Contains "step", the number of batches delivered, and "fingerprint", a dict that identifies rows and order.
-        """
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from there. ValueError if the state was saved over other data."""
-
-
 class Checkpoints:
     """Checkpoints of one run in one directory. Use it as a context manager.
 
@@ -61,7 +48,8 @@ class Checkpoints:
 
     Args:
       directory: created if it does not exist. The newest 3 checkpoints are kept.
-      feed: the iterator of the loop's batches.
+      feed: the iterator of the loop's batches. Its `get_state` gives JSON values with "step", the number of
+        batches delivered; `set_state` goes on from there, or raises ValueError if they are of other data.
       mesh: the devices of the loop.
       every: steps from one checkpoint to the next, for `after_step`.
       asynchronous: write while training continues. False: `save` returns when the checkpoint is whole.
@@ -72,9 +60,7 @@ class Checkpoints:
       OSError: the directory cannot be created or written to.
     """
 
-    def __init__(
-        self, directory: Path, feed: Resumable, mesh: Mesh, every: int, asynchronous: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, feed: Any, mesh: Mesh, every: int, asynchronous: bool = True) -> None:
         prepare(directory)
         # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
         self._lock = Lock(directory) if jax.process_index() == 0 else None
@@ -132,11 +118,12 @@ class Checkpoints:
 
         Raises:
           ValueError: the checkpoint is of other data or another model (the message names the field), its parts are
-            of different steps, or another program wrote it.
+            of different steps, or another program wrote it. Or there is none, and the feed was used before.
           FeedError: the checkpoint is damaged; the message names the newest one that is whole.
         """
         step = self._manager.latest_step()
         if step is None:
+            self._feed_state(state)
             return state
         folder = self.directory / str(step)
         with self._reading(folder):
@@ -218,13 +205,8 @@ class Checkpoints:
           ProcessError: the feeds of two processes are not at the same place. Nothing is written then.
           FeedError: this save or the previous one could not be written.
         """
-        feed = self._feed.get_state()
-        trained = int(jax.device_get(state.step))
-        if trained != feed["step"]:
-            raise ValueError(
-                f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
-                f"the feed has delivered {feed['step']}; save right after the step that took the feed's last batch"
-            )
+        feed = self._feed_state(state)
+        trained: int = feed["step"]
         if "position" in feed:
             self._step_places.compare(trained, feed["epoch"], feed["position"])
         self._wait_until_written()
@@ -239,6 +221,18 @@ class Checkpoints:
             raise self._write_error(error) from error
         if not self._asynchronous:
             self._wait_until_written()
+
+    def _feed_state(self, state: State) -> dict[str, Any]:
+        """The feed's state. ValueError if trainer and feed are not at the same step."""
+        feed: dict[str, Any] = self._feed.get_state()
+        trained = int(jax.device_get(state.step))
+        if trained != feed["step"]:
+            raise ValueError(
+                f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
+                f"the feed has delivered {feed['step']}; begin with a new feed, and save right after the step that "
+                "took its last batch"
+            )
+        return feed
 
     def _write_digests(self) -> None:
         """Orbax calls this on process 0 and its own thread, before a checkpoint with all files gets its name."""

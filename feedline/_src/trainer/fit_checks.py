@@ -13,15 +13,19 @@ def check_functions(
     init: Any, loss: Any, optimizer: Any, callbacks: Any, measure: Any, after_step: Any, practices: Any
 ) -> None:
     """TypeError if one of them is not what `fit` calls or reads."""
-    for name, given in (("init", init), ("loss", loss), ("measure", measure), ("after_step", after_step)):
-        if not callable(given) and (given is not None or name in ("init", "loss")):
-            raise TypeError(f"{name} must be a function, got {type(given).__name__}")
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise TypeError(f"callbacks must be a list of functions of a Progress, got {callbacks!r}")
-    if not isinstance(practices, Practices):
-        raise TypeError(f"practices must be a feedline.trainer.Practices, got {practices!r}")
+    many = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    transforms = hasattr(optimizer, "init") and hasattr(optimizer, "update")
+    for name, given, is_right, wanted in (
+        ("init", init, callable(init), "a function"),
+        ("loss", loss, callable(loss), "a function"),
+        ("measure", measure, measure is None or callable(measure), "a function"),
+        ("after_step", after_step, after_step is None or callable(after_step), "a function"),
+        ("optimizer", optimizer, transforms, "an optax transformation such as optax.adam(1e-3)"),
+        ("callbacks", callbacks, many, "a list of functions of a Progress"),
+        ("practices", practices, isinstance(practices, Practices), "a feedline.trainer.Practices"),
+    ):
+        if not is_right:
+            raise TypeError(f"{name} must be {wanted}, got {given!r}")
 
 
 def check_arguments(
@@ -59,16 +63,6 @@ def check_arguments(
                 f"evaluate_every must be a multiple of report_every, since a report tells the result; got "
                 f"{evaluate_every} and {report_every}"
             )
-
-
-def check_same_step(feed: Any, done: int) -> None:
-    """ValueError if the feed was used before training with checkpoints: each of them needs both at one step."""
-    delivered = feed.get_state()["step"]
-    if delivered != done:
-        raise ValueError(
-            f"training with checkpoints needs the feed at step {done}, as the parameters are, but it has "
-            f"delivered {delivered} batches; build a new feed"
-        )
 
 
 def check_evaluation(feed: Any) -> None:

@@ -19,7 +19,7 @@ import optax
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
 from feedline._src.trainer.evaluate import Evaluating, Evaluation
-from feedline._src.trainer.fit_checks import check_arguments, check_evaluation, check_functions, check_same_step
+from feedline._src.trainer.fit_checks import check_arguments, check_evaluation, check_functions
 from feedline._src.trainer.loop import NotFinite, Progress, crosses, train
 from feedline._src.trainer.modes import Measure, Mode, Program, compiled
 from feedline._src.trainer.practices import Practices
@@ -176,8 +176,6 @@ def fit(
     with _checkpoints(checkpoint_dir, feed, program, save_every, practices.save_asynchronously) as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
-        if checkpoints is not None:
-            check_same_step(feed, done)
         if steps is not None and steps > done and (steps - done) % per_call:
             raise ValueError(
                 f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
@@ -187,9 +185,29 @@ def fit(
         if evaluation is not None and evaluate_every is not None:
             measured = _measuring(task, mode, evaluation, measure, state, practices)
             test = _Test(measured, evaluation, evaluate_every, practices.evaluate_asynchronously)
-        run = _Run(feed, done, per_call, test, checkpoints, callbacks, after_step)
-        state, progress = run.train(program, state, steps, report_every, practices.guard_transfers)
-        run.check_finite(state)
+        run = _Run(feed, program, done, report_every, test, checkpoints, callbacks, after_step)
+        calls = None if steps is None else max(0, steps - done) // per_call
+        try:
+            state, progress = train(
+                program,
+                state,
+                itertools.islice(run.batches(), calls),
+                report=run.report,
+                report_every=report_every,
+                guard_transfers=practices.guard_transfers,
+                after_step=run.after_step,
+            )
+        except NotFinite as error:
+            raise run.naming_rows(
+                f"the loss is {error.loss} at step {error.step:,}, the first at which it is no finite number, and "
+                "later steps cannot mend the parameters",
+                error.step,
+            ) from error
+        run.compare_places(progress.step)
+        if progress.rows and not all_finite(state.params):
+            raise run.naming_rows(
+                f"the parameters are not finite after step {progress.step:,}, though its loss is", progress.step
+            )
         if steps is not None and progress.step < steps and not run.stopped:
             _log.warning(
                 "training ended after step %d of %d, because the feed ended; give it more epochs, or epochs=None",
@@ -233,8 +251,9 @@ class _Run:
     def __init__(
         self,
         feed: Any,
+        program: Program,
         done: int,
-        steps_per_call: int,
+        report_every: int,
         test: _Test | None,
         checkpoints: Checkpoints | None,
         callbacks: Sequence[Callback],
@@ -246,38 +265,18 @@ class _Run:
         self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its face
         self._done = self._compared = done  # steps of earlier runs
         self._step = done  # the last one dispatched
-        self._steps_per_call = steps_per_call
+        self._steps_per_call = program.steps_per_call
         self._test = test
         self._checkpoints = checkpoints
         self._callbacks = callbacks if jax.process_index() == 0 else ()
         self._then = then
         # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
-        self._places: collections.deque[tuple[int, int]] = collections.deque()
-
-    def train(
-        self, program: Program, state: State, steps: int | None, report_every: int, guard_transfers: bool
-    ) -> tuple[State, Progress]:
-        calls = None if steps is None else max(0, steps - self._done) // self._steps_per_call
-        self._places = collections.deque(maxlen=report_every + 8)
+        self._places: collections.deque[tuple[int, int]] = collections.deque(maxlen=report_every + 8)
         self._step_places = StepPlaces("fit", {device.process_index for device in program.mesh.devices.flat})
         if self._named:
-            self._step_places.compare(self._done, self._feed.epoch, self._feed.position)
-        try:
-            state, progress = train(
-                program,
-                state,
-                itertools.islice(self._batches(), calls),
-                report=self._report,
-                report_every=report_every,
-                guard_transfers=guard_transfers,
-                after_step=self._after_step,
-            )
-        except NotFinite as error:
-            raise self._naming_rows(error) from error
-        self._compare_places(progress.step)
-        return state, progress
+            self._step_places.compare(done, feed.epoch, feed.position)
 
-    def _batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """The feed's batches. Notes where each begins, if the feed says so."""
         # not `iter` on a restored feed: at the end of its last pass it would begin another one
         batches = self._feed if self._done and hasattr(self._feed, "__next__") else iter(self._feed)
@@ -291,7 +290,7 @@ class _Run:
             self._step += self._steps_per_call
             yield batch
 
-    def _after_step(self, state: State, recent: jax.Array) -> bool:
+    def after_step(self, state: State, recent: jax.Array) -> bool:
         if self._checkpoints is not None:
             self._checkpoints.after_step(state, recent, self._steps_per_call)
         if self._test is not None:
@@ -299,15 +298,15 @@ class _Run:
         self.stopped = bool(self._then is not None and self._then(self._step))
         return self.stopped
 
-    def _compare_places(self, step: int) -> None:
+    def compare_places(self, step: int) -> None:
         """Compare where the batch of a step began with the other processes."""
         if self._places:
             self._compared = step
             self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
 
-    def _report(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         if crosses(self._compared, progress.step, _COMPARED_EVERY):
-            self._compare_places(progress.step)
+            self.compare_places(progress.step)
         if self._test is not None:
             metrics = {**progress.metrics, **self._test.metrics(progress.step)}
             progress = dataclasses.replace(progress, metrics=metrics)
@@ -315,23 +314,9 @@ class _Run:
         for callback in self._callbacks:
             callback(progress)
 
-    def check_finite(self, state: State) -> None:
-        """Raise a FeedError if the parameters are not finite after the last step, whose loss still was."""
-        if self._places and not all_finite(state.params):
-            raise self._told(
-                f"training ends: the parameters are not finite after step {self._step:,}, though its loss is",
-                self._step,
-            )
-
-    def _naming_rows(self, error: NotFinite) -> FeedError:
-        return self._told(
-            f"training ends: the loss is {error.loss} at step {error.step:,}, the first at which it is no finite "
-            "number, and later steps cannot mend the parameters",
-            error.step,
-        )
-
-    def _told(self, found: str, step: int) -> FeedError:
-        """The error for users, with the rows of the step's batch if the feed can tell them."""
+    def naming_rows(self, found: str, step: int) -> FeedError:
+        """The error that ends training, with the rows of the step's batch if the feed can tell them."""
+        found = f"training ends: {found}"
         try:
             state, rows, _ = self._batch_of(step)
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from feedline._src.options import checked_integer
 from feedline._src.trainer.practices import Remat, rematerialised
 from feedline._src.trainer.task import Init, Loss, mean_of_valid
 
@@ -45,10 +44,6 @@ class Sizes:
     classes: int
     layers: int = 2
     width: int = 128
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            checked_integer(f"Sizes.{field.name}", getattr(self, field.name), at_least=1)
 
 
 class MLP(nnx.Module):
@@ -99,7 +94,6 @@ def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
     graph = nnx.graphdef(nnx.eval_shape(lambda: MLP(sizes, rngs=nnx.Rngs(0))))
 
     def loss(params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-        _check(batch)
         scores = nnx.merge(graph, params)(batch["image"], remat).astype(jnp.float32)
         label = batch["label"]
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, label)
@@ -107,25 +101,6 @@ def classifier(sizes: Sizes, remat: Remat = "none") -> tuple[Init, Loss]:
         return mean_of_valid(losses, batch), {"accuracy": mean_of_valid(correct, batch)}
 
     return init, loss
-
-
-def _check(batch: Any) -> None:
-    if not isinstance(batch, Mapping) or not {"image", "label"} <= set(batch):
-        found = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
-        raise TypeError(f'a batch must be a dict with "image" and "label", got {found}; rename its leaves')
-    image, label, valid = batch["image"], batch["label"], batch.get("valid")
-    if label.ndim != 1 or not jnp.issubdtype(label.dtype, jnp.integer):
-        raise TypeError(
-            f"label must be one integer a row, int [B], got {label.dtype}{list(label.shape)}; "
-            "turn one-hot labels into class numbers with argmax(axis=-1)"
-        )
-    if image.ndim < 2 or len(image) != len(label):
-        raise ValueError(
-            f"image must be [B, ...] with the B = {len(label)} rows of label, got {list(image.shape)}; "
-            "give every row its image"
-        )
-    if valid is not None and (valid.dtype != jnp.bool_ or valid.shape != label.shape):
-        raise TypeError(f"valid must be bool [{len(label)}], got {valid.dtype}{list(valid.shape)}")
 
 
 def _hidden(signal: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -108,12 +108,6 @@ def compiled(
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
     _check_valid(one)
     params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TypeError(
-                f"init must give floating-point arrays, and params{jax.tree_util.keystr(path)} is {leaf.dtype}; a "
-                "gradient cannot change it: keep it outside of the parameters (of Equinox, by eqx.partition)"
-            )
     _warn_of_unused_valid(task, params, one)
     measured = jax.eval_shape(task.measure, params, one)[0]
     # jit and eval_shape sort the names of a dict
@@ -214,14 +208,15 @@ def _program(
 
 
 def _checked_arrays(params: Params) -> Params:
-    """What `init` gave, if all leaves are arrays or numbers."""
+    """What `init` gave, if all leaves are arrays or numbers that a gradient can change."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
+        dtype = getattr(leaf, "dtype", type(leaf))
+        if not jnp.issubdtype(dtype, jnp.inexact):
             raise TypeError(
-                f"init must give a tree of arrays, and params{jax.tree_util.keystr(path)} is a "
-                f"{type(leaf).__name__}. Of a module of Equinox give the arrays alone: arrays, rest = "
-                "eqx.partition(module, eqx.is_inexact_array), and call eqx.combine(params, rest) in loss; "
-                "docs/training.md says more"
+                f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is "
+                f"{getattr(leaf, 'dtype', type(leaf).__name__)}, which a gradient cannot change. Of a module of Equinox "
+                "give the arrays alone: arrays, rest = eqx.partition(module, eqx.is_inexact_array), and call "
+                "eqx.combine(params, rest) in loss; docs/training.md says more"
             )
     return params
 

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from feedline._src.agreement.stop import should_stop, stopping
 from feedline._src.feed import Feed
 from feedline._src.options import Order, Reading
+from feedline._src.rows.row_source import RowSource
 from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import Labelled
@@ -48,7 +49,11 @@ def train_and_test(options: TrainOptions) -> int:
         jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # JAX's own limit is a second
     data = _data(options)
-    with _training_feed(options, data) as feed, _test_feed(options, data) as test_feed:
+    order, per_call = Order(seed=options.seed), options.steps_per_call
+    with (
+        _feed(options, data.train, order=order, epochs=options.passes, steps_per_call=per_call) as feed,
+        _feed(options, data.test, order=Order(shuffle=False), epochs=1, remainder="pad") as test_feed,
+    ):
         with _reporting_memory(options, feed) as watch:
             fitted, ended_by = _fitted(options, data, feed, watch)
             if options.memory_profile is not None and _is_first_process():
@@ -183,43 +188,19 @@ def _data(options: TrainOptions) -> Labelled:
 
 
 @contextlib.contextmanager
-def _closing(feed: Feed) -> Iterator[Feed]:
+def _feed(options: TrainOptions, rows: RowSource, **more: Any) -> Iterator[Feed]:
+    feed = Feed(
+        rows,
+        options.batch_size,
+        NamedSharding(mesh_for(options.mode), P(AXIS)),
+        reading=Reading(threads=options.threads),
+        prefetch=options.prefetch,
+        **more,
+    )
     try:
         yield feed
     finally:
         feed.close(timeout_s=_CLOSE_S)
-
-
-def _sharding(options: TrainOptions) -> NamedSharding:
-    return NamedSharding(mesh_for(options.mode), P(AXIS))
-
-
-def _training_feed(options: TrainOptions, data: Labelled) -> contextlib.AbstractContextManager[Feed]:
-    feed = Feed(
-        data.train,
-        options.batch_size,
-        _sharding(options),
-        order=Order(seed=options.seed),
-        epochs=options.passes,
-        reading=Reading(threads=options.threads),
-        prefetch=options.prefetch,
-        steps_per_call=options.steps_per_call,
-    )
-    return _closing(feed)
-
-
-def _test_feed(options: TrainOptions, data: Labelled) -> contextlib.AbstractContextManager[Feed]:
-    feed = Feed(
-        data.test,
-        options.batch_size,
-        _sharding(options),
-        order=Order(shuffle=False),
-        epochs=1,
-        remainder="pad",
-        reading=Reading(threads=options.threads),
-        prefetch=options.prefetch,
-    )
-    return _closing(feed)
 
 
 def _result(options: TrainOptions, feed: Feed, fitted: Fitted, tested: Evaluation) -> dict[str, Any]:
