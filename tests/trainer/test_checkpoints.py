@@ -49,7 +49,7 @@ def restore(folder, state=None, rows=ROWS, order=ORDER, batch_size=64):
     """The trainer's state and the feed's, restored from the newest checkpoint."""
     sharding = sharding_of("jit_multi")
     with feedline.Feed(rows, batch_size, sharding, order=order) as feed:
-        with Checkpoints(folder, feed, sharding.mesh, 1) as checkpoints:
+        with Checkpoints(folder, feed, sharding.mesh) as checkpoints:
             try:
                 state = checkpoints.restore(state or program_of("jit_multi", SMALL).start())
             except BaseException:
@@ -64,11 +64,12 @@ def run(mode, steps, folder=None, every=3, sizes=SMALL, seen=None):
     with feedline.Feed(ROWS, 64, sharding_of(mode), order=ORDER) as feed:
         if folder is None:
             return advance(program, program.start(), feed, steps, losses, lambda state, recent: None), losses
-        with Checkpoints(folder, feed, program.mesh, every) as checkpoints:
+        with Checkpoints(folder, feed, program.mesh) as checkpoints:
             state = checkpoints.restore(program.start())
 
             def after_step(state, recent):
-                checkpoints.after_step(state, recent)
+                if state.step % every == 0:
+                    checkpoints.save_if_finite(int(state.step), state, recent)
                 if seen is not None:
                     seen.append(values(state))
 
@@ -127,7 +128,7 @@ def test_a_mode_continues_from_another(before, after, tmp_path):
     fresh = program.start()
     with (
         feedline.Feed(ROWS, 64, sharding_of(after), order=ORDER) as feed,
-        Checkpoints(tmp_path, feed, program.mesh, 3) as checkpoints,
+        Checkpoints(tmp_path, feed, program.mesh) as checkpoints,
     ):
         state = checkpoints.restore(fresh)
     assert [leaf.sharding for leaf in jax.tree.leaves(state)] == [leaf.sharding for leaf in jax.tree.leaves(fresh)]
@@ -152,10 +153,10 @@ def test_a_step_is_saved_once(tmp_path):
     program = program_of("jit_multi", SMALL)
     with (
         feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
-        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
+        Checkpoints(tmp_path, feed, program.mesh) as checkpoints,
     ):
         state, recent = program.step(program.start(), program.recent(1), next(feed))
-        checkpoints.after_step(state, recent)
+        checkpoints.save_if_finite(1, state, recent)
         checkpoints.save(state)
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["1"]
 
@@ -164,7 +165,7 @@ def test_trainer_and_feed_at_different_steps_are_not_saved(tmp_path):
     program = program_of("jit_multi", SMALL)
     with (
         feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
-        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
+        Checkpoints(tmp_path, feed, program.mesh) as checkpoints,
     ):
         state, _ = program.step(program.start(), program.recent(1), next(feed))
         next(feed)
@@ -324,7 +325,7 @@ def test_a_save_that_fails_does_not_hide_why_the_loop_ended(tmp_path, quiet, mon
     with (
         feedline.Feed(ROWS, 64, sharding_of("jit_multi")) as feed,
         pytest.raises(KeyboardInterrupt) as raised,
-        Checkpoints(tmp_path, feed, program.mesh, 1),
+        Checkpoints(tmp_path, feed, program.mesh),
     ):
         raise KeyboardInterrupt
     assert "a checkpoint could not be written: No space left on device" in raised.value.__notes__[0]
@@ -402,10 +403,10 @@ def test_nothing_is_saved_once_the_loss_is_no_finite_number(tmp_path):
     program = program_of("jit_multi", SMALL)
     with (
         feedline.Feed(ROWS, 64, sharding_of("jit_multi"), order=ORDER) as feed,
-        Checkpoints(tmp_path, feed, program.mesh, 1) as checkpoints,
+        Checkpoints(tmp_path, feed, program.mesh) as checkpoints,
     ):
         state = program.start()
         for loss in (1.0, 2.0, float("nan")):
             state, _ = program.step(state, program.recent(1), next(feed))
-            checkpoints.after_step(state, np.float32([[loss, 0]]))
+            checkpoints.save_if_finite(int(state.step), state, np.float32([[loss, 0]]))
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["1", "2"]

@@ -43,12 +43,12 @@ def test_a_directory_is_refused_while_another_run_uses_it(tmp_path):
         told = rf"belongs to one run at a time, .*: process {other.pid} on {socket.gethostname()}; wait for its"
         for _ in range(2):
             with pytest.raises(feedline.FeedError, match=told):
-                Checkpoints(tmp_path, feed, mesh, 1)
+                Checkpoints(tmp_path, feed, mesh)
         assert half.exists()
         other.kill()
         other.wait()
         for _ in range(2):
-            with Checkpoints(tmp_path, feed, mesh, 1):
+            with Checkpoints(tmp_path, feed, mesh):
                 pass
         deadline = time.monotonic() + PATIENCE_S  # Orbax removes it on a thread of its own
         while half.exists() and time.monotonic() < deadline:

@@ -31,7 +31,6 @@ from feedline._src.trainer.checkpoint_checks import (
     write_digests,
 )
 from feedline._src.trainer.folder import TEMPORARY, Lock, prepare
-from feedline._src.trainer.loop import crosses
 from feedline._src.trainer.task import State, all_finite
 
 _log = logging.getLogger("feedline")
@@ -51,7 +50,6 @@ class Checkpoints:
       feed: the iterator of the loop's batches. Its `get_state` gives JSON values with "step", the number of
         batches delivered; `set_state` goes on from there, or raises ValueError if they are of other data.
       mesh: the devices of the loop.
-      every: steps from one checkpoint to the next, for `after_step`.
       asynchronous: write while training continues. False: `save` returns when the checkpoint is whole.
 
     Raises:
@@ -60,7 +58,7 @@ class Checkpoints:
       OSError: the directory cannot be created or written to.
     """
 
-    def __init__(self, directory: Path, feed: Any, mesh: Mesh, every: int, asynchronous: bool = True) -> None:
+    def __init__(self, directory: Path, feed: Any, mesh: Mesh, asynchronous: bool = True) -> None:
         prepare(directory)
         # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
         self._lock = Lock(directory) if jax.process_index() == 0 else None
@@ -68,9 +66,7 @@ class Checkpoints:
         self._feed = feed
         self._replicated_sharding = NamedSharding(mesh, P())
         self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
-        self._every = every
         self._asynchronous = asynchronous
-        self._step = 0  # of the last state restored or passed to `after_step`
         self._saving = 0  # the step of the last save that was started
         try:
             self._manager = ocp.CheckpointManager(
@@ -153,7 +149,6 @@ class Checkpoints:
             ) from error
         except ValueError as error:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
-        self._step = step
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
 
@@ -182,20 +177,17 @@ class Checkpoints:
         """How a leaf of the state lies on the devices of all processes."""
         return self._replicated_sharding if leaf.sharding.is_fully_replicated else leaf.sharding
 
-    def after_step(self, state: State, recent: jax.Array, steps: int = 1) -> None:
-        """Count so many steps, and save if a multiple of `every` is among them.
+    def save_if_finite(self, step: int, state: State, recent: jax.Array) -> None:
+        """Save the state after a step, before the next batch is asked for.
 
-        Call it before the next batch is asked for. Nothing is saved once a loss or the parameters are not finite:
-        such a checkpoint would displace a good one.
+        Not once a loss or the parameters are not finite: such a checkpoint would displace a good one.
 
         Args:
           recent: the metrics of the last steps, as in `modes.Program`.
         """
-        before, self._step = self._step, self._step + steps
-        if crosses(before, self._step, self._every):
-            losses = jax.device_get(recent)[:, 0].tolist()  # 0 where no step has been
-            if all(map(math.isfinite, losses)) and all_finite(state.params):
-                self.save(state)
+        losses = jax.device_get(recent)[:, 0].tolist()  # 0 where no step has been
+        if all(map(math.isfinite, losses)) and all_finite(state.params):
+            self.save(state)
 
     def save(self, state: State) -> None:
         """Start saving this step, unless it is saved. Waits for the previous save, and until the state is copied.
@@ -229,8 +221,8 @@ class Checkpoints:
         if trained != feed["step"]:
             raise ValueError(
                 f"a checkpoint needs trainer and feed at the same step, but the trainer has done {trained} and "
-                f"the feed has delivered {feed['step']}; begin with a new feed, and save right after the step that "
-                "took its last batch"
+                f"the feed has delivered {feed['step']}; begin with a new feed, and save right after the step "
+                "that took its last batch"
             )
         return feed
 

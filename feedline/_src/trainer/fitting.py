@@ -173,7 +173,7 @@ def fit(
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
-    with _checkpoints(checkpoint_dir, feed, program, save_every, practices.save_asynchronously) as checkpoints:
+    with _checkpoints(checkpoint_dir, feed, program, practices.save_asynchronously) as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
         if steps is not None and steps > done and (steps - done) % per_call:
@@ -181,11 +181,19 @@ def fit(
                 f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
                 f"{steps - done} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
-        test = None
+        run = _Run(feed, program, done, report_every, callbacks, after_step)
+        if checkpoints is not None:
+            run.each.append((save_every, checkpoints.save_if_finite))
         if evaluation is not None and evaluate_every is not None:
             measured = _measuring(task, mode, evaluation, measure, state, practices)
-            test = _Test(measured, evaluation, evaluate_every, practices.evaluate_asynchronously)
-        run = _Run(feed, program, done, report_every, test, checkpoints, callbacks, after_step)
+
+            def evaluate(step: int, state: State, recent: jax.Array) -> None:
+                _begin_pass(evaluation)
+                run.evaluating[step] = Evaluating(measured, state.params, evaluation)
+                if not practices.evaluate_asynchronously:
+                    run.evaluating[step].result()
+
+            run.each.append((evaluate_every, evaluate))
         calls = None if steps is None else max(0, steps - done) // per_call
         try:
             state, progress = train(
@@ -219,34 +227,15 @@ def fit(
     return Fitted(state, run.history, progress, run.stopped, task, mode, practices)
 
 
-class _Test:
-    """Evaluates the model every few steps."""
-
-    def __init__(self, measure: Measure, feed: Batches, every: int, asynchronous: bool) -> None:
-        self._measure = measure
-        self._feed = feed
-        self._every = every
-        self._asynchronous = asynchronous
-        self._evaluating: dict[int, Evaluating] = {}  # those not reported yet, by their steps
-
-    def after_step(self, before: int, step: int, params: Params) -> None:
-        """Evaluate if it is time. The devices may still be busy with the last batches when this returns."""
-        if crosses(before, step, self._every):
-            _begin_pass(self._feed)
-            self._evaluating[step] = Evaluating(self._measure, params, self._feed)
-            if not self._asynchronous:
-                self._evaluating[step].result()
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """What was measured after that step, each name with "eval_"; empty if the model was not evaluated then."""
-        if step not in self._evaluating:
-            return {}
-        evaluation = self._evaluating.pop(step).result()
-        return {f"eval_{name}": mean for name, mean in evaluation.metrics.items()}
-
-
 class _Run:
-    """One run of the loop: saves, evaluates, keeps the history, names the rows of a loss that is not finite."""
+    """One run of the loop: does what is due after a step, keeps the history, names rows with values not finite.
+
+    Attributes:
+      each: (every, what), called with the step, the state and the metrics of the last steps, every so many steps.
+      evaluating: evaluations that were not reported yet, by their steps.
+      history: the reports, as in `Fitted`.
+      stopped: whether `after_step` of the user ended training.
+    """
 
     def __init__(
         self,
@@ -254,20 +243,18 @@ class _Run:
         program: Program,
         done: int,
         report_every: int,
-        test: _Test | None,
-        checkpoints: Checkpoints | None,
         callbacks: Sequence[Callback],
         then: Callable[[int], bool | None] | None,
     ) -> None:
+        self.each: list[tuple[int, Callable[[int, State, jax.Array], None]]] = []
+        self.evaluating: dict[int, Evaluating] = {}
         self.history: list[dict[str, float]] = []
-        self.stopped = False  # by `then`
+        self.stopped = False
         self._feed = feed
         self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its face
         self._done = self._compared = done  # steps of earlier runs
         self._step = done  # the last one dispatched
         self._steps_per_call = program.steps_per_call
-        self._test = test
-        self._checkpoints = checkpoints
         self._callbacks = callbacks if jax.process_index() == 0 else ()
         self._then = then
         # where the last batches began: those whose losses are not fetched yet, and those that the loop is ahead
@@ -291,10 +278,9 @@ class _Run:
             yield batch
 
     def after_step(self, state: State, recent: jax.Array) -> bool:
-        if self._checkpoints is not None:
-            self._checkpoints.after_step(state, recent, self._steps_per_call)
-        if self._test is not None:
-            self._test.after_step(self._step - self._steps_per_call, self._step, state.params)
+        for every, due in self.each:
+            if crosses(self._step - self._steps_per_call, self._step, every):
+                due(self._step, state, recent)
         self.stopped = bool(self._then is not None and self._then(self._step))
         return self.stopped
 
@@ -307,8 +293,9 @@ class _Run:
     def report(self, progress: Progress) -> None:
         if crosses(self._compared, progress.step, _COMPARED_EVERY):
             self.compare_places(progress.step)
-        if self._test is not None:
-            metrics = {**progress.metrics, **self._test.metrics(progress.step)}
+        if progress.step in self.evaluating:
+            tested = self.evaluating.pop(progress.step).result().metrics
+            metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
             progress = dataclasses.replace(progress, metrics=metrics)
         self.history.append({"step": progress.step, **progress.metrics})
         for callback in self._callbacks:
@@ -412,7 +399,7 @@ def _finite_rows(values: jax.Array, number: int | None) -> jax.Array:
 
 
 def _checkpoints(
-    directory: Path | str | None, feed: Any, program: Program, every: int, asynchronous: bool
+    directory: Path | str | None, feed: Any, program: Program, asynchronous: bool
 ) -> contextlib.AbstractContextManager[Checkpoints | None]:
     if directory is None:
         return contextlib.nullcontext()
@@ -423,7 +410,7 @@ def _checkpoints(
         )
     from feedline._src.trainer.checkpoints import Checkpoints  # Orbax takes long to import, and few runs need it
 
-    return Checkpoints(Path(directory), feed, program.mesh, every, asynchronous)
+    return Checkpoints(Path(directory), feed, program.mesh, asynchronous)
 
 
 def _measuring(
