@@ -215,8 +215,8 @@ def _checked_arrays(params: Params) -> Params:
             raise TypeError(
                 f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is "
                 f"{getattr(leaf, 'dtype', type(leaf).__name__)}, which a gradient cannot change. Of a module of "
-                "Equinox give the arrays alone: arrays, rest = eqx.partition(module, eqx.is_inexact_array), and call "
-                "eqx.combine(params, rest) in loss; docs/training.md says more"
+                "Equinox give the arrays alone: arrays, rest = eqx.partition(module, eqx.is_inexact_array), and "
+                "call eqx.combine(params, rest) in loss; docs/training.md says more"
             )
     return params
 
