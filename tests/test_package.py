@@ -299,7 +299,7 @@ FROM_OUTSIDE = {
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
     "trainer.tensorboard": ["tensorboardX"],
-    "tools": ["numpy", "jax", "grain", "optax", "rich", "tyro"],
+    "tools": ["numpy", "ml_dtypes", "jax", "grain", "optax", "rich", "tyro"],
 }
 
 

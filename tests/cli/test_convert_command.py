@@ -121,6 +121,25 @@ def test_sources_of_a_module(here, capsys):
     assert f"loading {here}:no_such failed with AttributeError" in capsys.readouterr().err
 
 
+def test_options_say_how_a_path_is_opened(here, capsys):
+    assert main(["convert", "rows.npz", "labels", "--columns", "label"]) == 0
+    assert feedline.open_source("labels/*.npy")[3] == {"label": 3 << 40}
+    np.arange(11, dtype=np.uint16).tofile("tokens.bin")
+    assert main(["convert", "tokens.bin", "tokens", "--dtype", "uint16", "--window", "3"]) == 0
+    assert feedline.open_source("tokens/*.npy")[2].tolist() == [6, 7, 8]
+    dtype = "[('x', 'uint16', (2,)), ('y', 'bfloat16')]"
+    assert main(["convert", "tokens.bin", "pairs", "--dtype", dtype, "--format", "array_record"]) == 2
+    np.arange(12, dtype=np.uint16).tofile("pairs.bin")
+    assert main(["convert", "pairs.bin", "pairs", "--dtype", dtype, "--format", "array_record"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert eval(line, {"feedline": feedline, "np": np})[2]["x"].tolist() == [6, 7]
+    assert main(["convert", f"{here}:make_source", "out", "--columns", "x"]) == 2
+    assert main(["convert", "tokens.bin", "out", "--dtype", "no_such"]) == 2
+    err = capsys.readouterr().err
+    assert f"--columns is for a path, and {here}:make_source is a source that is open already" in err
+    assert "--dtype must be a dtype of NumPy, got 'no_such'" in err
+
+
 def test_control_c_keeps_finished_files(here, capsys):
     assert main(["convert", f"{here}:stopped", "out", "--rows-per-shard", "3"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (

@@ -9,7 +9,7 @@ import pytest
 import feedline
 import feedline._src.tools.launch.launch
 from feedline._src.native.library import implementation
-from feedline._src.tools.cli import interrupt
+from feedline._src.tools.cli import interrupt, options, terminal
 from feedline._src.tools.main import main
 from feedline._src.tools.train.command import Train
 
@@ -36,8 +36,9 @@ def run(*arguments):
     return programs.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_examples_run():
-    assert doctest.testmod(interrupt).failed == 0
+@pytest.mark.parametrize("module", [interrupt, options, terminal])
+def test_examples_run(module):
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,24 @@ def test_help_names_the_subcommands_and_their_options():
     told = run("-m", "feedline._src.tools.main", "train", "--help").stdout
     for option in ("--mode {jit_single,jit_multi,pmap}", "--batch-size", "--test-data", "--cpu-devices", "--json"):
         assert option in told
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (["convert"], "SOURCE DESTINATION"),
+        (["inspect"], "SOURCE"),
+        (["audit"], "TARGET"),
+        (["doctor"], "[TARGET]"),
+        (["bench", "feed"], "TARGET"),
+    ],
+)
+def test_positional_arguments_have_names(command, names, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert f"] {names}" in usage
+    assert "STR" not in usage
 
 
 def test_version(capsys):

@@ -15,7 +15,7 @@ from launched import FEEDLINE, launched
 
 import feedline
 from feedline._src.order.epoch import rows_at
-from feedline._src.tools.cli.cpu_devices import use_cpu_devices
+from feedline._src.tools.cli.options import use_cpu_devices
 from feedline._src.tools.main import main
 from feedline._src.tools.train.command import Train
 from feedline._src.tools.train.labelled import DIGITS

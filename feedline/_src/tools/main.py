@@ -14,7 +14,7 @@ from feedline._src.agreement.monitor import abort, leave
 from feedline._src.errors import FeedError
 from feedline._src.native.library import implementation
 from feedline._src.tools.cli.interrupt import EndedBySignal, Terminated, interrupts_get_through, terminations_raise
-from feedline._src.tools.cli.printable import printable
+from feedline._src.tools.cli.terminal import printable
 from feedline._src.version import __version__
 
 _FEED_ERROR = 1
@@ -85,7 +85,7 @@ def _parsed(arguments: list[str]) -> Command:
 
     from feedline._src.tools.audit.command import Audit
     from feedline._src.tools.bench.command import Bench
-    from feedline._src.tools.cli.help_text import help_text
+    from feedline._src.tools.cli.terminal import help_text
     from feedline._src.tools.convert.command import Convert
     from feedline._src.tools.doctor.command import Doctor
     from feedline._src.tools.doctor.diagnose_command import Diagnose

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -40,7 +40,7 @@ class Audit:
         index in place of the sharding, or a state that counts a batch not yet delivered.
     """
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
     processes: str = "1,2,4,8"
     batches: int = 20
     batch_size: int | None = None
@@ -80,7 +80,7 @@ class Audit:
         from feedline._src.tools.audit.layouts import launches
         from feedline._src.tools.audit.results import results
         from feedline._src.tools.audit.verdict import Reference, judge
-        from feedline._src.tools.cli.progress import progress
+        from feedline._src.tools.cli.terminal import progress
 
         job = Job(self.target, self.batches, self.batch_size, self.plant)
         planned = launches(counts)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import re
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from feedline._src.feed import Feed
 from feedline._src.sources.open_source import open_arrays
+from feedline._src.tools.cli.options import is_name, load_name
 
 MakeFeed = Callable[[Mesh], Feed]
 _EPOCH_BATCHES = 8
@@ -32,28 +28,6 @@ def load_make_feed(target: str, devices: int) -> MakeFeed:
         return load_name(target)  # type: ignore[no-any-return]
     size = _size_of_batch(target, devices)
     return lambda mesh: Feed(target, size, NamedSharding(mesh, PartitionSpec("data")))
-
-
-def is_name(target: str) -> bool:
-    """Whether it is module:name, and not a path.
-
-    Example:
-      >>> is_name("my_training:make_feed"), is_name("rows/*.npy")
-      (True, False)
-    """
-    return re.fullmatch(r"[\w.]+:\w+", target) is not None and not os.path.exists(target)
-
-
-def load_name(target: str) -> Any:
-    """The object that module:name names. The module is imported from the current folder.
-
-    Raises:
-      ImportError, AttributeError: there is no such module, or no such name in it.
-    """
-    module, _, name = target.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), name)
 
 
 def _size_of_batch(path: str, devices: int) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from feedline._src.tools.cli.cpu_devices import use_cpu_devices
+from feedline._src.tools.cli.options import use_cpu_devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class FeedBenchmark(_Benchmark):
       seconds: how long the measurement takes.
     """
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
     seconds: float = 5
 
     def measured(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -34,13 +34,20 @@ class Convert:
       source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, or
         a function without arguments that returns one.
       destination: a new folder.
+      columns: names of the leaves to convert, with commas between. None: all of them.
+      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
+        Python writes it, "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
+      window: rows are windows of that many adjacent elements (tokens) of a .npy, .npz or .bin file.
       format: of the files. None: npy for arrays, array_record for bytes, parquet for records with several fields.
       rows_per_shard: rows of each file. None: files of about 256 MB, 512 at most.
       workers: processes that convert. 0: only this one.
     """
 
-    source: tyro.conf.Positional[str]
-    destination: tyro.conf.Positional[str]
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    destination: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DESTINATION")]
+    columns: str | None = None
+    dtype: str | None = None
+    window: int | None = None
     format: Literal["array_record", "npy", "parquet", "zarr"] | None = None
     rows_per_shard: int | None = None
     workers: int = 0
@@ -53,10 +60,10 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
-        from feedline._src.tools.convert.convert import checked_destination, converting, open_any
+        from feedline._src.tools.convert.convert import checked_destination, converting
         from feedline._src.tools.convert.plan import Plan
 
-        with contextlib.closing(open_any(self._named())) as source:
+        with contextlib.closing(self._opened()) as source:
             plan = Plan.of(source, checked_destination(self.destination), self.format, self.rows_per_shard)
             with contextlib.closing(converting(plan, source, self.workers)) as steps:
                 try:
@@ -71,21 +78,16 @@ class Convert:
         print(plan.open_line, flush=True)
         return 0
 
-    def _named(self) -> Any:
-        """The path, or the source that module:name names."""
-        from feedline._src.tools.audit.target import is_name, load_name
+    def _opened(self) -> Any:
+        from feedline._src.sources.open_source import open_source
+        from feedline._src.tools.cli.options import is_name, open_options, source_named
+        from feedline._src.tools.convert.convert import open_any
 
+        options = open_options(self.source, self.columns, self.dtype, self.window)
         if not is_name(self.source):
-            return self.source
-        try:
-            named = load_name(self.source)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"SOURCE is a path, a glob or module:name, and loading {self.source} failed with "
-                f"{type(error).__name__}: {error}; run the command in the folder of the module, and check "
-                "both names"
-            ) from error
-        return named() if inspect.isroutine(named) else named
+            return open_source(self.source, **options)
+        named = source_named(self.source)
+        return open_any(named() if inspect.isroutine(named) else named)
 
 
 def _what_was_done(rows: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from feedline._src.tools.cli.cpu_devices import use_cpu_devices
+from feedline._src.tools.cli.options import use_cpu_devices
 
 if TYPE_CHECKING:
     from feedline._src.tools.doctor.check import Check
@@ -39,7 +39,7 @@ class Doctor:
       json: print one line of JSON on standard output, in place of the text.
     """
 
-    target: tyro.conf.Positional[str | None] = None
+    target: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[TARGET]")] = None
     data: Path | None = None
     cpu_devices: int = 0
     limit_s: float | None = None
@@ -73,7 +73,7 @@ class Doctor:
 
     def _checks(self) -> tuple[list[Check], int]:
         """All results, and the exit code of a command that failed, else 0."""
-        from feedline._src.tools.cli.progress import progress
+        from feedline._src.tools.cli.terminal import progress
 
         checks: list[Check] = []
         failed = 0

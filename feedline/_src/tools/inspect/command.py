@@ -7,12 +7,12 @@ import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from feedline._src.tools.cli.cpu_devices import use_cpu_devices
-from feedline._src.tools.cli.printable import printable
+from feedline._src.tools.cli.options import is_name, use_cpu_devices
+from feedline._src.tools.cli.terminal import printable
 
 if TYPE_CHECKING:
     from feedline._src.tools.inspect.description import Description
@@ -44,7 +44,7 @@ class Inspect:
       json: print one line of JSON on standard output, in place of the text.
     """
 
-    source: tyro.conf.Positional[str]
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     mesh: str = ""
     spec: str = ""
     processes: int = 1
@@ -87,7 +87,6 @@ class Inspect:
         import jax
         import numpy as np
 
-        from feedline._src.tools.audit.target import is_name
         from feedline._src.tools.inspect.description import describe
         from feedline._src.tools.inspect.resolve import Overrides, resolve
 

@@ -12,7 +12,7 @@ from feedline._src.building import building
 from feedline._src.feed import Feed
 from feedline._src.feed_options import FeedOptions
 from feedline._src.order.schedule import Remainder
-from feedline._src.tools.audit.target import is_name, load_name
+from feedline._src.tools.cli.options import is_name, source_named
 from feedline._src.tools.inspect.contents import Contents, contents_of
 from feedline._src.tools.inspect.description import default_batch_size, sharding_of
 
@@ -61,7 +61,7 @@ def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: O
       ValueError, TypeError, OSError: there is no such source, or no feed of it.
       FeedError: its first rows cannot be read.
     """
-    named = _named(target) if is_name(target) else target
+    named = source_named(target) if is_name(target) else target
     if callable(named):
         if entries is not None:
             raise ValueError(
@@ -72,16 +72,6 @@ def resolve(target: str, mesh: Mesh, entries: Sequence[Any] | None, overrides: O
     sharding = sharding_of(contents, mesh, mesh.axis_names[:1] if entries is None else entries)
     options = FeedOptions(named, default_batch_size(contents, sharding), sharding)
     return Resolved(contents, overrides.of(options), None)
-
-
-def _named(target: str) -> Any:
-    try:
-        return load_name(target)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"SOURCE is a path, a glob or module:name, and loading {target} failed with {type(error).__name__}: "
-            f"{error}; run the command in the folder of the module, and check both names"
-        ) from error
 
 
 def _of_feed(target: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, overrides: Overrides) -> Resolved:

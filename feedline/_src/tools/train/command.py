@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from feedline._src.tools.cli.cpu_devices import use_cpu_devices
 from feedline._src.tools.cli.interrupt import interrupts_wait
+from feedline._src.tools.cli.options import use_cpu_devices
 from feedline._src.tools.train.options import TrainOptions
 
 

@@ -1,11 +1,14 @@
-"""The `--help` text of a subcommand: one sentence in the list of subcommands, or its whole description."""
+"""What a terminal shows: the text of --help, names from outside, and what a command is doing."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import shutil
+import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 _ATTRIBUTES = re.compile(r"^\s*Attributes:$", re.MULTILINE)
 
@@ -38,3 +41,34 @@ def help_text(command: type, *, alone: bool) -> str:
         example = part.startswith(" ")
         lines.append(part if example else textwrap.fill(part, width, initial_indent="- ", subsequent_indent="  "))
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """The text with escape sequences and other control characters written out: a terminal would obey them.
+
+    Example:
+      >>> print(printable("größe\\x1b[31m.npy"))
+      größe\\x1b[31m.npy
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+@contextlib.contextmanager
+def progress(command: str, text: str) -> Iterator[Callable[[str], None]]:
+    """Show `text`, and within the block whatever the yielded function is called with.
+
+    On a terminal, it is one line that changes; in a file or a pipe, a line each, flushed.
+    """
+    from rich.console import Console
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError):  # a closed pipe
+            print(f"feedline {command}: {text}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(text) as status:
+            yield status.update
+    else:
+        write(text)
+        yield write

@@ -1,0 +1,110 @@
+"""Options that several subcommands take: SOURCE and how it is opened, and --cpu-devices."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+
+def is_name(source: str) -> bool:
+    """Whether it is module:name, and not a path.
+
+    Example:
+      >>> is_name("my_training:make_feed"), is_name("rows/*.npy")
+      (True, False)
+    """
+    return re.fullmatch(r"[\w.]+:\w+", source) is not None and not os.path.exists(source)
+
+
+def load_name(source: str) -> Any:
+    """The object that module:name names. The module is imported from the current folder.
+
+    Raises:
+      ImportError, AttributeError: there is no such module, or no such name in it.
+    """
+    module, _, name = source.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), name)
+
+
+def source_named(source: str) -> Any:
+    """The object that module:name names.
+
+    Raises:
+      ValueError: there is no such object.
+    """
+    try:
+        return load_name(source)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"SOURCE is a path, a glob or module:name, and loading {source} failed with {type(error).__name__}: "
+            f"{error}; run the command in the folder of the module, and check both names"
+        ) from error
+
+
+def open_options(source: str, columns: str | None, dtype: str | None, window: int | None) -> dict[str, Any]:
+    """The options of `feedline.open_source` that were given on the command line.
+
+    Args:
+      source: the path to open; module:name takes no options.
+      columns: names with commas between.
+      dtype: the name of a dtype, or a structured dtype as Python writes it.
+
+    Raises:
+      ValueError: an option that cannot be parsed, or that has no effect.
+
+    Example:
+      >>> open_options("rows.npz", "image,label", None, None)
+      {'columns': ['image', 'label']}
+      >>> open_options("rows.bin", None, "[('image', 'uint8', (8, 8)), ('label', 'int32')]", None)
+      {'dtype': dtype([('image', 'u1', (8, 8)), ('label', '<i4')])}
+    """
+    given: dict[str, Any] = {}
+    if columns is not None:
+        given["columns"] = columns.split(",")
+    if dtype is not None:
+        given["dtype"] = _parsed_dtype(dtype)
+    if window is not None:
+        given["window"] = window
+    if given and is_name(source):
+        raise ValueError(
+            f"--{next(iter(given))} is for a path, and {source} is a source that is open already; pass it to "
+            "feedline.open_source in that module"
+        )
+    return given
+
+
+def _parsed_dtype(text: str) -> Any:
+    import ml_dtypes  # noqa: F401  # registers bfloat16 with NumPy
+    import numpy as np
+
+    try:
+        return np.dtype(ast.literal_eval(text) if text.startswith(("[", "(", "{")) else text)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ValueError(
+            f"--dtype must be a dtype of NumPy, got {text!r}: {error}; write uint16, or "
+            "\"[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]\" for records of several fields"
+        ) from error
+
+
+def use_cpu_devices(count: int) -> None:
+    """Make JAX run on `count` CPU devices. JAX must not be imported yet.
+
+    Raises:
+      ValueError: JAX is already imported.
+    """
+    if "jax" in sys.modules:
+        raise ValueError(
+            "--cpu-devices must be set before jax is imported, and it is; run `feedline train` as a command, "
+            f"or set JAX_PLATFORMS=cpu and XLA_FLAGS={_DEVICE_COUNT_FLAG}={count} yourself"
+        )
+    others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = " ".join([*others, f"{_DEVICE_COUNT_FLAG}={count}"])
