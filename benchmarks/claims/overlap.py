@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from shared.script import parser, save
 
-from feedline._src.tools.doctor.overlap import overlap
+from feedline._src.tools.doctor.devices import overlap
 
 if __name__ == "__main__":
     asked = parser(__doc__)

@@ -59,16 +59,15 @@ class Doctor:
         checks, failed = self._checks()
         from rich.console import Console
 
-        from feedline._src.tools.doctor import report
-        from feedline._src.tools.doctor.check import exit_code
+        from feedline._src.tools.doctor.check import as_object, exit_code, show
 
         seconds = time.monotonic() - began
         if self.json:
-            print(json.dumps(report.as_object(checks, seconds)), flush=True)
+            print(json.dumps(as_object(checks, seconds)), flush=True)
         else:
             if self.command:
                 print()  # apart from the command's own output
-            report.show(checks, seconds, Console())
+            show(checks, seconds, Console())
         return failed or exit_code(checks)
 
     def _checks(self) -> tuple[list[Check], int]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feedline._src.tools.doctor import report
-from feedline._src.tools.doctor.check import Check, attempt, exit_code, size
+from feedline._src.tools.doctor.check import Check, as_object, attempt, exit_code, show, size
 
 FINE = Check("x64", "ok", "off")
 NOTE = Check("page cache", "note", "too small", "buy more", "slow")
@@ -42,7 +41,7 @@ def test_a_problem_needs_a_fix_and_a_reason():
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_text_shows_problems_first_and_fits(width):
     out = io.StringIO()
-    report.show([FINE, *UNKNOWN, NOTE, WARNING, ERROR], 1.25, Console(file=out, width=width))
+    show([FINE, *UNKNOWN, NOTE, WARNING, ERROR], 1.25, Console(file=out, width=width))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= min(width, 120)
     labels = [line[:9].strip() for line in lines if line[:9].strip()]
@@ -53,7 +52,7 @@ def test_the_text_shows_problems_first_and_fits(width):
 
 
 def test_json():
-    found = json.loads(json.dumps(report.as_object([FINE, WARNING], 2)))
+    found = json.loads(json.dumps(as_object([FINE, WARNING], 2)))
     assert found["ok"] is False
     assert [check["name"] for check in found["checks"]] == ["shared memory", "x64"]
     assert set(found["checks"][0]) == {"name", "severity", "finding", "fix", "why", "measured"}
