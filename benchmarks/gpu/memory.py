@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import feedline
 from feedline._src.tools.bench.modes import step_s
 from feedline._src.trainer.fitting import fit
-from feedline._src.trainer.memory import MemoryWatch, snapshot
+from feedline._src.trainer.memory import MemoryWatch, held
 from feedline._src.trainer.modes import AXIS, mesh_for
 
 _BATCHES = 16  # in the data, so that it is read many times
@@ -24,24 +24,22 @@ def _watched(scale):
     sharding = NamedSharding(mesh_for("jit_multi"), PartitionSpec(AXIS))
     with feedline.Feed(workload.data(_BATCHES), workload.rows, sharding) as feed:
         watch = MemoryWatch(feed, warm_up=warm_up, on_growth="ignore")
-        held = {"start": snapshot(0, feed)}
+        shots = {"start": held(feed)}
 
         def after_step(step):
             watch.after_step()
             if step == warm_up:
-                held["warm"] = snapshot(step, feed)
+                shots["warm"] = held(feed)
 
         fitted = fit(feed, task.init, task.loss, task.optimizer, steps=steps, after_step=after_step)
-        held["end"] = snapshot(steps, feed)
+        shots["end"] = held(feed)
         grown = watch.growths()
         table = watch.report()
     return {
         "steps": steps,
         "warm_up": warm_up,
         "step_ms": step_s(fitted.progress) * 1e3,
-        "held": {
-            when: {**shot._asdict(), "live_arrays": sum(shot.arrays.values())} for when, shot in held.items()
-        },
+        "held": shots,
         "growths": [growth._asdict() for growth in grown],
         "report": table,
     }

@@ -49,7 +49,7 @@ def result(tmp_path_factory):
     chosen = ("MB", "prefetch", "× input, 0 ahead", "rows of 256 B", "1,000 steps")  # half of the longest parts
     ran = run(out, "--part", *PARTS, "--case", *chosen)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "cpu 1, live" in ran.stdout
+    assert "device 1 " in ran.stdout
     return json.loads(out.read_text())
 
 
@@ -83,8 +83,8 @@ def test_the_parts_without_child_processes_run_on_cpu_devices(result):
         assert set(each["bytes_per_s"]) == {"dlpack", "pinned"}
     (watched,) = sections["memory"]["results"]
     assert (watched["steps"], watched["step_ms"] > 0) == (1000, True)
-    assert [watched["held"][when]["step"] for when in ("start", "warm", "end")] == [0, 50, 1000]
-    assert watched["held"]["start"]["live_arrays"] < watched["held"]["end"]["live_arrays"]
+    assert list(watched["held"]) == ["start", "warm", "end"]
+    assert watched["held"]["start"]["live arrays"] < watched["held"]["end"]["live arrays"]
     assert watched["held"]["end"]["slabs"] > 0
     assert not any(each["what"].startswith(("arrays", "slabs")) for each in watched["growths"])
     assert {"platform": "cpu", "devices": 2}.items() <= result["machine"].items()

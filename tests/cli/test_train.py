@@ -139,7 +139,7 @@ def test_the_memory_of_the_run_is_reported(capsys):
     lines = capsys.readouterr().err.splitlines()
     (header,) = [i for i, line in enumerate(lines) if line.split() == ["start", "step", "40", "step", "60"]]
     named = [line.split("  ")[0] for line in lines[header + 1 :]]
-    assert named == [*(f"cpu {i}, live" for i in range(8)), "host, resident", "live arrays", "host buffers"]
+    assert named == [*(f"device {i}" for i in range(8)), "host", "slabs", "live arrays"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -17,73 +17,66 @@ from feedline._src.options import checked_integer
 
 OnGrowth = Literal["warn", "raise", "ignore"]
 _log = logging.getLogger("feedline")
-_FEW_SAMPLES = 10
-"""The fewest samples that tell growth from chance. It is looked for then, and at each doubling of the steps."""
-_MANY_SAMPLES = 128
-"""At this number every second sample is dropped, and the next ones are taken half as often."""
-_STEADY = 0.9
-"""The least correlation of a series with the steps. What only varies has less."""
-_HOST_NOISE, _DEVICE_NOISE = 16 << 20, 1 << 20
-"""Bytes that may come and go in a sound loop: allocators keep freed memory."""
+_SAMPLES = 10
+"""Growth is looked for at this number of samples, and at twice as many; then every second one is dropped and the
+interval is doubled, so that growth is looked for each time the steps have doubled."""
+_MIN_CORRELATION = 0.9
+"""Correlation with the steps from which a series counts as growing; one that only varies stays below."""
+_NOISE = {"arrays": 0, "device": 1 << 20, "host": 16 << 20, "slabs": 0}
+"""What is watched, and the growth that a sound loop may show, since allocators keep freed memory."""
+_HINTS = {
+    "arrays": "Something refers to these arrays: a list, a closure, or a metric that is never fetched",
+    "device": "Arrays are kept that have many shapes, or are kept only now and then",
+    "slabs": "Something refers to the batches, or to slices of them",
+    "host": "No array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps",
+}
+"""Causes of growth; the first kind that grows explains those below it."""
 
 
-class Snapshot(NamedTuple):
-    """What this process holds after some step.
+def held(feed: Any = None) -> dict[str, int]:
+    """What this process holds now. Moves no data, and waits for nothing.
 
-    Attributes:
-      step: steps done.
-      host_bytes: resident memory of the process.
-      device_bytes: of each local device, the bytes in use where the device counts them; else those of live arrays,
-        with an array and a view of its shard counted twice.
-      peak_bytes: of each local device, the most it ever held; None where it does not say, as on a CPU.
-      arrays: live arrays by dtype and shape of the global array, for example {"float32[64, 8]": 3}.
-      slabs: host buffers of the feed; None without a feed.
-    """
-
-    step: int
-    host_bytes: int
-    device_bytes: tuple[int, ...]
-    peak_bytes: tuple[int | None, ...]
-    arrays: Mapping[str, int]
-    slabs: int | None
-
-
-def snapshot(step: int = 0, feed: Any = None) -> Snapshot:
-    """What this process holds now. It moves no data, and waits for nothing.
+    Returns:
+      A value for each name:
+        device 0               bytes in use on that local device. Where the device does not count them, such as a
+                               CPU: those of live arrays, with an array and a view of its shard counted twice
+        peak of device 0       the most it ever held, if the device counts that
+        host                   resident bytes of the process; 0 where there is no /proc
+        slabs                  host buffers of the feed, if one is given
+        live arrays            their number
+        arrays float32[64, 8]  the number of those with this dtype and global shape
 
     Example:
       >>> x = jax.numpy.zeros((1234, 8))
-      >>> snapshot().arrays["float32[1234, 8]"]
+      >>> held()["arrays float32[1234, 8]"]
       1
     """
-    devices = jax.local_devices()
-    here = dict.fromkeys(devices, 0)
-    counts: collections.Counter[str] = collections.Counter()
-    for array in jax.live_arrays():
-        if array.is_deleted():
-            continue
-        counts[f"{array.dtype}{list(array.shape)}"] += 1
+    live = [array for array in jax.live_arrays() if not array.is_deleted()]
+    on_device: collections.Counter[jax.Device] = collections.Counter()
+    for array in live:
         shard = array.dtype.itemsize * math.prod(array.sharding.shard_shape(array.shape))
         for device in array.sharding.addressable_devices:
-            if array.sharding.memory_kind in (None, device.default_memory().kind):  # else it lies in host memory
-                here[device] = here.get(device, 0) + shard
-    told = [device.memory_stats() or {} for device in devices]
-    return Snapshot(
-        step,
-        _resident(),
-        tuple(stats.get("bytes_in_use", here[device]) for device, stats in zip(devices, told, strict=True)),
-        tuple(stats.get("peak_bytes_in_use") for stats in told),
-        counts,
-        None if feed is None else feed.statistics().slabs,
-    )
+            if array.sharding.memory_kind in (None, device.default_memory().kind):  # not in host memory
+                on_device[device] += shard
+    found = {}
+    for i, device in enumerate(jax.local_devices()):
+        counted = device.memory_stats() or {}
+        found[f"device {i}"] = counted.get("bytes_in_use", on_device[device])
+        if "peak_bytes_in_use" in counted:
+            found[f"peak of device {i}"] = counted["peak_bytes_in_use"]
+    found["host"] = _resident_bytes()
+    if feed is not None:
+        found["slabs"] = feed.statistics().slabs
+    found["live arrays"] = len(live)
+    return found | collections.Counter(f"arrays {array.dtype}{list(array.shape)}" for array in live)
 
 
 class Growth(NamedTuple):
     """Something that grows steadily with the steps.
 
     Attributes:
-      what: "arrays float32[64, 8]", "device 0", "host" or "slabs".
-      first, last: its size at the first and the last step that were looked at: arrays, slabs or bytes.
+      what: a name as in `held`, such as "arrays float32[64, 8]", "device 0", "host" or "slabs".
+      first, last: its size at the first and the last sample: a number of arrays or slabs, or bytes.
       steps: between these two.
     """
 
@@ -94,26 +87,24 @@ class Growth(NamedTuple):
 
     def __str__(self) -> str:
         """Example: arrays float32[]: 0 → 400 in 400 steps, 1 a step."""
-        counted = self.what.startswith(("arrays", "slabs"))
-        first, last = (f"{value:,}" if counted else _size(value) for value in (self.first, self.last))
-        rate = (self.last - self.first) / self.steps
-        a_step = f"{rate:.3g}" if counted else _size(rate)
+        first, last = _shown(self.what, self.first), _shown(self.what, self.last)
+        a_step = _shown(self.what, (self.last - self.first) / self.steps)
         return f"{self.what}: {first} → {last} in {self.steps:,} steps, {a_step} a step"
 
 
 class MemoryWatch:
-    """Takes a snapshot every few steps, and warns of what grows.
+    """Samples memory every few steps, and warns of what grows.
 
-    Call `after_step` at the end of each step, from the thread of the loop. A snapshot takes some 15 µs for each
+    Call `after_step` at the end of each step, from the thread of the loop. A sample takes some 15 µs for each
     live array.
 
-    It sees arrays of one dtype and shape of which some are kept from each snapshot to the next, devices that hold
+    It sees arrays of one dtype and shape of which some are kept from each sample to the next, devices that hold
     1 MiB more, and a host that holds 16 MiB more than after the warm-up. A list that is emptied only rarely
     is reported until it has been emptied once.
 
     Args:
       feed: whose host buffers are counted, too.
-      every: steps from one snapshot to the next.
+      every: steps from one sample to the next.
       warm_up: steps before which growth is normal: compiling, prefetching.
       on_growth: "warn" logs a warning, "raise" raises a `FeedError`, "ignore" leaves it to `growths` and `report`.
 
@@ -131,12 +122,7 @@ class MemoryWatch:
     """
 
     def __init__(
-        self,
-        feed: Any = None,
-        *,
-        every: int = 20,
-        warm_up: int = 40,
-        on_growth: OnGrowth = "warn",
+        self, feed: Any = None, *, every: int = 20, warm_up: int = 40, on_growth: OnGrowth = "warn"
     ) -> None:
         if on_growth not in get_args(OnGrowth):
             raise ValueError(f"on_growth must be one of {', '.join(get_args(OnGrowth))}, got {on_growth!r}")
@@ -145,89 +131,67 @@ class MemoryWatch:
         self._warm_up = checked_integer("warm_up", warm_up, at_least=0)
         self._on_growth = on_growth
         self._step = 0
-        self._start = snapshot(0, feed)
-        self._samples: list[Snapshot] = []  # after the warm-up
-        self._look_after = (_FEW_SAMPLES - 1) * self._every  # steps after the warm-up: growth is looked for next
+        self._start = held(feed)
+        self._samples: list[tuple[int, dict[str, int]]] = []  # (step, what was held), since the warm-up
 
     def after_step(self) -> None:
-        """Count a step; at every few of them take a snapshot.
+        """Count a step, and take a sample if one is due.
 
         Raises:
           FeedError: with `on_growth="raise"`, something grows.
         """
         self._step += 1
-        if self._step < self._warm_up or (self._step - self._warm_up) % self._every:
+        since = self._step - self._warm_up
+        if since < 0 or since % self._every:
             return
-        self._samples.append(snapshot(self._step, self._feed))
-        if len(self._samples) == _MANY_SAMPLES:
+        self._samples.append((self._step, held(self._feed)))
+        if len(self._samples) not in (_SAMPLES, 2 * _SAMPLES):
+            return
+        found = [] if self._on_growth == "ignore" else self.growths()
+        if len(self._samples) > _SAMPLES:
             del self._samples[1::2]
             self._every *= 2
-        if self._step - self._warm_up < self._look_after:
+        if not found:
             return
-        self._look_after *= 2
-        if self._on_growth == "ignore" or not (found := self.growths()):
-            return
-        message = self._explained(found)
+        listed = "; ".join(map(str, found[:4])) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+        hint = next(hint for kind, hint in _HINTS.items() if any(g.what.startswith(kind) for g in found))
+        message = f"memory grows with the steps: {listed}. {hint}"
         if self._on_growth == "raise":
             raise FeedError(message, stage="train")
         _log.warning("%s", message)
 
     def growths(self) -> list[Growth]:
-        """What has grown steadily since the warm-up, the arrays first. Empty with fewer than ten snapshots."""
-        if len(self._samples) < _FEW_SAMPLES:
+        """What has grown steadily since the warm-up, the arrays first. Empty with fewer than ten samples."""
+        if len(self._samples) < _SAMPLES:
             return []
-        series: dict[str, tuple[list[int], int]] = {}
-        for kind in sorted({kind for sample in self._samples for kind in sample.arrays}):
-            series[f"arrays {kind}"] = [sample.arrays.get(kind, 0) for sample in self._samples], 0
-        for i in range(len(self._start.device_bytes)):
-            series[f"device {i}"] = [sample.device_bytes[i] for sample in self._samples], _DEVICE_NOISE
-        series["host"] = [sample.host_bytes for sample in self._samples], _HOST_NOISE
-        series["slabs"] = [sample.slabs or 0 for sample in self._samples], 0
-        return [growth for what, of in series.items() if (growth := self._grown(what, *of))]
+        names = sorted({name for _, sample in self._samples for name in sample})
+        return [growth for name in names if (growth := self._growth_of(name))]
+
+    def _growth_of(self, name: str) -> Growth | None:
+        steps = [step for step, _ in self._samples]
+        values = [sample.get(name, 0) for _, sample in self._samples]
+        noise = _NOISE.get(name.partition(" ")[0])
+        # a leak adds at least one at each sample, along a line; what only goes up and down does not
+        if noise is None or values[-1] - values[0] < max(noise, len(values) - 1):
+            return None
+        if statistics.correlation(steps, values) < _MIN_CORRELATION:
+            return None
+        return Growth(name, values[0], values[-1], steps[-1] - steps[0])
 
     def report(self) -> str:
         """A table: what was held at the start, after the warm-up and now; and below it what grows."""
-        columns = [("start", self._start)]
-        if self._samples:
-            columns.append((f"step {self._samples[0].step:,}", self._samples[0]))
-        columns.append((f"step {self._step:,}", snapshot(self._step, self._feed)))
-        rows = [["", *(name for name, _ in columns)]]
-        shots = [shot for _, shot in columns]
-        for i, device in enumerate(jax.local_devices()):
-            rows.append([f"{device.platform} {i}, live", *(_size(shot.device_bytes[i]) for shot in shots)])
-            if shots[-1].peak_bytes[i] is not None:
-                rows.append([f"{device.platform} {i}, peak", *(_size(shot.peak_bytes[i] or 0) for shot in shots)])
-        rows.append(["host, resident", *(_size(shot.host_bytes) for shot in shots)])
-        rows.append(["live arrays", *(f"{sum(shot.arrays.values()):,}" for shot in shots)])
-        if shots[-1].slabs is not None:
-            rows.append(["host buffers", *(f"{shot.slabs:,}" for shot in shots)])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        moments: Sequence[tuple[int, dict[str, int]]] = [*self._samples[:1], (self._step, held(self._feed))]
+        table = [["", "start", *(f"step {step:,}" for step, _ in moments)]]
+        for name in self._start:
+            if not name.startswith("arrays "):
+                values = [self._start[name], *(sample[name] for _, sample in moments)]
+                table.append([name, *(_shown(name, value) for value in values)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in table]
         return "\n".join([*lines, *map(str, self.growths())])
 
-    def _explained(self, found: Sequence[Growth]) -> str:
-        listed = "; ".join(map(str, found[:4])) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
-        grown = {growth.what.split()[0] for growth in found}
-        if "arrays" in grown:
-            hint = "Something refers to these arrays: a list, a closure, or a metric that is never fetched"
-        elif "device" in grown:
-            hint = "Arrays are kept that have many shapes, or are kept only now and then"
-        elif "slabs" in grown:
-            hint = "Something refers to the batches, or to slices of them"
-        else:
-            hint = "No array accounts for it: look for NumPy arrays, bytes or caches that the loop keeps"
-        return f"memory grows with the steps: {listed}. {hint}"
 
-    def _grown(self, what: str, values: Sequence[int], noise: int) -> Growth | None:
-        steps = [sample.step for sample in self._samples]
-        # a leak adds one or more at each snapshot, along a line; what only goes up and down does not
-        if values[-1] - values[0] < max(noise, len(values) - 1) or statistics.correlation(steps, values) < _STEADY:
-            return None
-        return Growth(what, values[0], values[-1], steps[-1] - steps[0])
-
-
-def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say (it is Linux that does)."""
+def _resident_bytes() -> int:
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -235,9 +199,6 @@ def _resident() -> int:
         return 0
 
 
-def _size(count: float) -> str:
-    """Example: 3.2 MiB."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.{0 if count >= 100 * size else 3}{'f' if count >= 100 * size else 'g'}} {unit}"
-    return f"{count:.0f} B"
+def _shown(name: str, value: float) -> str:
+    """Example: 3.20 MiB of what is counted in bytes."""
+    return f"{value / 2**20:,.2f} MiB" if name.startswith(("device", "peak", "host")) else f"{value:,g}"
