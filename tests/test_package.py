@@ -249,6 +249,7 @@ OF_FEEDLINE = {
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
                 "observe.times", "runtime.jax_settings", "runtime.annotations", "errors"],
+    "streams.lane_files": ["agreement.step_places"],
     # what processes tell each other, and how they come together
     "agreement": ["agreement", "order.schedule", "placement.plan", "errors"],
     "cluster": ["cluster", "agreement", "errors", "options"],

@@ -1,23 +1,30 @@
-"""Whether all processes are at the same place of the data when they are at the same step of a training loop."""
+"""Compares the places of the processes in the data where they are at the same step, or save together.
+
+Nothing here waits: of two processes, the first publishes its place, and the later one compares its own.
+"""
 
 from __future__ import annotations
 
 import collections
 import json
+import threading
 from collections.abc import Collection
 
 from feedline._src.agreement.agree import group_name
-from feedline._src.agreement.coordination import coordination
+from feedline._src.agreement.coordination import Coordination, coordination
 from feedline._src.agreement.monitor import out_of_step
 
 _KEPT = 8
 """Comparisons of a process that stay in the service: a process that is further behind is not compared."""
 _loops: collections.Counter[str] = collections.Counter()
 """How many loops this process has begun with which others. All of them begin theirs in the same order."""
+_saves: collections.defaultdict[str, set[tuple[int, int]]] = collections.defaultdict(set)
+"""The places of all saves of lanes with which others, held by `_saving`."""
+_saving = threading.Lock()
 
 
 class StepPlaces:
-    """Compares places at equal steps, which collectives keep equal. The first process publishes its own.
+    """Compares places at equal steps, which collectives keep equal.
 
     Args:
       loop: what is compared, as a part of keys: "fit", "checkpoints".
@@ -40,17 +47,53 @@ class StepPlaces:
         """
         if self._service is None:
             return
-        key, own = f"{self._path}/{step}", [self._service.process, epoch, position]
-        if self._service.set(key, json.dumps(own)):
+        key = f"{self._path}/{step}"
+        if _compare(self._service, key, epoch, position, f"at step {step} of training"):
             self._published.append(key)
             if len(self._published) > _KEPT:
                 self._service.delete(self._published.popleft())
-        elif (found := self._service.try_get(key)) is not None and json.loads(found)[1:] != own[1:]:
-            raise out_of_step(
-                f"the processes are out of step: at step {step} of training, {_placed(*json.loads(found))}, and "
-                f"{_placed(*own)}; look for a next, seek or set_state that not all processes reach, as under "
-                "`if jax.process_index() == 0`"
-            )
+
+
+def compare_save(processes: Collection[int], epoch: int, position: int) -> None:
+    """Compare the place of lanes before they are saved with that of another process's save of the same number.
+
+    Saves of the same place count once, so a process may try again.
+
+    Args:
+      processes: those that save lanes together, in the same order of saves.
+
+    Raises:
+      ProcessError: another process saves another place. All processes end with this message.
+    """
+    service, group = coordination(), sorted(set(processes))
+    if service is None or len(group) < 2 or service.process not in group:
+        return
+    name = f"feedline/lanes/{group_name(group)}"
+    with _saving:
+        places = _saves[name]
+        if (epoch, position) in places:
+            return
+        places.add((epoch, position))
+        number = len(places)
+    if _compare(service, f"{name}/{number}", epoch, position, f"at save {number} of lanes") and number > _KEPT:
+        service.delete(f"{name}/{number - _KEPT}")
+
+
+def _compare(service: Coordination, key: str, epoch: int, position: int, when: str) -> bool:
+    """Publish the place of this process under a key, or compare it with what another process has published.
+
+    Returns:
+      whether this process has published its own.
+    """
+    own = [service.process, epoch, position]
+    if service.set(key, json.dumps(own)):
+        return True
+    if (found := service.try_get(key)) is not None and json.loads(found)[1:] != own[1:]:
+        raise out_of_step(
+            f"the processes are out of step: {when}, {_placed(*json.loads(found))}, and {_placed(*own)}; look for "
+            "a next, seek or set_state that not all processes reach, as under `if jax.process_index() == 0`"
+        )
+    return False
 
 
 def _placed(process: int, epoch: int, position: int) -> str:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feedline._src.agreement.step_places import compare_save
+
 
 def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None:
     """Write the lanes that this process is to save, each to a file `lane-<l>-of-<count>.json`.
 
     Every process calls it with its own state and the same folder, which all can read later; each lane is
     written by the lowest process that reads it. A file appears whole or not at all. Give each step a folder
-    of its own: files of two steps in one folder are refused by `load_lanes`.
+    of its own: files of two steps in one folder are refused by `load_lanes`. Processes that save different places
+    of the data end before the later one writes anything.
 
     Args:
       state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
@@ -23,6 +26,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Raises:
       ValueError: it is not the state of a stream.
+      ProcessError: another process saves another place of the data.
       OSError: a file cannot be written. The error names the file; no part of it is left.
 
     Example:
@@ -40,6 +44,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
             "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
             "save it as JSON on one of them"
         )
+    compare_save(state["writers"], state.get("epoch", 0), state.get("position", 0))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
