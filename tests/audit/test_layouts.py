@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from feedline._src.tools.audit.layouts import ONE_DEVICE, devices_for, launches
+from feedline._src.tools.audit.layouts import devices_for, launches
 
 
 @pytest.mark.parametrize("counts", [[1], [1, 2], [1, 3], [1, 2, 4, 8], [1, 6, 16]])
-def test_each_launch_resumes_what_the_launch_before_it_saved(counts):
-    plan = launches(counts)
-    assert plan[0][0].name == ONE_DEVICE
+def test_every_saved_state_is_resumed_and_every_mesh_spans_all_processes(counts):
+    plan, devices = launches(counts), devices_for(counts)
+    assert plan[0][0].is_reference
     assert [launch[0].processes for launch in plan] == (counts if len(counts) > 1 else [1, 1])
     for before, after in itertools.pairwise(plan):
         saved = {layout.saves for layout in before if layout.saves}
@@ -20,15 +20,8 @@ def test_each_launch_resumes_what_the_launch_before_it_saved(counts):
         assert before[-1].killed
     assert not any(layout.saves for layout in plan[-1])
     assert plan[-1][2].times == 2
-
-
-@pytest.mark.parametrize("counts", [[1], [1, 2], [1, 3], [1, 2, 4, 8], [1, 6, 16]])
-def test_meshes(counts):
-    devices = devices_for(counts)
     assert devices >= 4
-    for layout in (layout for launch in launches(counts) for layout in launch):
-        assert layout.devices == devices
-        assert devices % layout.processes == 0
+    for layout in itertools.chain(*plan):
         mesh = layout.arranged(range(devices))
         assert mesh.shape == layout.mesh
         assert len(set(mesh.ravel())) == mesh.size
@@ -37,5 +30,5 @@ def test_meshes(counts):
             assert (process[:, 0] != process[:, 1]).all()
         if layout.mesh != (1, 1):
             assert set(process.ravel()) == set(range(layout.processes))
-    permuted = next(layout for layout in launches(counts)[-1] if layout.arrangement == "permuted")
+    permuted = next(layout for layout in plan[-1] if layout.arrangement == "permuted")
     assert not np.array_equal(permuted.arranged(range(devices)).ravel(), range(devices))

@@ -1,13 +1,25 @@
 """Comparing a layout with the layout on one device: equal rows pass, and the first difference is named."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.tools.audit.layouts import Layout
-from feedline._src.tools.audit.observed import Observed, Refused, Settings, ShardDigests
-from feedline._src.tools.audit.verdict import Reference, judge
+from feedline._src.tools.audit.verdict import (
+    Difference,
+    NotRun,
+    Observed,
+    Reference,
+    Settings,
+    batch_starts,
+    judge,
+    row_positions,
+)
 
 ROWS, SIZE, BATCHES = 20, 4, 8  # five batches an epoch
 CONTENT = np.random.default_rng(0).integers(1 << 63, size=(2, ROWS, 2), dtype=np.uint64)
@@ -19,80 +31,133 @@ def run(size=SIZE, batches=BATCHES, first=0, content=CONTENT, transformed=False)
     """What one process observes from batch `first` of SIZE rows on."""
     starts = [divmod(first * SIZE + k * size, ROWS) for k in range(batches)]
     parts = [content[epoch, position : position + size] for epoch, position in starts]
-    states = [
-        {"step": first + k + 1, "epoch": epoch, "position": position + size}
-        for k, (epoch, position) in enumerate(starts)
-    ]
     return Observed(
         settings=Settings(ROWS, size, "drop", None, transformed),
-        names=["batch['x']", "batch['y']"],
-        row_specs=[((), np.dtype(np.int32))] * 2,
-        batches=[[[ShardDigests(0, (), part[:, leaf])] for leaf in range(2)] for part in parts],
-        states=states,
+        leaves={"batch['x']": "int32[]", "batch['y']": "int32[]"},
+        digests=[[{0: part[:, leaf]} for leaf in range(2)] for part in parts],
+        shapes=[[(), ()]] * batches,
+        states=[
+            {"step": first + k + 1, "epoch": epoch, "position": position + size}
+            for k, (epoch, position) in enumerate(starts)
+        ],
         first_batch=first,
-        seconds=0.0,
     )
 
 
-def verdict(observed, layout=LAYOUT, reference=None):
-    return judge(layout, [observed], Reference.of([reference or run()]))
+def judged(*processes, layout=LAYOUT, reference=None):
+    return judge(layout, processes, Reference(reference or run()))
+
+
+def changed(*place, by=1):
+    content = CONTENT.copy()
+    content[place] += np.int64(by).astype(np.uint64)
+    return content
 
 
 def test_equal_rows_pass():
-    found = verdict(run())
-    assert (found.difference, found.rows, found.batches) == (None, 32, 8)
-    assert found.digest == found.on_one_device
-    assert Reference.of([run()]).different_rows == 32
+    found = judged(run())
+    assert (found["same"], found["rows"], found["batches"]) == (True, 32, 8)
+    assert found["digest"] == found["on_one_device"]
+    assert Reference(run()).different_rows == 32
+
+
+def test_parts_on_several_processes_are_added():
+    half = changed(slice(None), by=-7)
+    rest = np.full_like(CONTENT, 7)
+    assert judged(run(content=half), run(content=rest))["same"] is True
+    found = judged(run(content=half))["difference"]  # a part is missing
+    assert (found["batch"], found["row"], found["leaf"]) == (0, 0, "batch['x']")
+
+
+def test_replicas_that_differ_are_found():
+    other = run(content=changed(0, 9, 1))
+    for leaves in other.digests:
+        leaves[:] = [{1: leaf[0]} for leaf in leaves]
+    found = judged(run(), other)["difference"]
+    assert (found["batch"], found["row"], found["leaf"]) == (2, 1, "batch['y']")
+    assert "two devices hold different values" in found["found"]
 
 
 def test_resumed_in_batches_of_twice_the_size():
     twice = dataclasses.replace(LAYOUT, times=2)
-    found = verdict(run(size=8, batches=1, first=5), twice)
-    assert (found.difference, found.rows, found.batch_size) == (None, 8, 8)
-    other = CONTENT.copy()
-    other[1, 5] += np.uint64(1)
-    found = verdict(run(size=8, batches=1, first=5, content=other), twice)
-    assert (found.difference.where["row"], found.rows) == (5, 8)
+    found = judged(run(size=8, batches=1, first=5), layout=twice)
+    assert (found["same"], found["rows"], found["batch_size"]) == (True, 8, 8)
+    found = judged(run(size=8, batches=1, first=5, content=changed(1, 5)), layout=twice)
+    assert (found["difference"]["row"], found["rows"]) == (5, 8)
 
 
 def test_a_swapped_row_is_named_and_located_on_one_device():
     content = CONTENT.copy()
     content[1, [5, 6]] = content[1, [6, 5]]
-    found = verdict(run(content=content)).difference
-    assert found.where == {"batch": 6, "row": 1, "leaf": "batch['x']"}
-    assert "at epoch 1, position 5 is another row" in str(found)
-    assert str(found).endswith("one device holds that row at batch 6, row 2")
+    found = judged(run(content=content))["difference"]
+    assert (found["batch"], found["row"], found["leaf"]) == (6, 1, "batch['x']")
+    assert "at epoch 1, position 5 is another row" in found["found"]
+    assert found["found"].endswith("one device holds that row at batch 6, row 2")
 
 
 def test_a_changed_value_of_a_transformed_row_explains_the_rule():
-    content = CONTENT.copy()
-    content[0, 0, 1] += np.uint64(1)
-    found = verdict(run(content=content, transformed=True), reference=run(transformed=True)).difference
-    assert found.where == {"batch": 0, "row": 0, "leaf": "batch['y']"}
-    assert "row i of its result must depend on row i alone" in str(found)
+    content = changed(0, 0, 1)
+    found = judged(run(content=content, transformed=True), reference=run(transformed=True))["difference"]
+    assert (found["batch"], found["row"], found["leaf"]) == (0, 0, "batch['y']")
+    assert "row i of its result must depend on row i alone" in found["found"]
+
+
+LATE = [{"step": 2, "epoch": 0, "position": 8}] * BATCHES
 
 
 @pytest.mark.parametrize(
-    ("changed", "text"),
+    ("fields", "text"),
     [
-        ({"settings": Settings(ROWS, 8, "drop", None, False)}, "has batch_size 8, on one device batch_size 4"),
-        ({"names": ["batch['x']", "batch['z']"]}, "has the leaves"),
-        ({"states": [{"step": 2, "epoch": 0, "position": 8}] * BATCHES}, "its state is {'step': 2"),
+        ({"settings": Settings(ROWS, 8, "drop", None, False)}, "batch_size=8"),
+        ({"leaves": {"batch['x']": "int32[]", "batch['z']": "int32[]"}}, "has the leaves"),
+        ({"states": LATE}, "its state is {'step': 2"),
+        ({"coverage": Difference("not of the source")}, "not of the source"),
     ],
 )
-def test_feeds_with_other_options_leaves_or_states_differ(changed, text):
-    assert text in str(verdict(dataclasses.replace(run(), **changed)).difference)
+def test_other_options_leaves_or_states_are_differences(fields, text):
+    found = judged(dataclasses.replace(run(), **fields))
+    assert found["same"] is False
+    assert text in found["difference"]["found"]
 
 
-def test_rows_padded_to_another_length_differ():
-    padded = run()
-    padded.batches[2][1] = [ShardDigests(*padded.batches[2][1][0][:3], shape=(1,))]
-    found = verdict(padded).difference
-    assert found.where == {"batch": 2, "leaf": "batch['y']"}
-    assert str(found) == "its rows have shape [1], on one device []"
+def test_processes_must_agree_on_states():
+    found = judged(run(), dataclasses.replace(run(), states=LATE))["difference"]
+    assert "process 1 and process 0 disagree" in found["found"]
 
 
 def test_a_layout_without_compared_rows_is_not_reported_as_the_same():
-    assert verdict(Refused("no")).refused == "no"
-    late = run(batches=1, first=0)
-    assert "met no row that one device met" in verdict(dataclasses.replace(late, first_batch=9)).refused
+    assert judged(NotRun("no", failed=False))["not_run"] == "no"
+    late = judged(dataclasses.replace(run(batches=1), first_batch=9))
+    assert (late["same"], late["not_run"][:28]) == (None, "it met no row that one devic")
+
+
+def scheduled(schedule, count):
+    """The start of each of the first `count` batches over all passes, by feedline's schedule."""
+    found, cursor = [], Cursor(0, 0)
+    while len(found) < count:
+        if not schedule.batches_from(cursor):
+            cursor = schedule.start_of_pass(schedule.pass_of(cursor) + 1)
+        found.append(schedule.batch_at(cursor, 0))
+        cursor = schedule.after(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "wrap"])
+@given(rows=st.integers(1, 30), size=st.integers(1, 12), epochs=st.one_of(st.none(), st.integers(1, 3)))
+def test_positions_equal_those_of_the_schedule(remainder, rows, size, epochs):
+    if (rows if remainder == "drop" else rows * (epochs or size)) < size and remainder != "pad":
+        return
+    schedule = Schedule(rows, size, remainder, epochs)
+    epoch, position = row_positions(Settings(rows, size, remainder, epochs, transformed=False), (0, 0), 12)
+    for k, start in enumerate(scheduled(schedule, 12)):
+        meant = schedule.positions(start, np.arange(size))
+        np.testing.assert_array_equal(epoch[k], meant.epoch)
+        np.testing.assert_array_equal(position[k] % rows, meant.position)
+        np.testing.assert_array_equal(position[k] < rows, meant.valid)
+
+
+def test_starts_in_the_middle_of_an_epoch_and_of_a_stream():
+    settings = Settings(10, 4, "drop", None, transformed=False)
+    assert list(itertools.islice(batch_starts(settings, (2, 5)), 2)) == [(2, 5), (3, 0)]
+    stream = settings._replace(rows=None, epochs=1)
+    assert list(itertools.islice(batch_starts(stream), 3)) == [(0, 0), (0, 4), (0, 8)]

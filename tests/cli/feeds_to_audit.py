@@ -1,8 +1,11 @@
 """Correct and faulty feeds for the test of `feedline audit`."""
 
+import contextlib
+import itertools
 import os
 import threading
 import time
+from typing import ClassVar
 
 import grain
 import jax
@@ -15,8 +18,8 @@ import feedline
 ROWS = {"x": np.arange(400, dtype=np.int32).reshape(100, 4), "y": np.arange(100, dtype=np.int32)}
 
 
-def made(mesh, source=ROWS, batch_size=16, **options):
-    return feedline.Feed(source, batch_size, NamedSharding(mesh, P("data")), **options)
+def made(mesh, source=ROWS, batch_size=16, feed=feedline.Feed, **options):
+    return feed(source, batch_size, NamedSharding(mesh, P("data")), **options)
 
 
 def as_it_should_be(mesh):
@@ -72,6 +75,80 @@ def centred(mesh):
     return made(
         mesh, Locked(), transform=lambda batch, rows: {"x": batch["x"] - batch["x"].max(), "y": batch["y"]}
     )
+
+
+def swapped(mesh):
+    """Two rows of the second batch change places where the batch lies on devices in order, along one axis."""
+    in_order = mesh.shape == {"data": 4, "model": 1} and list(mesh.devices.flat) == jax.devices()
+
+    def swap(batch, rows):
+        position = np.where(in_order & (rows.position // 2 == 8), rows.position ^ 1, rows.position)
+        return {name: values[position] for name, values in ROWS.items()}
+
+    return made(mesh, order=None, transform=swap)
+
+
+def by_process(mesh):
+    """Process i supplies the i-th block of each batch, whatever the sharding says."""
+    shards = NamedSharding(mesh, P("data")).addressable_devices_indices_map((16,)).values()
+    own = np.unique([np.arange(16)[shard] for shard in shards])
+    first = jax.process_index() * len(own) if len(own) < 16 else 0
+
+    def supply(batch, rows):
+        at = rows.position // 16 * 16 + first + np.searchsorted(own, rows.position % 16)
+        return {name: values[at] for name, values in ROWS.items()}
+
+    return made(mesh, order=None, transform=supply)
+
+
+class OneAhead(feedline.Feed):
+    """Prefetches one batch without adapting the state, which counts the batch that waits."""
+
+    waiting = None
+
+    def __next__(self):
+        batch, self.waiting = self.waiting, None
+        if batch is None:
+            batch = super().__next__()
+        with contextlib.suppress(StopIteration):
+            self.waiting = super().__next__()
+        return batch
+
+
+def late_state(mesh):
+    return made(mesh, feedline.Lanes(make_lane, 8), feed=OneAhead, batch_size=64, remainder="pad")
+
+
+class Unsteady:
+    """A row source of which each read gives other values."""
+
+    spec: ClassVar = {"x": jax.ShapeDtypeStruct((), np.int32)}
+    identity: ClassVar = {"kind": "unsteady"}
+    reads = itertools.count()
+
+    def __len__(self):
+        return 100
+
+    def read(self, rows, out):
+        out["x"][:] = next(self.reads)
+
+    def close(self):
+        pass
+
+
+def unsteady(mesh):
+    return made(mesh, Unsteady())
+
+
+class Repeating(feedline.Feed):
+    """Returns one row twice for each batch."""
+
+    def rows_of(self, state):
+        return np.repeat(super().rows_of(state)[::2], 2)
+
+
+def repeating(mesh):
+    return made(mesh, feed=Repeating, transform=lambda batch, rows: batch)
 
 
 def raises_on_one(mesh):

@@ -17,6 +17,7 @@ from feedline._src.tools.main import main
 
 HERE = Path(__file__).parent
 PATIENCE_S = 100
+X = "batch['x']"
 
 
 def audit(target, *options):
@@ -60,21 +61,24 @@ def test_a_file_is_read_by_workers_too_and_compared_with_its_contents(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "layout", "place", "resumed"),
+    ("target", "processes", "layout", "place", "found", "unharmed"),
     [
-        ("swap", "'data' on 1 process", (1, 0, "batch['x']"), True),
-        ("local-order", "'permuted devices' on 2 processes", (0, 0, "batch['x']"), True),
-        ("late-state", "'stopped half way' on 1 process", (0, None, None), False),
+        ("swapped", 1, "data", (1, 0, X), "; one device holds that row at batch 1, row 1", "permuted devices"),
+        ("by_process", 2, "resumed after kill -9", (10, 0, X), "is another row than on one device", "data"),
+        ("late_state", 2, "resumed after a stop", (2, 8, X), "is another row than on one device", "data"),
+        ("unsteady", 1, "one device", (0, 0, X), "of the source, which rows_of returns for it", None),
+        ("repeating", 1, "one device", (None, None, None), "of the source comes 2 times in epoch 0", "data"),
     ],
 )
-def test_a_planted_fault_is_found(fault, layout, place, resumed):
-    code, told, _ = audit("feeds_to_audit:as_it_should_be", "--processes", "1,2", "--plant", fault)
+def test_a_planted_fault_is_found_and_named(target, processes, layout, place, found, unharmed):
+    batches = "4" if target == "late_state" else "20"
+    code, told, _ = audit(f"feeds_to_audit:{target}", "--processes", str(processes), "--batches", batches)
     assert (code, told["ok"]) == (1, False)
-    found = told["difference"]
-    assert (found["layout"], (found["batch"], found["row"], found["leaf"])) == (layout, place)
-    assert same(told)["resumed after a stop", 2] is resumed
-    assert same(told)["resumed, batch size × 2", 2] is resumed
-    assert same(told)["one device", 1] is True
+    difference = told["difference"]
+    assert difference["layout"].startswith(f"'{layout}' on {processes} process")
+    assert (difference["batch"], difference["row"], difference["leaf"]) == place
+    assert found in difference["found"]
+    assert unharmed is None or same(told)[unharmed, processes] is True
 
 
 @pytest.mark.slow
@@ -114,15 +118,6 @@ def test_lanes_saved_by_several_processes_continue_on_others():
 
 
 @pytest.mark.slow
-def test_a_late_state_of_lanes_is_found():
-    options = ("--processes", "2", "--batches", "4", "--plant", "late-state")
-    code, told, _ = audit("feeds_to_audit:lanes", *options)
-    assert (code, told["difference"]["layout"]) == (1, "'stopped half way' on 1 process")
-    outcomes = same(told)
-    assert (outcomes["resumed after a stop", 2], outcomes["resumed after kill -9", 2]) == (False, True)
-
-
-@pytest.mark.slow
 def test_a_process_that_raises_is_named():
     code, told, _ = audit("feeds_to_audit:raises_on_one", "--processes", "2")
     assert code == 1
@@ -158,7 +153,6 @@ def test_data_that_does_not_fit(rows, options, text, tmp_path, monkeypatch, capf
         (["--processes", "0"], "got '0'"),
         (["--batches", "3"], "--batches must be at least 4, got 3"),
         (["--limit-s", "0"], "--limit-s must be above 0 and below 1e9 seconds, got 0"),
-        (["--processes", "1", "--plant", "local-order"], "add --processes 1,2"),
     ],
 )
 def test_wrong_options(options, text, capsys):

@@ -1,4 +1,4 @@
-"""The `feedline audit` command and its options."""
+"""The `feedline audit` command: its options, and its result as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import dataclasses
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -15,7 +16,7 @@ from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
 
 if TYPE_CHECKING:
-    from feedline._src.tools.audit.verdict import Reference, Verdict
+    from feedline._src.tools.audit.verdict import Reference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,6 @@ class Audit:
         a multiple of the devices: the least common multiple of --processes, and at least 4.
       limit_s: how long one layout may take, in seconds.
       json: print one line of JSON on standard output, in place of the table.
-      plant: a fault to insert, to see that the audit finds it: two rows of a batch swapped, rows chosen by process
-        index in place of the sharding, or a state that counts a batch not yet delivered.
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TARGET")]
@@ -46,7 +45,6 @@ class Audit:
     batch_size: int | None = None
     limit_s: float = 60.0
     json: bool = False
-    plant: Literal["swap", "local-order", "late-state"] | None = None
 
     def run(self) -> int:
         """Run all layouts, compare them and print the result. Returns the exit code.
@@ -56,43 +54,17 @@ class Audit:
           FeedError: a process failed or took too long.
         """
         counts = self.check()
-        from rich.console import Console
-
-        from feedline._src.tools.audit import report
-
-        began = time.monotonic()
         try:
-            verdicts, reference = self._judged(counts)
+            result = self._result(counts)
         except FeedError as error:
             if not self.json:
                 raise
-            print(json.dumps({"ok": False, "error": str(error)}), flush=True)
-            return 1
-        result = report.as_object(verdicts, reference, time.monotonic() - began)
+            result = {"ok": False, "error": str(error)}
         if self.json:
             print(json.dumps(result), flush=True)
         else:
-            report.show(verdicts, reference, result["seconds"], Console())
+            _show(result)
         return 0 if result["ok"] else 1
-
-    def _judged(self, counts: list[int]) -> tuple[list[Verdict], Reference]:
-        from feedline._src.tools.audit.job import Job
-        from feedline._src.tools.audit.layouts import launches
-        from feedline._src.tools.audit.results import results
-        from feedline._src.tools.audit.verdict import Reference, judge
-        from feedline._src.tools.cli.terminal import progress
-
-        job = Job(self.target, self.batches, self.batch_size, self.plant)
-        planned = launches(counts)
-        found = results(job, planned, os.environ, self.limit_s)
-        verdicts: list[Verdict] = []
-        with progress("audit", "starting 1 process") as show, contextlib.closing(found):
-            for layout, observed in found:
-                if layout.is_reference:  # the first
-                    reference = Reference.of(observed)
-                verdicts.append(judge(layout, observed, reference))
-                show(f"{len(verdicts)} of {sum(map(len, planned))} layouts done, {layout.title}")
-        return verdicts, reference
 
     def check(self) -> list[int]:
         """The numbers of processes, ascending. Raises `ValueError` if an option is wrong."""
@@ -104,7 +76,113 @@ class Audit:
         counts = self.processes.split(",")
         if not all(count.strip().isdecimal() and int(count) for count in counts):
             raise ValueError(f"--processes takes counts with commas between, as 1,2,4, got {self.processes!r}")
-        found = sorted({1, *map(int, counts)})
-        if self.plant == "local-order" and found == [1]:
-            raise ValueError("--plant local-order needs several processes to have an effect; add --processes 1,2")
-        return found
+        return sorted({1, *map(int, counts)})
+
+    def _result(self, counts: list[int]) -> dict[str, Any]:
+        """Run all layouts. What --json prints: JSON values."""
+        from feedline._src.tools.audit.launches import results
+        from feedline._src.tools.audit.layouts import launches
+        from feedline._src.tools.audit.process import Job
+        from feedline._src.tools.audit.verdict import Observed, Reference, judge
+        from feedline._src.tools.cli.terminal import progress
+
+        began = time.monotonic()
+        planned = launches(counts)
+        job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
+        layouts: list[dict[str, Any]] = []
+        found = results(job, planned, os.environ)
+        with progress("audit", "starting 1 process") as show, contextlib.closing(found):
+            for layout, observed in found:
+                if layout.is_reference:
+                    one_device = observed[0]
+                    assert isinstance(one_device, Observed)
+                    reference = Reference(one_device)
+                layouts.append(judge(layout, observed, reference))
+                show(f"{len(layouts)} of {sum(map(len, planned))} layouts done, {layout.title}")
+        return as_object(layouts, reference) | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def as_object(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[str, Any]:
+    """The result as JSON values, without its time.
+
+    Args:
+      layouts: what `judge` returned for each.
+    """
+    from feedline._src.tools.audit.verdict import Coverage
+
+    coverage = reference.observed.coverage
+    if not isinstance(coverage, Coverage):
+        coverage = Coverage()
+    differences = [{"layout": _title(layout)} | layout["difference"] for layout in layouts if layout["difference"]]
+    ran = [layout for layout in layouts if layout["same"] is not None]
+    batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
+    compared = (
+        f"{rows:,} rows in {batches:,} batches of {len(ran)} layouts compared on all devices that hold them; "
+        f"{reference.different_rows:,} different ones."
+    )
+    return {
+        "ok": not differences,
+        "difference": differences[0] if differences else None,
+        **reference.observed.settings._asdict(),
+        "layouts": list(layouts),
+        "batches_compared": batches,
+        "rows_compared": rows,
+        "different_rows": reference.different_rows,
+        "epochs_counted": coverage.epochs,
+        "left_out_of_each_epoch": coverage.left_out,
+        "rows_compared_with_source": coverage.compared,
+        "covered": [compared, *coverage.shown],
+        "not_covered": [
+            *(f"{_title(layout)}: {layout['not_run']}" for layout in layouts if layout["not_run"]),
+            *_not_compared(reference),
+            *coverage.not_shown,
+            "other devices than this machine's CPU, and other machines",
+        ],
+    }
+
+
+def _title(layout: dict[str, Any]) -> str:
+    return f"{layout['name']!r} on {layout['processes']} process{'es' if layout['processes'] > 1 else ''}"
+
+
+def _not_compared(reference: Reference) -> Iterator[str]:
+    settings = reference.observed.settings
+    rows = len(reference.digests) * settings.batch_size
+    if settings.rows is not None and rows < settings.rows:
+        yield (
+            f"what an epoch's rows after the first {rows:,} hold, and its end (only row indices were counted "
+            "there; --batches compares more)"
+        )
+    if settings.transformed:
+        yield "whether the transform is right: rows were compared with each other and not with the source"
+
+
+def _show(result: dict[str, Any]) -> None:
+    """Print the table, what it shows, and what it does not show."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("layout", "processes", "mesh", "batch", "rows", "digest", "", box=SIMPLE, padding=(0, 1, 0, 0))
+    for layout in result["layouts"]:
+        cells = [layout["name"], str(layout["processes"]), " × ".join(map(str, layout["mesh"].values()))]
+        if layout["not_run"]:
+            table.add_row(*cells, "", "", "", "not run")
+            continue
+        cells += [str(layout["batch_size"]), f"{layout['rows']:,}", layout["digest"][:8]]
+        verdict, style = ("same", None) if layout["same"] else ("differs", "red")
+        table.add_row(*cells, verdict, style=style)
+    console.print(table)
+    for line in (*result["covered"], *(f"Not covered: {what}." for what in result["not_covered"])):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    first = result["difference"]
+    if first is None:
+        console.print(f"[green]ok[/green] in {result['seconds']:.0f} s", highlight=False)
+        return
+    place = [f"{name} {first[name]}" for name in ("batch", "row", "leaf") if first[name] is not None]
+    differ = sum(layout["difference"] is not None for layout in result["layouts"])
+    line = (
+        f"{differ} of {len(result['layouts'])} layouts differ. The first: {', '.join([first['layout'], *place])}"
+    )
+    console.print(f"{line}: {first['found']}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -17,13 +17,14 @@ _WORDS_AT_ONCE = 1 << 20  # the multiplication needs 8 MiB for so many
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:
-    """Σ word·key mod 2^64 over the words of each row, the multilinear hash of Carter and Wegman (1979).
+    """Σ (word + 1)·key mod 2^64 over the words of each row, the multilinear hash of Carter and Wegman (1979).
 
     A word is the bits of an element, or 32 of them. Its key is 64 pseudo-random bits that depend on its leaf and
     column. A wrong value changes a word. A shift or a swap within a row multiplies words by other keys. A swap of
-    two rows is found because digests are compared position by position. Two words differ by less than
-    2^32, so at most 2^31 of the 2^64 keys hide a difference: two given rows that differ have the same digest with
-    a probability of at most 2^-33. The keys are fixed, so this finds mistakes but does not protect against malice.
+    two rows is found because digests are compared position by position. A missing part, or padding with zeros,
+    changes the digest because of the 1. Two words differ by less than 2^32, so at most 2^31 of the 2^64 keys hide
+    a difference: two given rows that differ have the same digest with a probability of at most 2^-33. The keys are
+    fixed, so this finds mistakes but does not protect against malice.
 
     Args:
       values: [k, …], the columns `columns` of k rows.
@@ -43,24 +44,41 @@ def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], col
     word = np.dtype(f"u{min(values.dtype.itemsize, 4)}")
     keys = _keys(leaf, shape, columns, values.dtype.itemsize // word.itemsize)
     words = np.ascontiguousarray(values).reshape(-1).view(word).reshape(len(values), len(keys))
-    digests = np.empty(len(values), np.uint64)
+    digests = np.full(len(values), keys.sum(dtype=np.uint64))
     step = max(1, _WORDS_AT_ONCE // max(1, len(keys)))
     for first in range(0, len(values), step):
         part = slice(first, first + step)
-        digests[part] = words[part].astype(np.uint64) @ keys
+        digests[part] += words[part].astype(np.uint64) @ keys
     return digests
+
+
+def whole_row_digests(rows: npt.NDArray[Any], leaf: int) -> Digests:
+    """uint64[k], the digests of k whole rows."""
+    shape = rows.shape[1:]
+    return row_digests(rows, leaf, shape, tuple((0, size) for size in shape))
+
+
+def shard_digests(array: Any, leaf: int) -> dict[int, Digests]:
+    """The digests of what this process's devices hold of a `jax.Array`, from the shards' own indices.
+
+    Returns:
+      uint64[rows of the array] for each replica of which this process holds a part, by the replica's number. Added
+      over all processes, each replica gives the digests of all rows.
+    """
+    found: dict[int, Digests] = {}
+    for shard in array.addressable_shards:
+        (first, stop), *columns = (
+            part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)
+        )
+        digests = row_digests(np.asarray(shard.data), leaf, array.shape[1:], tuple(columns))
+        replica = found.setdefault(shard.replica_id, np.zeros(array.shape[0], np.uint64))
+        replica[first:stop] += digests
+    return found
 
 
 @functools.lru_cache(maxsize=256)
 def _keys(leaf: int, shape: tuple[int, ...], columns: Ranges, words: int) -> Digests:
-    """The key of each word in these columns: splitmix64 (Steele, Lea and Flood 2014) of the word's number."""
-    numbers: Digests = np.arange(math.prod(shape) * words, dtype=np.uint64).reshape(*shape, words)
-    chosen = numbers[tuple(slice(*column) for column in columns)]
-    return _mixed(chosen.reshape(-1) + np.uint64((leaf + 1) << 40))
-
-
-def _mixed(numbers: Digests) -> Digests:
-    numbers = np.multiply(numbers, 0x9E3779B97F4A7C15, dtype=np.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        numbers = np.multiply(numbers ^ np.right_shift(numbers, shift), factor, dtype=np.uint64)
-    return numbers ^ np.right_shift(numbers, 31)
+    """The keys of the words in these columns. Philox (Salmon et al. 2011) numbers them along the whole row."""
+    keys = np.asarray(np.random.Philox(key=leaf).random_raw(math.prod(shape) * words), np.uint64)
+    chosen: Digests = keys.reshape(*shape, words)[tuple(slice(*column) for column in columns)]
+    return chosen.reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 
 AXES = ("data", "model")
-ONE_DEVICE = "one device"
 _FEWEST_DEVICES = 4  # for a mesh with both axes, on one process too
 
 Arrangement = Literal["in order", "permuted", "across"]
@@ -22,7 +22,7 @@ class Layout:
     """One way to run the feed: processes, mesh, options, and which saved state it resumes.
 
     Attributes:
-      name: shown in the report.
+      name: shown in the table.
       processes: the number of processes.
       devices: the number of devices of all processes together.
       mesh: sizes of the axes data and model. On a single process the mesh may leave out devices.
@@ -51,8 +51,8 @@ class Layout:
 
     @property
     def is_reference(self) -> bool:
-        """Whether all other layouts are compared with this one."""
-        return self.name == ONE_DEVICE
+        """Whether all other layouts are compared with this one, which runs first."""
+        return self.name == "one device"
 
     @property
     def title(self) -> str:
@@ -84,54 +84,50 @@ def devices_for(counts: Sequence[int]) -> int:
 def launches(counts: Sequence[int]) -> list[list[Layout]]:
     """The layouts of each launch of processes, in the order in which they run.
 
-    The layout on one device comes first; all others are compared with it. Each launch resumes what the launch
-    before it saved. If `counts` has one number only, it is launched twice, so that there is something to resume.
+    Each launch resumes what the launch before it saved. If `counts` has one number only, it is launched twice, so
+    that there is something to resume.
+
+    Args:
+      counts: numbers of processes, ascending, from 1 on.
 
     Example:
       >>> [layout.name for layout in launches([1])[1]]
       ['resumed after a stop', 'resumed after kill -9', 'resumed, batch size × 2']
     """
     devices = devices_for(counts)
-    one = Layout(ONE_DEVICE, 1, devices, (1, 1))
-    found = [[one, *_options(one), *_meshes(1, devices), *_ends(1, devices)]]
-    for before, processes in itertools.pairwise(counts):
-        found.append(
-            [*_resumed(before, processes, devices), *_meshes(processes, devices), *_ends(processes, devices)]
-        )
+    data, both = (devices, 1), (devices // 2, 2)
+    found = []
+    for before, count in itertools.pairwise([0, *counts]):
+        layout = functools.partial(Layout, processes=count, devices=devices)
+        planned = _resumed(before, count, devices) if before else _on_one_device(devices)
+        planned += [
+            layout("data", mesh=data),
+            layout("permuted devices", mesh=data, arrangement="permuted", threads=2),
+            layout("data × model", mesh=both),
+        ]
+        if count > 1:
+            planned.append(layout("model across processes", mesh=both, arrangement="across"))
+        if count == 1 or count != counts[-1]:  # a later launch resumes these
+            planned += [
+                layout("stopped half way", mesh=data, saves=f"stopped-{count}"),
+                layout("killed half way", mesh=data, saves=f"killed-{count}", killed=True),
+            ]
+        found.append(planned)
     if len(counts) == 1:
         found.append(_resumed(1, 1, devices))
-    twice = _resumed(counts[-2:][0], counts[-1], devices)[0]
-    found[-1].insert(2, dataclasses.replace(twice, name="resumed, batch size × 2", times=2))
-    if counts[-1] != counts[0]:
-        found[-1] = [layout for layout in found[-1] if not layout.saves]  # no later launch resumes them
+    twice = dataclasses.replace(found[-1][0], name="resumed, batch size × 2", times=2)
+    found[-1].insert(2, twice)
     return found
 
 
-def _options(one: Layout) -> list[Layout]:
-    change = dataclasses.replace
+def _on_one_device(devices: int) -> list[Layout]:
+    one = Layout("one device", 1, devices, (1, 1))
     return [
-        change(one, name="one thread", threads=1),
-        change(one, name="four threads a batch", threads=4),
-        change(one, name="two workers", workers=2),
-        change(one, name="batch size × 2", times=2),
-    ]
-
-
-def _meshes(processes: int, devices: int) -> list[Layout]:
-    data, both = (devices, 1), (devices // 2, 2)
-    return [
-        Layout("data", processes, devices, data),
-        Layout("permuted devices", processes, devices, data, "permuted", threads=2),
-        Layout("data × model", processes, devices, both),
-        Layout("model across processes", processes, devices, both, "across"),
-    ][: 4 if processes > 1 else 3]
-
-
-def _ends(processes: int, devices: int) -> list[Layout]:
-    whole = (devices, 1)
-    return [
-        Layout("stopped half way", processes, devices, whole, saves=f"stopped-{processes}"),
-        Layout("killed half way", processes, devices, whole, saves=f"killed-{processes}", killed=True),
+        one,
+        dataclasses.replace(one, name="one thread", threads=1),
+        dataclasses.replace(one, name="four threads a batch", threads=4),
+        dataclasses.replace(one, name="two workers", workers=2),
+        dataclasses.replace(one, name="batch size × 2", times=2),
     ]
 
 

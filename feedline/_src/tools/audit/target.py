@@ -1,15 +1,20 @@
-"""Turns the command line's target, a function of the user's or a path, into a function that makes a feed."""
+"""Finds the function that makes the user's feed, and builds the feed with the options of a layout."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from feedline._src.building import building
 from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
 from feedline._src.sources.open_source import open_arrays
+from feedline._src.tools.audit.layouts import Layout
 from feedline._src.tools.cli.options import is_name, load_name
 
 MakeFeed = Callable[[Mesh], Feed]
@@ -43,3 +48,46 @@ def _size_of_batch(path: str, devices: int) -> int:
     row = sum(math.prod(leaf.shape) for leaf in leaves)
     fitting: int = max(1, min(rows // _EPOCH_BATCHES, _BATCH_ELEMENTS // max(1, row)) // devices) * devices
     return fitting
+
+
+def build_feed(make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int | None = None) -> Feed:
+    """The feed with the options of a layout.
+
+    So `make_feed` can be the function that the training calls, without parameters for the command. Of batch sizes
+    that change, the first one is used.
+
+    Raises:
+      TypeError: `make_feed` did not build and return a feed.
+    """
+    built: list[FeedOptions] = []
+
+    def change(options: FeedOptions) -> FeedOptions:
+        reading = options.reading
+        if layout.workers is not None:
+            reading = dataclasses.replace(reading, workers=layout.workers)
+        if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
+            reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
+        size = (batch_size or options.first_batch_size) * layout.times
+        built.append(dataclasses.replace(options, batch_size=size, reading=reading))
+        return built[-1]
+
+    with building(change):
+        feed = make_feed(mesh)
+    if not isinstance(feed, Feed) or feed.options not in built:
+        raise TypeError(
+            f"make_feed(mesh) must build a feedline.Feed and return it, a new one in every call; got {feed!r}"
+        )
+    return feed
+
+
+def endless_batches(feed: Feed) -> Iterator[Any]:
+    """The batches of all passes."""
+    empty_passes = 0
+    while empty_passes < 2:  # a feed that was restored at the end of a pass begins with an empty pass
+        empty_passes += 1
+        for batch in feed:
+            empty_passes = 0
+            yield batch
+    raise ValueError(
+        "a pass of the feed must hold at least one batch, and this feed's hold none; use a smaller batch size"
+    )

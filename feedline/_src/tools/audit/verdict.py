@@ -1,69 +1,111 @@
-"""Compares what was observed in one layout with what one device observed. Pure."""
+"""Combines what the processes of a layout observed, and compares it with what one device observed. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.order.schedule import Remainder
 from feedline._src.tools.audit.digest import Digests
-from feedline._src.tools.audit.layouts import Layout
-from feedline._src.tools.audit.observed import Difference, Observed, Refused, global_digests
-from feedline._src.tools.audit.positions import EpochPosition, batch_starts, row_positions
+from feedline._src.tools.audit.layouts import AXES, Layout
 
-_HINT = "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
+State = dict[str, Any]
+EpochPosition = tuple[int, int]
+_TRANSFORM_RULE = "; the feed has a transform: row i of its result must depend on row i alone, and on rows.key"
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The result of the comparison of one layout.
+class Difference(Exception):
+    """The first difference between a layout and what it must be.
 
     Attributes:
-      refused: why this feed cannot run in the layout; empty if it can.
-      batches, rows: how many were compared.
-      digest: of the rows compared, in the order in which they were delivered.
-      on_one_device: the digest of the same rows on one device; it is equal unless there is a difference.
-      difference: the first difference; None if there is none.
+      where: numbers of the "batch" and of the "row" in it, and the name of the "leaf", as far as they are known.
     """
 
-    layout: Layout
-    refused: str = ""
-    batch_size: int = 0
-    batches: int = 0
-    rows: int = 0
-    digest: str = ""
-    on_one_device: str = ""
-    seconds: float = 0.0
-    difference: Difference | None = None
+    def __init__(
+        self, found: str, batch: int | None = None, row: int | None = None, leaf: str | None = None
+    ) -> None:
+        super().__init__(found)
+        self.where = {"batch": batch, "row": row, "leaf": leaf}
+
+
+class Settings(NamedTuple):
+    """Options with which the feed was built. `rows` is None for a stream."""
+
+    rows: int | None
+    batch_size: int
+    remainder: Remainder
+    epochs: int | None
+    transformed: bool
+
+
+class Coverage(NamedTuple):
+    """What the row indices of whole epochs, and the source, say about the rows on one device.
+
+    Attributes:
+      epochs: how many epochs were counted; of a mixture, those of its sources.
+      left_out: rows that each epoch leaves out.
+      compared: delivered rows that had the values of the source.
+      shown, not_shown: sentences for the report.
+    """
+
+    epochs: int = 0
+    left_out: int | None = None
+    compared: int = 0
+    shown: tuple[str, ...] = ()
+    not_shown: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
+class Observed:
+    """What one process observed in one layout.
+
+    Attributes:
+      leaves: dtype and shape of a row of each leaf, by the leaf's name.
+      digests: [batch][leaf], what `shard_digests` returns.
+      shapes: [batch][leaf], of a row; that of a ragged leaf differs between batches.
+      states: step, epoch and position of the feed's state after each batch.
+      first_batch: number of the first batch, counted in batches of the feed's own size; 0 unless it was resumed.
+      coverage: in the layout with which all others are compared, or how the feed differs from its source.
+    """
+
+    settings: Settings
+    leaves: dict[str, str]
+    digests: list[list[dict[int, Digests]]]
+    shapes: list[list[tuple[int, ...]]]
+    states: list[State]
+    first_batch: int = 0
+    seconds: float = 0.0
+    coverage: Coverage | Difference | None = None
+
+
+class NotRun(NamedTuple):
+    """Why a process did not run a layout: the audit cannot ask this feed for it, or the process failed."""
+
+    reason: str
+    failed: bool
+
+
 class Reference:
-    """The layout on one device, with which all others are compared."""
+    """What one device observed, with which all other layouts are compared.
 
-    observed: Observed
-    digests: Digests
-    """uint64[batches, batch_size, leaves]."""
+    Attributes:
+      digests: uint64[batch, row, leaf].
+    """
 
-    @classmethod
-    def of(cls, processes: Sequence[Observed | Refused]) -> Reference:
-        """From what the only process of the first layout observed; that layout is never refused."""
-        (observed,) = processes
-        assert isinstance(observed, Observed)
-        return cls(observed, global_digests([observed]))
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        self.digests = global_digests([observed])
 
     @property
     def different_rows(self) -> int:
         """How many different rows there are. A swap of two equal rows cannot be found."""
         return len(np.unique(self.digests.reshape(-1, self.digests.shape[2]), axis=0))
-
-    def start_of(self, batch: int) -> EpochPosition:
-        """(epoch, position) of a batch's first row."""
-        return next(start for k, start in enumerate(batch_starts(self.observed.settings)) if k == batch)
 
     def find(
         self, epoch: npt.NDArray[np.int64], position: npt.NDArray[np.int64]
@@ -75,11 +117,10 @@ class Reference:
         """
         own_epoch, own_position = row_positions(self.observed.settings, (0, 0), len(self.digests))
         stride = 1 + max(int(own_position.max()), int(position.max()))
-        own = (own_epoch * stride + own_position).ravel()
-        asked = epoch * stride + position
-        order = np.argsort(own)
-        at = order[np.minimum(np.searchsorted(own, asked, sorter=order), len(own) - 1)]
-        known = own[at] == asked
+        own = (own_epoch * stride + own_position).ravel()  # ascending
+        wanted = epoch * stride + position
+        at = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+        known = own[at] == wanted
         return known, self.digests.reshape(len(own), -1)[at[known]]
 
     def hint(self, row: Digests) -> str:
@@ -87,87 +128,145 @@ class Reference:
         found = np.argwhere((self.digests == row).all(axis=2))
         if len(found):
             return f"; one device holds that row at batch {found[0][0]}, row {found[0][1]}"
-        return _HINT if self.observed.settings.transformed else ""
+        return _TRANSFORM_RULE if self.observed.settings.transformed else ""
 
 
-def judge(layout: Layout, processes: Sequence[Observed | Refused], reference: Reference) -> Verdict:
-    """The verdict on what the processes of one layout observed."""
+def batch_starts(settings: Settings, after: EpochPosition = (0, 0)) -> Iterator[EpochPosition]:
+    """(epoch, position) of the first row of each batch, where the first batch starts at `after` or later.
+
+    Computed without feedline's schedule, which the audit checks.
+
+    Example:
+      >>> ten = Settings(rows=10, batch_size=4, remainder="drop", epochs=None, transformed=False)
+      >>> list(itertools.islice(batch_starts(ten), 3))
+      [(0, 0), (0, 4), (1, 0)]
+    """
+    rows, size, (epoch, position) = settings.rows, settings.batch_size, after
+    while rows is None:  # a stream: the length of its epochs is unknown
+        yield epoch, position
+        position += size
+    while True:
+        if settings.remainder == "wrap":
+            epoch, position = epoch + position // rows, position % rows
+            if settings.epochs and (settings.epochs - epoch % settings.epochs) * rows - position < size:
+                epoch, position = (epoch // settings.epochs + 1) * settings.epochs, 0
+        elif position + (size if settings.remainder == "drop" else 1) > rows:
+            epoch, position = epoch + 1, 0
+        yield epoch, position
+        position += size
+
+
+def row_positions(
+    settings: Settings, first: EpochPosition, batches: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Epoch and position of each row, each int64[batches, batch_size]. Padded rows have a position ≥ rows."""
+    begin = np.array(list(itertools.islice(batch_starts(settings, first), batches))).reshape(batches, 2, 1)
+    position = begin[:, 1] + np.arange(settings.batch_size)
+    epoch = np.broadcast_to(begin[:, 0], position.shape)
+    if settings.remainder == "wrap" and settings.rows is not None:
+        return epoch + position // settings.rows, position % settings.rows
+    return epoch, position
+
+
+def global_digests(processes: Sequence[Observed]) -> Digests:
+    """uint64[batch, row, leaf]: the digest of each row of each global batch.
+
+    Raises:
+      Difference: two devices hold different values of a row, or the processes disagree on the feed's options or
+        states.
+    """
     one = processes[0]
-    if isinstance(one, Refused):
-        return Verdict(layout, refused=one.reason)
+    for process, other in enumerate(processes):
+        if (other.settings, other.leaves, other.states) != (one.settings, one.leaves, one.states):
+            raise Difference(f"process {process} and process 0 disagree on the feed's options or states")
+    digests = np.empty((len(one.digests), one.settings.batch_size, len(one.leaves)), np.uint64)
+    for batch, leaf in np.ndindex(len(one.digests), len(one.leaves)):
+        replicas: dict[int, Digests] = {}
+        for other in processes:
+            for number, part in other.digests[batch][leaf].items():
+                replicas[number] = replicas[number] + part if number in replicas else part
+        digests[batch, :, leaf] = first = replicas.pop(0)
+        for replica in replicas.values():
+            if (wrong := replica != first).any():
+                raise Difference(
+                    "two devices hold different values of the same part of it",
+                    batch=one.first_batch + batch,
+                    row=int(wrong.argmax()),
+                    leaf=list(one.leaves)[leaf],
+                )
+    return digests
+
+
+def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Reference) -> dict[str, Any]:
+    """JSON values: the layout, what was compared, whether it is the "same" (None: "not_run"), the "difference"."""
+    found = {
+        "name": layout.name,
+        "processes": layout.processes,
+        "devices": layout.devices,
+        "mesh": dict(zip(AXES, layout.mesh, strict=True)),
+        "batch_size": 0,
+        "batches": 0,
+        "rows": 0,
+        "digest": "",
+        "on_one_device": "",
+        "same": None,
+        "not_run": "",
+        "difference": None,
+        "seconds": 0.0,
+    }
     observed = [process for process in processes if isinstance(process, Observed)]
-    verdict = Verdict(layout, batch_size=one.settings.batch_size, batches=len(one.batches), seconds=one.seconds)
-    if isinstance(one.coverage, Difference):
-        return dataclasses.replace(verdict, difference=one.coverage)
+    if len(observed) < len(processes):
+        return found | {"not_run": next(one.reason for one in processes if isinstance(one, NotRun))}
+    one = observed[0]
+    found |= {"batch_size": one.settings.batch_size, "batches": len(one.digests), "seconds": round(one.seconds, 3)}
     try:
+        if isinstance(one.coverage, Difference):
+            raise one.coverage
         _check_comparable(layout, one, reference.observed)
-        return _compared(verdict, one, global_digests(observed), reference)
+        first = next(itertools.islice(batch_starts(reference.observed.settings), one.first_batch, None))
+        digests = global_digests(observed)
+        epoch, position = (part.ravel() for part in row_positions(one.settings, first, len(digests)))
+        known, expected = reference.find(epoch, position)
+        if not known.any():
+            return found | {"not_run": "it met no row that one device met; --batches compares more"}
+        rows = digests.reshape(len(epoch), -1)[known]
+        found |= {"rows": int(known.sum()), "digest": _short(rows), "on_one_device": _short(expected)}
+        wrong = np.argwhere(rows != expected)
+        if len(wrong):
+            at = int(np.flatnonzero(known)[wrong[0][0]])
+            batch, row = divmod(at, one.settings.batch_size)
+            raise Difference(
+                f"at epoch {epoch[at]}, position {position[at]} is another row than on one device"
+                f"{reference.hint(rows[wrong[0][0]])}",
+                batch=batch + (one.first_batch if layout.times == 1 else 0),
+                row=row,
+                leaf=list(one.leaves)[wrong[0][1]],
+            )
+        _check_states(one, reference.observed)
     except Difference as difference:
-        return dataclasses.replace(verdict, difference=difference)
+        return found | {"same": False, "difference": {**difference.where, "found": str(difference)}}
+    return found | {"same": True}
 
 
 def _check_comparable(layout: Layout, observed: Observed, one_device: Observed) -> None:
     """Check that options and leaves are the same, so that rows can be compared one by one."""
     expected = one_device.settings._replace(batch_size=one_device.settings.batch_size * layout.times)
     if observed.settings != expected:
-        names = [name for name in expected._fields if getattr(observed.settings, name) != getattr(expected, name)]
-        here = ", ".join(f"{name} {getattr(observed.settings, name)}" for name in names)
-        there = ", ".join(f"{name} {getattr(expected, name)}" for name in names)
         raise Difference(
-            f"the feed has {here}, on one device {there}; make_feed must not take it from the mesh or the process"
+            f"the feed has {observed.settings}, on one device {one_device.settings}; make_feed must not take them "
+            "from the mesh or the process"
         )
-    if (observed.names, observed.row_specs) != (one_device.names, one_device.row_specs):
-        raise Difference(
-            f"the batch has the leaves {observed.names}, on one device {one_device.names}, or other shapes"
-        )
+    if observed.leaves != one_device.leaves:
+        raise Difference(f"the batch has the leaves {observed.leaves}, on one device {one_device.leaves}")
 
 
-def _compared(verdict: Verdict, observed: Observed, digests: Digests, reference: Reference) -> Verdict:
-    first = reference.start_of(observed.first_batch)
-    epoch, position = (part.ravel() for part in row_positions(observed.settings, first, len(digests)))
-    known, expected = reference.find(epoch, position)
-    if not known.any():
-        return dataclasses.replace(verdict, refused="it met no row that one device met; --batches compares more")
-    found = digests.reshape(len(epoch), -1)[known]
-    difference = _batch_difference(observed, reference.observed)
-    wrong = np.argwhere(found != expected)
-    if len(wrong):
-        row, leaf = wrong[0]
-        at = int(np.flatnonzero(known)[row])
-        batch, in_batch = divmod(at, observed.settings.batch_size)
-        difference = Difference(
-            f"at epoch {epoch[at]}, position {position[at]} is another row than on one device"
-            f"{reference.hint(found[row])}",
-            batch=observed.first_batch + batch if verdict.layout.times == 1 else batch,
-            row=in_batch,
-            leaf=observed.names[leaf],
-        )
-    return dataclasses.replace(
-        verdict,
-        rows=int(known.sum()),
-        digest=_short(found),
-        on_one_device=_short(expected),
-        difference=difference,
-    )
-
-
-def _batch_difference(observed: Observed, one_device: Observed) -> Difference | None:
-    """The first batch with another shape than on one device, or after which the feed has another state."""
+def _check_states(observed: Observed, one_device: Observed) -> None:
+    """Check that the feed has the state of one device after each batch; other batch sizes have other states."""
     if observed.settings != one_device.settings:
-        return None
-    for batch, (state, leaves) in enumerate(
-        zip(observed.states, observed.batches, strict=True), observed.first_batch
-    ):
+        return
+    for batch, state in enumerate(observed.states, observed.first_batch):
         if state != one_device.states[batch]:
-            return Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
-        for name, shards, expected in zip(observed.names, leaves, one_device.batches[batch], strict=True):
-            if (shape := shards[0].shape) != expected[0].shape:
-                return Difference(
-                    f"its rows have shape {list(shape)}, on one device {list(expected[0].shape)}",
-                    batch=batch,
-                    leaf=name,
-                )
-    return None
+            raise Difference(f"its state is {state}, on one device {one_device.states[batch]}", batch=batch)
 
 
 def _short(digests: Any) -> str:

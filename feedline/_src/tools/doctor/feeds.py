@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from feedline._src.tools.audit.feeds import build_feed
 from feedline._src.tools.audit.layouts import AXES, Layout
-from feedline._src.tools.audit.target import load_make_feed
+from feedline._src.tools.audit.target import build_feed, load_make_feed
 from feedline._src.tools.doctor.batches import Leaf, batch_checks
 from feedline._src.tools.doctor.check import Check, judged
 from feedline._src.tools.doctor.machine import processors
