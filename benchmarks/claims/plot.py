@@ -1,4 +1,4 @@
-"""Plots a saved result: of `feedline bench modes`, or of the claims feed.py and scale.py.
+"""Plots a saved result: of `feedline bench modes`, or of the claims core.py and scale.py.
 
     python benchmarks/claims/plot.py result.json picture.svg
 
@@ -43,7 +43,7 @@ def drawn(result: dict[str, Any]) -> Any:
     return figure
 
 
-def _draw_feed(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
+def _draw_feeds(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
     """Each kind of feed, and the fastest gather, as a share of `np.take`."""
     axes = figure.subplots()
     names = [name for name in results[0]["entrants"] if name not in _LIMITS]
@@ -163,7 +163,8 @@ def _size(count: int) -> str:
 
 
 _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
-    "feed": _draw_feed,
+    "core": lambda figure, results: _draw_feeds(figure, results["feeds"]),
+    "feed": _draw_feeds,  # results of 2026-11-22
     "modes": _draw_modes,
     "scale": _draw_scale,
 }

@@ -2,9 +2,10 @@
 
 import functools
 import tempfile
-from pathlib import Path
 
-from claims.feed import matrix
+import numpy as np
+from claims.core import beside_limits
+from shared.limit import filler
 
 
 def feed_cases(scale):
@@ -13,8 +14,9 @@ def feed_cases(scale):
 
 
 def _measured(row_bytes, scale):
-    with tempfile.TemporaryDirectory() as folder:
-        sizes, batches = [row_bytes], [int(scale.feed_mb * 1e6)]
-        seconds = max(0.3, scale.seconds)  # in less time, the limit's threads may not have started
-        (found,) = matrix(Path(folder), scale.data_bytes, sizes, batches, scale.rounds, seconds, lambda _: None)
-    return found
+    rows = filler(scale.data_bytes // row_bytes * row_bytes).reshape(-1, row_bytes)
+    seconds = max(0.3, scale.seconds)  # in less time, the limit's threads may not have started
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, rows)
+        file.flush()
+        return beside_limits(rows, file.name, int(scale.feed_mb * 1e6), scale.rounds, seconds)

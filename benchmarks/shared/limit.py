@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.native.gather import Segments
-from feedline._src.native.library import library
-
 CopyRows = Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], object]
 """(indices, out) → copies row indices[i] to out[i], for each i."""
 
@@ -30,6 +27,9 @@ def numpy_gather(rows: npt.NDArray[Any]) -> CopyRows:
 
 def fastest_gather(rows: npt.NDArray[Any]) -> CopyRows:
     """The fastest gather known: feedline's own in C, as a feed calls it. Without the C library: `np.take`."""
+    from feedline._src.native.gather import Segments  # here: another version of feedline may lack it
+    from feedline._src.native.library import library
+
     compiled = library()
     if compiled is None:
         return numpy_gather(rows)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import jax
 
-from feedline._src.tools.bench.machine import describe
+try:
+    from feedline._src.tools.bench.machine import describe
+except ImportError:  # another version of feedline, see core.py
+    describe = dict
 
 MACHINE = describe()
 """Described before anything is measured, so that its load is that of other programs."""
