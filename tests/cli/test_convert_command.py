@@ -36,6 +36,9 @@ stopped = Stopped()
 """
 
 
+CONVERTED = "{} converted, and equal to those of the source when read back"
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -48,7 +51,7 @@ def here(tmp_path, monkeypatch):
 
 def test_one_file_is_singular(capsys):
     assert main(["convert", "rows.npz", "out/", "--format", "npy"]) == 0
-    assert capsys.readouterr().out.startswith("10 rows in 1 file, equal to those of the source")
+    assert capsys.readouterr().out.startswith("10 rows in 1 file: 10 converted, and equal to those")
 
 
 @pytest.mark.parametrize("form", ["array_record", "npy", "parquet", "zarr"])
@@ -56,7 +59,7 @@ def test_the_printed_line_opens_the_rows(form, capsys):
     assert main(["convert", "rows.npz", "out/", "--format", form, "--rows-per-shard", "4"]) == 0
     said, line = capsys.readouterr().out.splitlines()
     groups = ", in groups of 4" if form in ("parquet", "zarr") else ""
-    assert said == f"10 rows in 3 files{groups}, equal to those of the source; open them with"
+    assert said == f"10 rows in 3 files{groups}: {CONVERTED.format(10)}; open them with"
     source = eval(line, {"feedline": feedline, "np": np})
     out = jax.tree.map(lambda leaf: np.empty((10, *leaf.shape), leaf.dtype), source.spec)
     source.read(np.arange(10), out)
@@ -66,28 +69,19 @@ def test_the_printed_line_opens_the_rows(form, capsys):
 
 
 def test_a_rerun_says_what_it_has_compared(here, capsys):
-    def said(source, *options):
-        assert main(["convert", source, "out", "--rows-per-shard", "3", *options]) == 0
-        return capsys.readouterr().out.splitlines()[0]
+    def said():
+        assert main(["convert", "rows.npz", "out", "--rows-per-shard", "3"]) == 0
+        line = capsys.readouterr().out.splitlines()[0]
+        return line.removeprefix("10 rows in 4 files: ").removesuffix("; open them with")
 
-    assert said("rows.npz") == "10 rows in 4 files, equal to those of the source; open them with"
-    unread = "the source was not read again for {} of them, since its files have the sizes and times of then"
-    assert said("rows.npz") == (
-        f"10 rows in 4 files, finished by an earlier run and not read back; {unread.format(10)}; open them with"
-    )
+    assert said() == CONVERTED.format(10)
+    kept = "{} finished by an earlier run, from files that have the sizes and times of then"
+    assert said() == kept.format(10)
     np.savez("rows.npz", **ROWS)
-    assert said("rows.npz") == (
-        "10 rows in 4 files, finished by an earlier run and not read back; the source still has these rows; open "
-        "them with"
-    )
+    assert said() == "10 finished by an earlier run, and equal to those that the source has now"
     Path("out").rename("out.partial")
     Path("out.partial", "rows-00002-of-00004.npy").unlink()
-    assert said("rows.npz") == "10 rows in 4 files, equal to those of the source; open them with"
-    Path("out").rename("out.partial")
-    Path("out.partial", "rows-00002-of-00004.npy").unlink()
-    assert said("rows.npz") == (
-        f"10 rows in 4 files, read back and equal to those that were converted; {unread.format(7)}; open them with"
-    )
+    assert said() == f"{kept.format(7)}; {CONVERTED.format(3)}"
 
 
 def test_the_line_of_dicts_in_rows(here, capsys):

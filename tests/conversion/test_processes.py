@@ -56,7 +56,8 @@ def test_killed_and_run_again(number, code, tmp_path, monkeypatch):
             os.close(descriptor)
         _, err = run.communicate(timeout=PATIENCE_S)  # returns when all processes have ended
     told = "feedline: terminated; finished files are in out.partial, and the same command continues\n"
-    assert err.decode() == ("" if number == signal.SIGKILL else told)
+    if number != signal.SIGKILL:  # else only the resource tracker of multiprocessing speaks
+        assert err.decode() == told
     manifest = Path("out.partial", "conversion.jsonl").read_text().splitlines()
     finished = [json.loads(line)["shard"] for line in manifest[1:]]
     assert finished in ([0], [0, 1])  # the third file may begin before the manifest has the second
@@ -76,7 +77,10 @@ def test_a_process_that_ends_and_a_function_that_fails():
         assert list(run(abs, [])) == []
         with pytest.raises(TypeError, match="bad operand type"):
             list(run(abs, ["x"]))
-    with mapped_in_processes(1) as run, pytest.raises(feedline.WorkerError, match="exit code 3: the host may be"):
+    with (
+        mapped_in_processes(1) as run,
+        pytest.raises(feedline.WorkerError, match="was killed, or did not start: the host may be"),
+    ):
         list(run(functools.partial(os._exit), [3]))
     with mapped_in_processes(1) as run, pytest.raises(TypeError, match="this source cannot be pickled"):
         list(run(lambda item: item, [1]))

@@ -16,7 +16,7 @@ from counted import Counted
 from pyarrow import parquet
 
 import feedline
-from feedline._src.tools.convert.source_files import state_of_files
+from feedline._src.tools.convert.manifest import state_of_files
 
 SPEC = {"length": jax.ShapeDtypeStruct((), np.int64)}
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from feedline._src.tools.cli.interrupt import Terminated
 
+if TYPE_CHECKING:
+    from feedline._src.tools.convert.convert import Progress
+
 _STAGES = {
     "keep": "opening",
     "compare": "comparing finished files with the source",
     "convert": "converting",
-    "check": "reading back",
+}
+_DONE = {
+    "keep": "finished by an earlier run, from files that have the sizes and times of then",
+    "compare": "finished by an earlier run, and equal to those that the source has now",
+    "convert": "converted, and equal to those of the source when read back",
 }
 
 
@@ -24,9 +31,9 @@ _STAGES = {
 class Convert:
     """Write the rows of any source as files that are read fast, and compare them with the source.
 
-    Row i of the result is row i of the source, with the same shapes and dtypes. Files are written to
-    DESTINATION.partial, which is renamed once all rows have been read back and compared. A run that was stopped
-    continues where it was: run the same command again.
+    Row i of the result is row i of the source, with the same shapes and dtypes. Each file is read back. Files are
+    written to DESTINATION.partial, which is renamed once all are finished. A run that was stopped continues where
+    it was: run the same command again.
 
         feedline convert 'raw/*.parquet' rows --format npy --workers 8
 
@@ -60,22 +67,25 @@ class Convert:
           FeedError: a row cannot be read, or is not the source's when it is read back.
           KeyboardInterrupt, Terminated: Ctrl-C, SIGTERM; the message says how to continue.
         """
-        from feedline._src.tools.convert.convert import checked_destination, converting
-        from feedline._src.tools.convert.plan import Plan
+        from feedline._src.tools.convert.convert import converting
+        from feedline._src.tools.convert.formats import open_line
+        from feedline._src.tools.convert.shards import Plan
 
         with contextlib.closing(self._opened()) as source:
-            plan = Plan.of(source, checked_destination(self.destination), self.format, self.rows_per_shard)
+            plan = Plan.of(source, self.destination, self.format, self.rows_per_shard)
             with contextlib.closing(converting(plan, source, self.workers)) as steps:
                 try:
-                    rows_by_stage = _show(steps)
+                    done = _show(steps)
                 except (KeyboardInterrupt, Terminated) as end:
                     how = str(end) or "interrupted"
                     end.args = (f"{how}; finished files are in {plan.folder}, and the same command continues",)
                     raise
         groups = f", in groups of {plan.rows_per_chunk:,}" if plan.format in ("parquet", "zarr") else ""
         files = "1 file" if plan.shards == 1 else f"{plan.shards:,} files"
-        print(f"{plan.rows:,} rows in {files}{groups}, {_what_was_done(rows_by_stage)}; open them with")
-        print(plan.open_line, flush=True)
+        said = "; ".join(f"{rows:,} {_DONE[stage]}" for stage, rows in done.items() if rows)
+        counted = "1 row" if plan.count == 1 else f"{plan.count:,} rows"
+        print(f"{counted} in {files}{groups}: {said}; open them with")
+        print(open_line(plan.pattern, plan.format, plan.rows.dtype), flush=True)
         return 0
 
     def _opened(self) -> Any:
@@ -90,21 +100,7 @@ class Convert:
         return open_any(named() if inspect.isroutine(named) else named)
 
 
-def _what_was_done(rows: Mapping[str, int]) -> str:
-    """What this run has compared.
-
-    Args:
-      rows: of each stage.
-    """
-    found = "equal to those of the source" if "check" in rows else "finished by an earlier run and not read back"
-    if kept := rows["keep"]:
-        found = "read back and equal to those that were converted" if "check" in rows else found
-        because = "since its files have the sizes and times of then"
-        return f"{found}; the source was not read again for {kept:,} of them, {because}"
-    return found if "check" in rows else f"{found}; the source still has these rows"
-
-
-def _show(steps: Any) -> dict[str, int]:
+def _show(steps: Iterable[Progress]) -> dict[str, int]:
     """Run the steps, with one line of progress on standard error. Returns the rows of each stage."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -13,36 +13,30 @@ from typing import Any, Literal, NamedTuple
 
 import grain
 
-from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.encoded.records import is_encoded_source
 from feedline._src.sources.lanes import Lanes
 from feedline._src.sources.open_source import as_source, open_source
-from feedline._src.stores.urls import is_url
-from feedline._src.tools.convert.columns import reader_of
-from feedline._src.tools.convert.formats import FormatName
-from feedline._src.tools.convert.manifest import NAME, Manifest, Shards, check_same, read_lines, shards_in
-from feedline._src.tools.convert.plan import Plan
+from feedline._src.tools.convert.formats import FormatName, same_rows, sync
+from feedline._src.tools.convert.manifest import NAME, Manifest, state_of_files
 from feedline._src.tools.convert.processes import mapped_in_processes
-from feedline._src.tools.convert.shards import UNFINISHED, check_shard, convert_shard, digest_shard, sync
-from feedline._src.tools.convert.source_files import state_of_files
+from feedline._src.tools.convert.shards import UNFINISHED, Plan, convert_shard, digest_shard
 
 Map = Callable[[Callable[[int], dict[str, Any]], Sequence[int]], Iterable[dict[str, Any]]]
 """As the builtin `map`, but results may come in any order."""
 
 
 class Progress(NamedTuple):
-    """How far a conversion is: `rows` of `total` are done in this stage.
+    """How far a stage of a conversion is: `rows` of `total` are done.
 
     Attributes:
-      stage: "keep" tells once how many rows of an earlier run are kept without reading the source; "compare" reads
-        the source's rows again that an earlier run converted; "convert" counts all that are converted; "check"
-        reads the files back. A finished result has neither of the last two.
+      stage: "keep": rows of finished files, where the source's files are those of then. "compare": other rows of
+        finished files, which are read from the source again. "convert": rows that are written and read back.
     """
 
-    stage: Literal["keep", "compare", "convert", "check"]
+    stage: Literal["keep", "compare", "convert"]
     rows: int
     total: int
 
@@ -58,10 +52,11 @@ def convert(
 ) -> IndexedSource | EncodedRows:
     """Write the rows of a source as files, compare them with the source, and open them.
 
-    Row i of the files is row i of the source, with the same shapes and dtypes. The files are written to
-    `destination`.partial, which is renamed once all rows have been read back and have the digests of the source's
-    rows. If a run ends before that, call `convert` again with the same arguments: finished files are kept. Their
-    rows are compared with those of the source again, unless the source's files have the sizes and times of then.
+    Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
+    have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
+    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
+    Their rows are compared with those of the source again, unless the source's files have the sizes and times of
+    then.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
@@ -69,7 +64,7 @@ def convert(
       format: "npy", "array_record", "parquet" or "zarr". None: "npy" for arrays, "array_record" for bytes,
         "parquet" for records of several fields with bytes.
       rows_per_shard: rows of each file; the last has the rest. None: files of about 256 MB, 512 at most.
-      workers: processes that convert and check shards; the source must pickle. 0: this process.
+      workers: processes that convert; the source must pickle. 0: this process.
       map: what runs the shards in place of `workers`, on other machines for example: it is called as the builtin
         `map`, with a picklable function and the numbers of the shards; results may come in any order. All machines
         must see the source and the destination under the same paths.
@@ -94,13 +89,13 @@ def convert(
     """
     opened = open_any(source)
     try:
-        plan = Plan.of(opened, checked_destination(destination), format, rows_per_shard)
+        plan = Plan.of(opened, destination, format, rows_per_shard)
         for _ in converting(plan, opened, workers, map):
             pass
     finally:
         if opened is not source:
             opened.close()
-    return open_source(plan.pattern_in(plan.destination), **plan.open_options)
+    return plan.opened()  # type: ignore[no-any-return]
 
 
 def open_any(source: Any) -> Any:
@@ -128,117 +123,6 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
     Args:
       source: of the plan.
     """
-    _check_processes(source, workers, map)
-    files = state_of_files(source)
-    description = plan.description(source.identity)
-    destination = Path(plan.destination)
-    if os.path.lexists(destination):
-        finished = _finished(plan, description)
-        remedy = f"delete {destination}, or choose another destination"
-        with _runner(workers, map) as run:
-            yield from _compared(plan, finished, files, run, remedy)
-        _check_whole(plan, destination, f"delete {destination}")
-        return
-    with Manifest(plan.folder, description) as manifest, _runner(workers, map) as run:
-        _remove_unfinished(plan.folder)
-        there = {i: shard for i, shard in manifest.shards.items() if plan.path_of(i).exists()}
-        remedy = f"delete this file, or {plan.folder} to convert all rows again"
-        try:
-            yield from _compared(plan, there, files, run, remedy, manifest)
-            yield from _written(plan, [i for i in range(plan.shards) if i not in there], files, run, manifest)
-            yield from _checked(plan, manifest, run)
-        finally:
-            _remove_unfinished(plan.folder)
-        _check_whole(plan, plan.folder, f"take foreign files out of {plan.folder}")
-        os.rename(plan.folder, destination)
-        sync(plan.folder.parent)
-
-
-def _compared(
-    plan: Plan, shards: Shards, files: str | None, run: Map, remedy: str, manifest: Manifest | None = None
-) -> Iterator[Progress]:
-    """Compare the source with what an earlier run converted, where its files do not show that it is the same.
-
-    Args:
-      files: their state now; None: unknown.
-      manifest: notes what was compared.
-    """
-    unknown = [i for i, shard in shards.items() if files is None or shard.get("files") != files]
-    total = sum(len(plan.rows_of(i)) for i in unknown)
-    yield Progress("keep", sum(len(plan.rows_of(i)) for i in shards) - total, plan.rows)
-    rows = 0
-    for result in run(functools.partial(digest_shard, plan), unknown) if unknown else ():
-        i = result["shard"]
-        if result["digest"] != shards[i]["digest"]:
-            at = plan.rows_of(i)
-            raise ValueError(
-                "the source must still have the rows that an earlier run converted, and rows "
-                f"{at.start} to {at.stop - 1} of the source differ from those of {plan.path_of(i).name}: it has "
-                f"changed, or gives other values each time; {remedy}, and run the conversion again"
-            )
-        if manifest is not None and files is not None:
-            manifest.add({**result, "files": files})
-        rows += len(plan.rows_of(i))
-        yield Progress("compare", rows, total)
-    _check_complete(rows, total)
-
-
-def _written(
-    plan: Plan, missing: Sequence[int], files: str | None, run: Map, manifest: Manifest
-) -> Iterator[Progress]:
-    """Convert the shards that are not there."""
-    rows = plan.rows - sum(len(plan.rows_of(i)) for i in missing)
-    yield Progress("convert", rows, plan.rows)
-    for result in run(functools.partial(convert_shard, plan), missing):
-        manifest.add({**result, "files": files})
-        rows += len(plan.rows_of(result["shard"]))
-        yield Progress("convert", rows, plan.rows)
-    _check_complete(rows, plan.rows)
-
-
-def _checked(plan: Plan, manifest: Manifest, run: Map) -> Iterator[Progress]:
-    """Read all shards back, and compare their digests."""
-    rows = 0
-    digests = {i: shard["digest"] for i, shard in manifest.shards.items()}
-    for result in run(functools.partial(check_shard, plan, digests), range(plan.shards)):
-        rows += len(plan.rows_of(result["shard"]))
-        yield Progress("check", rows, plan.rows)
-    _check_complete(rows, plan.rows)
-
-
-def _check_complete(rows: int, total: int) -> None:
-    """Refuse to go on after a `map` that has lost or repeated results."""
-    if rows != total:
-        raise ValueError(
-            f"map must return the result of each call once, got results for {rows} of {total} rows; mend the "
-            "function that was passed as map"
-        )
-
-
-def _check_whole(plan: Plan, folder: Path, remedy: str) -> None:
-    """Open all files by one glob, as a user does, and compare the leaves and the number of rows."""
-    with contextlib.closing(open_source(plan.pattern_in(folder), **plan.open_options)) as written:
-        found, expected = reader_of(written).kinds, plan.reader.kinds
-        if len(written) != plan.rows or dict(found) != dict(expected):
-            raise FeedError(
-                f"the files must hold {plan.rows} rows of {dict(expected)}, and there are {len(written)} "
-                f"of {dict(found)}; {remedy}, and run the conversion again",
-                file=str(folder),
-            )
-
-
-def checked_destination(destination: str | os.PathLike[str]) -> str:
-    """The path without a slash at its end. ValueError: it is an address in a store."""
-    path = os.fspath(destination)
-    if is_url(path):
-        raise ValueError(
-            f"a conversion writes to a folder on a disk, got {path}; convert to a local folder, and copy it there"
-        )
-    return os.path.join(os.path.dirname(path.rstrip("/")), os.path.basename(path.rstrip("/")))
-
-
-def _check_processes(source: Any, workers: int, map: Map | None) -> None:
-    """Refuse other processes for a source that only this process can read."""
     checked_integer("workers", workers, at_least=0)
     if map is not None and workers:
         raise ValueError(f"map runs the shards in place of worker processes, got both and workers={workers}")
@@ -247,32 +131,67 @@ def _check_processes(source: Any, workers: int, map: Map | None) -> None:
             "other processes cannot read arrays in the memory of this one; convert with workers=0, or pass a "
             "source of files"
         )
-
-
-def _runner(workers: int, map: Map | None) -> contextlib.AbstractContextManager[Map]:
-    """What runs the shards, within a `with` block."""
-    if workers:
-        return mapped_in_processes(workers)
-    return contextlib.nullcontext(builtins.map if map is None else map)
-
-
-def _finished(plan: Plan, description: dict[str, Any]) -> Shards:
-    """The shards of a destination. ValueError: it is not the finished result of this conversion."""
-    folder = Path(plan.destination)
-    lines = read_lines(folder)
-    if not lines:
+    files, folder = state_of_files(source), plan.folder
+    if folder == plan.destination and not (folder / NAME).is_file():
         raise ValueError(
             f"the destination must be a new folder or the result of the same conversion, and {folder} exists "
             "and is neither; choose another one"
         )
-    check_same(folder, lines[0], description)
-    shards = shards_in(lines)
-    if shards.keys() != set(range(plan.shards)):
-        raise ValueError(
-            f"{folder / NAME} must list all files of the result, and lists {len(shards)} of {plan.shards} files; "
-            f"delete {folder}, and run the conversion again"
-        )
-    return shards
+    with Manifest(folder, plan.description(source.identity)) as manifest:
+        _remove_unfinished(folder)
+        try:
+            with mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map) as run:
+                yield from _steps(plan, manifest, files, run)
+        finally:
+            _remove_unfinished(folder)
+        with contextlib.closing(plan.opened()) as written:  # by one glob, as a user does
+            same_rows(written, plan.rows.dtype, plan.count)
+        if folder != plan.destination:
+            os.rename(folder, plan.destination)
+            sync(plan.destination.parent)
+
+
+def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Iterator[Progress]:
+    """Compare the shards of earlier runs with the source, where it may have changed, and convert all others.
+
+    Args:
+      files: the state of the source's files; None: unknown.
+    """
+    there = {i: shard for i, shard in manifest.shards.items() if plan.path_of(i).exists()}
+    kept = [i for i, shard in there.items() if files is not None and shard.get("files") == files]
+
+    def stage(
+        name: Literal["compare", "convert"],
+        call: Callable[[Plan, int], dict[str, Any]],
+        shards: Sequence[int],
+    ) -> Iterator[Progress]:
+        rows, total = 0, plan.rows_in(shards)
+        if shards:
+            yield Progress(name, rows, total)
+        for result in run(functools.partial(call, plan), shards) if shards else ():
+            i = result["shard"]
+            if i in there and result["digest"] != there[i]["digest"]:
+                at = plan.rows_of(i)
+                raise ValueError(
+                    f"the source must still have the rows that an earlier run converted, and rows {at.start} to "
+                    f"{at.stop - 1} of the source differ from those of {plan.path_of(i).name}: it has changed, or "
+                    f"gives other values each time; delete this file, or {plan.folder} to convert all rows again, "
+                    "and run the conversion again"
+                )
+            line = {**result, "files": files}
+            if line != manifest.shards.get(i):
+                manifest.add(line)
+            rows += plan.rows_in([i])
+            yield Progress(name, rows, total)
+        if rows != total:
+            raise ValueError(
+                f"map must return the result of each call once, got results for {rows} of {total} rows; mend the "
+                "function that was passed as map"
+            )
+
+    yield Progress("keep", plan.rows_in(kept), plan.rows_in(kept))
+    yield from stage("compare", digest_shard, [i for i in there if i not in kept])
+    yield from stage("convert", convert_shard, [i for i in range(plan.shards) if i not in there])
 
 
 def _remove_unfinished(folder: Path) -> None:

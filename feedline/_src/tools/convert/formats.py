@@ -1,136 +1,264 @@
-"""The formats that rows are converted to: what each can hold, and how its files are opened again."""
+"""The formats that rows are converted to: how a file is written, opened, and compared with what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from feedline._src.tools.convert.columns import NAMELESS, Kind, Kinds
+from feedline._src.errors import FeedError
+from feedline._src.sources.formats import extras
+from feedline._src.sources.open_source import open_source
+from feedline._src.tools.convert.rows import Columns, Rows
 
 FormatName = Literal["array_record", "npy", "parquet", "zarr"]
-_OF_NUMPY = "biufc"
+_FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
+"""The first one that can hold the rows is the default."""
+_NPY_ALIGNMENT = 64
 
 
-class Rule(NamedTuple):
-    """What a format cannot hold, as a phrase for an error, and a change that works."""
+def choose_format(name: str | None, rows: Rows) -> FormatName:
+    """The format with this name; None: the one that is read fastest.
 
-    found: str
-    change: str
-
-
-def default_format(kinds: Kinds) -> FormatName:
-    """The format that is read fastest: npy for numbers, and array_record for bytes where it can hold them."""
-    if all(kind.dtype is not None for kind in kinds.values()):
-        return "npy" if _refusal("npy", kinds) is None else "array_record"
-    return "array_record" if NAMELESS in kinds else "parquet"
-
-
-def check_format(name: str, kinds: Kinds) -> FormatName:
-    """The format with this name.
+    Whether a format can hold the rows is tried with the first one, in a temporary folder.
 
     Raises:
       ValueError: there is no such format.
       TypeError: it cannot hold these rows.
+      FeedError: the first row cannot be read.
+      ImportError: the format needs a library that is not installed.
     """
-    if name not in get_args(FormatName):
+    chosen = [each for each in get_args(FormatName) if each == name] if name is not None else _FASTEST
+    if not chosen:
         raise ValueError(f"format must be one of {', '.join(get_args(FormatName))}, got {name!r}")
-    if (rule := _refusal(name, kinds)) is not None:
-        raise TypeError(f"{name} cannot hold {rule.found}; {rule.change}")
-    return name  # type: ignore[return-value]
+    rows.read(0, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        for form in chosen:
+            path = Path(folder, f"row.{form}")
+            try:
+                write_file(path, form, rows, range(1), 1)
+                return form
+            except (TypeError, ValueError, NotImplementedError, FeedError) as error:  # of the format's library
+                refused = error
+    raise TypeError(
+        f"{form} cannot hold these rows: {str(refused).replace(str(path), 'a file of the first row')}; npy and "
+        "zarr hold arrays, array_record holds arrays or bytes, parquet holds columns with names; choose another "
+        "one, name an array with columns=['x'], or make arrays of bytes with feedline.decoded"
+    ) from refused
 
 
-def _refusal(name: str, kinds: Kinds) -> Rule | None:
-    """Why a format cannot hold rows of these kinds; None if it can."""
-    encoded = [repr(column) if column else "rows" for column, kind in kinds.items() if kind.dtype is None]
-    if encoded and name in ("npy", "zarr"):
-        return Rule(
-            f"bytes of any length, and {encoded[0]} {'are' if encoded[0] == 'rows' else 'holds'} bytes",
-            "choose array_record or parquet, or convert feedline.decoded(source, decode, spec), of arrays",
+def write_file(path: Path, form: FormatName, rows: Rows, span: range, chunk_rows: int) -> str:
+    """Write some rows as one file, read it back from the disk, and return the digest of the rows.
+
+    Raises:
+      FeedError: a row cannot be read, or the file holds other rows than those that were written.
+      TypeError, ValueError, NotImplementedError: the format cannot hold the rows.
+      OSError: the file cannot be written.
+    """
+    wanted, found = hashlib.sha256(), hashlib.sha256()
+    _WRITERS[form](path, rows.dtype, rows.chunks(span, chunk_rows, wanted), len(span), chunk_rows)
+    for file in [path, *path.rglob("*")]:
+        sync(file)
+    with contextlib.closing(open_files(path, form, rows.dtype)) as source:
+        for _ in same_rows(source, rows.dtype, len(span)).chunks(range(len(span)), chunk_rows, found):
+            pass
+    if wanted.digest() != found.digest():
+        raise FeedError(
+            f"rows must be read back as they were written, and rows {span.start} to {span.stop - 1} differ; check "
+            "the disk and the memory of this machine, and run the conversion again"
         )
-    if encoded and name == "array_record" and len(kinds) > 1:
-        return Rule(
-            f"records of several fields, and these have {', '.join(kinds)}",
-            "choose parquet, which keeps the fields apart",
+    return wanted.hexdigest()
+
+
+def open_files(files: Path | str, form: FormatName, row: np.dtype[Any]) -> Any:
+    """The source of one file, or of all that a glob matches. Raises as `feedline.open_source`."""
+    return open_source(files, dtype=row if _needs_dtype(form, row) else None)
+
+
+def same_rows(source: Any, row: np.dtype[Any], count: int) -> Rows:
+    """The rows of files. Raises `FeedError` if they are fewer or more, or have other leaves."""
+    found = Rows.of(source) if len(source) else None
+    if found is None or found.dtype != row or len(source) != count:
+        raise FeedError(
+            f"files must hold {count} rows of {row}, and hold {len(source)} of {found.dtype if found else 'none'}"
         )
-    inside = next((column for column, kind in kinds.items() if kind.nested), None)
-    if inside is not None and name in ("parquet", "zarr"):
-        return Rule(f"dicts in a row, and {inside!r} lies in one", "choose npy or array_record")
-    if name == "parquet" and not encoded:
-        return _refused_by_parquet(kinds)
-    if name == "npy":
-        lost = next((kind.dtype.name for kind in kinds.values() if kind.dtype and not _is_numpys(kind)), None)
-        if lost is not None:
-            return Rule(f"{lost}, whose name a .npy file loses", "choose zarr or array_record")
-    if name == "zarr":
-        bad = next((c for c in kinds if "/" in c or c.startswith((".", "__"))), None)
-        if bad is not None:
-            return Rule(f"a leaf with the name {bad!r}, which is no name of an array", "rename it, or choose npy")
-    return None
+    return found
 
 
-def _refused_by_parquet(kinds: Kinds) -> Rule | None:
-    if NAMELESS in kinds:
-        return Rule(
-            "rows that are one array without a name, since its columns have names",
-            "choose npy, zarr or array_record, or name it: feedline.open_source(..., columns=['x'])",
-        )
-    for column, kind in kinds.items():
-        if kind.dtype is not None and (kind.dtype.kind not in "biuf" or not _is_numpys(kind)):
-            return Rule(f"{kind.dtype}, and {column!r} is of it", "choose zarr or array_record")
-        if 0 in kind.shape:
-            return Rule(f"empty values, and {column!r} has the shape {kind.shape}", "leave it out")
-    return None
-
-
-def _is_numpys(kind: Kind) -> bool:
-    """Whether NumPy itself has the dtype. It does not have bfloat16 and float8."""
-    return kind.dtype is None or kind.dtype.kind in _OF_NUMPY
-
-
-def row_dtype(kinds: Kinds) -> np.dtype[Any]:
-    """The dtype of a whole row of numbers: structured, if its leaves have names."""
-    row: np.dtype[Any] = np.dtype(_described(kinds, lambda kind: kind.dtype))
-    return row
-
-
-def path_of(name: str, kind: Kind) -> list[str]:
-    """The keys under which a leaf lies in the row."""
-    return name.split("/") if kind.nested else [name]
-
-
-def _described(kinds: Kinds, of: Callable[[Kind], Any]) -> Any:
-    """What `numpy.dtype` takes for a whole row. `of` gives the dtype of a leaf, or its name."""
-    if NAMELESS in kinds:
-        return of(kinds[NAMELESS]), kinds[NAMELESS].shape
-    fields: list[Any] = []
-    for name, kind in kinds.items():
-        *groups, last = path_of(name, kind)
-        inside = fields
-        for group in groups:
-            if not inside or inside[-1][0] != group:
-                inside.append((group, []))
-            inside = inside[-1][1]
-        inside.append((last, of(kind), kind.shape))
-    return fields
-
-
-def open_options(name: FormatName, kinds: Kinds) -> dict[str, Any]:
-    """The options with which `feedline.open_source` reads the files."""
-    if name == "array_record" and all(kind.dtype is not None for kind in kinds.values()):
-        return {"dtype": row_dtype(kinds)}
-    return {}
-
-
-def open_line(pattern: str, name: FormatName, kinds: Kinds) -> str:
+def open_line(pattern: str, form: FormatName, row: np.dtype[Any]) -> str:
     """The Python expression that opens the files.
 
     Example:
-      >>> open_line("out/*.array_record", "array_record", {"x": Kind(np.dtype(np.uint8), (3,))})
+      >>> open_line("out/*.array_record", "array_record", np.dtype([("x", np.uint8, (3,))]))
       "feedline.open_source('out/*.array_record', dtype=np.dtype([('x', 'uint8', (3,))]))"
     """
-    if not open_options(name, kinds):
-        return f"feedline.open_source({pattern!r})"
-    row = _described(kinds, lambda kind: kind.dtype.name if kind.dtype else "")
-    return f"feedline.open_source({pattern!r}, dtype=np.dtype({row!r}))"
+    dtype = f", dtype=np.dtype({_described(row)!r})" if _needs_dtype(form, row) else ""
+    return f"feedline.open_source({pattern!r}{dtype})"
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk, and drop it from memory, so that the disk is read next."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if sys.platform == "linux" and path.is_file():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _needs_dtype(form: FormatName, row: np.dtype[Any]) -> bool:
+    return form == "array_record" and not row.hasobject
+
+
+def _described(row: np.dtype[Any]) -> Any:
+    """What `numpy.dtype` takes for this row. Its own repr has bfloat16 without quotes."""
+    if row.names is None:
+        return row.base.name, row.shape
+    described = {name: _described(row[name]) for name in row.names}
+    return [(name, of) if isinstance(of, list) else (name, *of) for name, of in described.items()]
+
+
+def _packed(columns: Columns, row: np.dtype[Any]) -> bytes:
+    """The rows one after the other, and the leaves of each one after the other."""
+    if row.hasobject:
+        raise TypeError("they have bytes of any length")
+    rows = np.empty(len(next(iter(columns.values()))), row)
+    for leaf, column in columns.items():
+        inside: Any = rows
+        for name in leaf:
+            inside = inside[name]
+        inside[...] = column
+    return rows.tobytes()
+
+
+def _write_npy(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, _: int) -> None:
+    described = {
+        "descr": np.lib.format.dtype_to_descr(row.base),
+        "fortran_order": False,
+        "shape": (rows, *row.shape),
+    }
+    text = repr(described).encode()
+    magic = np.lib.format.magic(3, 0)  # names in UTF-8; NumPy's public functions write versions 1 and 2 only
+    padding = -(len(magic) + 4 + len(text) + 1) % _NPY_ALIGNMENT
+    header = text + b" " * padding + b"\n"
+    with path.open("xb") as file:  # not by a memory map: under one, a full disk ends the process with SIGBUS
+        file.write(magic + len(header).to_bytes(4, "little") + header)
+        for columns in chunks:
+            file.write(_packed(columns, row))
+
+
+def _write_array_record(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
+    if row.hasobject and row.names is not None:
+        raise TypeError("they are records of several fields")
+    module = extras.require("array_record.python.array_record_module", "array-record")
+    writer = module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    try:
+        for columns in chunks:
+            if row.hasobject:
+                records = columns[()].tolist()
+            else:
+                packed, size = _packed(columns, row), row.itemsize
+                records = [packed[i : i + size] for i in range(0, len(packed), size)]
+            for record in records:
+                writer.write(record)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the first error is the cause
+            writer.close()
+        raise
+    writer.close()
+
+
+def _write_zarr(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, chunk_rows: int) -> None:
+    tensorstore = extras.require("tensorstore", "zarr")
+    if row.hasobject:
+        raise TypeError("they have bytes of any length")
+    if row.names is not None:
+        path.mkdir()
+        (path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
+
+    def created(name: str, leaf: np.dtype[Any]) -> Any:
+        spec = {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": os.path.join(path.absolute(), name, "")},
+            "store_data_equal_to_fill_value": True,
+        }
+        chunk = [min(rows, chunk_rows), *(max(1, size) for size in leaf.shape)]
+        return tensorstore.open(
+            spec,
+            create=True,
+            dtype=tensorstore.dtype(leaf.base),
+            shape=[rows, *leaf.shape],
+            chunk_layout=tensorstore.ChunkLayout(chunk_shape=chunk),
+        ).result()
+
+    arrays = [created(name, leaf) for name, leaf in _flat(row).items()]
+    start = 0
+    for columns in chunks:
+        stop = start + len(next(iter(columns.values())))
+        for array, column in zip(arrays, columns.values(), strict=True):
+            array[start:stop].write(column).result()
+        start = stop
+
+
+def _write_parquet(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], _rows: int, _: int) -> None:
+    pyarrow, parquet = extras.require("pyarrow", "parquet"), extras.require("pyarrow.parquet", "parquet")
+    leaves = _flat(row)
+    # Parquet stores narrow integers as 32 bits each; with a dictionary they take 8 or 16, and are read faster
+    narrow = [
+        f"{name}.list.element" if leaf.shape else name
+        for name, leaf in leaves.items()
+        if leaf.base.kind in "iu" and leaf.base.itemsize < 4
+    ]
+    names = [name or "record" for name in leaves]  # a table of one column of bytes is read as its bytes
+
+    def arrow(column: npt.NDArray[Any]) -> Any:
+        if column.dtype.hasobject:
+            return pyarrow.array(column, pyarrow.large_binary())
+        if column.ndim == 1:
+            return pyarrow.array(column)
+        if column.ndim == 2 and column.dtype == np.uint8:
+            form = pyarrow.binary(column.shape[1])
+            return pyarrow.Array.from_buffers(form, len(column), [None, pyarrow.py_buffer(column)])
+        return pyarrow.FixedShapeTensorArray.from_numpy_ndarray(column)
+
+    tables = (pyarrow.table(list(map(arrow, columns.values())), names) for columns in chunks)
+    first = next(tables)
+    settings = {"compression": "NONE", "use_dictionary": narrow, "write_statistics": False}
+    with parquet.ParquetWriter(path, first.schema, **settings) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table, row_group_size=len(table))
+
+
+def _flat(row: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
+    """The leaves of a row by name, "" for a row that is one array.
+
+    Raises:
+      TypeError: there are dicts in a row.
+    """
+    if row.names is None:
+        return {"": row}
+    inside = next((name for name in row.names if row[name].names is not None), None)
+    if inside is not None:
+        raise TypeError(f"{inside!r} is a dict in a row")
+    return {name: row[name] for name in row.names}
+
+
+_Writer = Callable[[Path, np.dtype[Any], Iterable[Columns], int, int], None]
+"""(path, dtype of a row, chunks of rows, rows of the file, rows of a chunk): writes a file."""
+_WRITERS: dict[FormatName, _Writer] = {
+    "array_record": _write_array_record,
+    "npy": _write_npy,
+    "parquet": _write_parquet,
+    "zarr": _write_zarr,
+}

@@ -1,48 +1,57 @@
-"""The manifest of a conversion: what is converted, and then a line for each finished shard."""
+"""The manifest of a conversion: what is converted, which shards are finished, and how the source's files were."""
 
 from __future__ import annotations
 
 import fcntl
+import functools
+import hashlib
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from feedline._src.rows.indexed import Indexed
+from feedline._src.sources.decoded import DecodedSource
+from feedline._src.stores.urls import is_url
+
 NAME = "conversion.jsonl"
-Shards = dict[int, dict[str, Any]]
-"""The lines of finished shards, by number."""
 
 
 class Manifest:
-    """The open manifest of a folder, which this process locks. Create it in a `with` block.
+    """The manifest of a folder, locked by this process: a line of JSON for the conversion, and one for each shard.
 
-    It is a kernel lock (flock), which the kernel releases when the process ends, even by SIGKILL.
+    The lock is flock(2): the kernel releases it when the process ends, even by SIGKILL. Use it in a `with` block.
 
     Args:
       folder: is created if it does not exist.
       description: JSON values that identify the conversion.
 
     Attributes:
-      shards: those that are finished.
+      shards: the lines of finished shards, by number; the last line of a shard counts.
 
     Raises:
-      ValueError: the folder holds another conversion, or another process writes it.
+      ValueError: the folder holds another conversion, another process writes it, or the manifest is damaged.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / NAME).open("a+b", buffering=0)
+        self._path = folder / NAME
+        self._file = self._path.open("a+b", buffering=0)
         try:
-            self._lock(folder)
-            lines = read_lines(folder)
-            if lines:
-                check_same(folder, lines[0], description)
-            self.shards = shards_in(lines)
-            self._file.truncate(sum(len(_line(line)) for line in lines))  # a killed run may leave half a line
-            if not lines:
+            self._lock()
+            self._file.seek(0)
+            *lines, half = self._file.read().split(b"\n")
+            self._file.truncate(self._file.tell() - len(half))  # a killed run may leave half a line
+            found = [self._parsed(*each) for each in enumerate(lines)]
+            if found:
+                self._check_same(found[0], description)
+            else:
                 self._append(description)
+            self.shards = {line["shard"]: line for line in found[1:]}
         except BaseException:
             self._file.close()
             raise
@@ -65,11 +74,14 @@ class Manifest:
     ) -> None:
         self._file.close()
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(_line(line))
+    def _append(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values, sort_keys=True).encode() + b"\n"
+        while line:  # on a disk that is nearly full, a write may be short before the next one fails
+            line = line[self._file.write(line) :]
         os.fsync(self._file.fileno())
 
-    def _lock(self, folder: Path) -> None:
+    def _lock(self) -> None:
+        folder = self._path.parent
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -77,65 +89,87 @@ class Manifest:
                 f"only one process at a time may run a conversion into {folder}, and another one does; wait "
                 "for it, or choose another destination"
             ) from None
-        if not (folder / NAME).exists():  # renamed since it was opened
+        if not self._path.exists():  # renamed since it was opened
             raise ValueError(f"another process has just finished the conversion into {folder}; run this one again")
 
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        """A line: of the conversion if it is the first, else of a shard. ValueError: it is damaged."""
+        try:
+            found: dict[str, Any] = json.loads(line)
+            is_shard = type(found.get("shard")) is int and isinstance(found.get("digest"), str)
+            if number and not (is_shard and isinstance(found.get("files"), str | None)):
+                raise ValueError(f"line {number + 1} is no shard with its digest")
+        except (ValueError, AttributeError, RecursionError) as error:
+            remedy = f"delete {self._path.parent}, or choose another destination"
+            raise ValueError(f"{self._path} cannot be read: {error}; {remedy}") from error
+        return found
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of the manifest of a folder; empty if it has none.
+    def _check_same(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+        """Refuse another conversion. The error names the fields that differ."""
+        hidden = {
+            "source": "the data of the source differ",
+            "sampled_rows": "the source gives other values for its first, middle or last row",
+        }
+        differing = [
+            hidden.get(name, f"{name} is {there.get(name)} there and {value} here")
+            for name, value in here.items()
+            if there.get(name) != value
+        ]
+        if differing:
+            raise ValueError(
+                f"{self._path.parent} holds another conversion, or the source has changed: "
+                f"{'; '.join(differing)}. Delete it, or choose another destination"
+            )
 
-    Raises:
-      ValueError: it is damaged.
+
+def state_of_files(source: Any) -> str | None:
+    """A digest of paths, inodes, sizes and times of all files that the rows are made of: while it is the same, so
+    are the rows.
+
+    Take it before rows are read and before `source.identity`, which refuses files that were replaced since they
+    were opened. A change of a file with the same size and time of modification (`rsync -t`) shows in its ctime.
+
+    Returns:
+      None: not all rows are made of local files alone, such as arrays in memory or a source of the user.
     """
-    path = folder / NAME
-    if not path.exists():
-        return []
-    *complete, _ = path.read_bytes().split(b"\n")
+    paths = _files_of(source)
+    if paths is None:
+        return None
+    hashed = hashlib.sha256()
+    for path in _in_folders(paths):
+        if is_url(path):
+            return None
+        found = os.stat(path)
+        state = [path, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+        hashed.update(json.dumps(state).encode())
+    if isinstance(source, DecodedSource):
+        hashed.update(pickle.dumps(source.decode))  # the arguments of a decoder, or the name of a function
+    return hashed.hexdigest()
+
+
+def _files_of(source: Any) -> Iterable[str] | None:
+    """The files and folders of which the rows are made; the module of a decoder is one of them."""
+    if not isinstance(source, DecodedSource):
+        return source.files if isinstance(source, Indexed) else None
+    paths, module = _files_of(source.encoded), _module_of(source.decode)
+    return None if paths is None or module is None else [*paths, module]
+
+
+def _module_of(decode: Any) -> str | None:
+    """The file that defines a decoder; None: it is unknown, or the decoder cannot be sent to another process."""
     try:
-        return [_parsed(line, number) for number, line in enumerate(complete)]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} cannot be read: {error}; delete {folder}, or choose another destination"
-        ) from error
+        pickle.dumps(decode)
+        while isinstance(decode, functools.partial):
+            decode = decode.func
+        return inspect.getsourcefile(decode if inspect.isroutine(decode) else type(decode))
+    except (pickle.PicklingError, TypeError, AttributeError, OSError):
+        return None
 
 
-def shards_in(lines: Sequence[dict[str, Any]]) -> Shards:
-    """The shards that the lines of a manifest tell of; the last line of a shard counts."""
-    return {line["shard"]: line for line in lines[1:]}
-
-
-def _parsed(line: bytes, number: int) -> dict[str, Any]:
-    """A line of the manifest; line 0 describes the conversion, and any other one a shard."""
-    found: dict[str, Any] = json.loads(line)
-    is_shard = (
-        isinstance(found, dict)
-        and type(found.get("shard")) is int
-        and isinstance(found.get("digest"), str)
-        and isinstance(found.get("files"), str | None)
-    )
-    if not (is_shard if number else isinstance(found, dict)):
-        raise ValueError(f"line {number + 1} is no {'shard with its digest' if number else 'JSON object'}")
-    return found
-
-
-def check_same(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another conversion. The error names the fields that differ."""
-    differing = [name for name in here if there.get(name) != here[name]]
-    if differing:
-        listed = "; ".join(_difference(name, there.get(name), here[name]) for name in differing)
-        raise ValueError(
-            f"{folder} holds another conversion, or the source has changed: {listed}. Delete it, or choose "
-            "another destination"
-        )
-
-
-def _difference(name: str, there: Any, here: Any) -> str:
-    if name == "source":
-        return "the data of the source differ"
-    if name == "sampled_rows":
-        return "the source gives other values for its first, middle or last row"
-    return f"{name} is {there} there and {here} here"
-
-
-def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True).encode() + b"\n"
+def _in_folders(paths: Iterable[str]) -> Iterator[str]:
+    """The files, and all that lie in the folders."""
+    for path in paths:
+        yield path
+        for folder, inside, names in os.walk(path, followlinks=True):
+            inside.sort()
+            yield from (os.path.join(folder, name) for name in sorted(names))

@@ -1,54 +1,161 @@
-"""Conversion and check of one shard: functions of the plan and the number, for any machine."""
+"""The files of a conversion, here called shards: each is written and read back by one call, on any machine."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import glob
+import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from feedline._src.errors import FeedError
-from feedline._src.sources.open_source import open_source
-from feedline._src.tools.convert.columns import RowReader, reader_of
-from feedline._src.tools.convert.comparison import Digest, first_difference
-from feedline._src.tools.convert.plan import Plan
-from feedline._src.tools.convert.writers import WRITERS
+from feedline._src.options import checked_integer
+from feedline._src.stores.urls import is_url
+from feedline._src.tools.convert.formats import FormatName, choose_format, open_files, sync, write_file
+from feedline._src.tools.convert.rows import Rows
 
 UNFINISHED = ".unfinished-"
 """The names of the folders in which shards are written begin with this."""
+_SHARD_BYTES = 256 << 20
+_MOST_SHARDS = 512  # each file of a mapped source takes a descriptor, and 1,024 is a common limit
+_CHUNK_BYTES = 8 << 20
+_DIGITS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a conversion writes. It pickles if its source does.
+
+    Attributes:
+      rows: of the source.
+      destination: the folder of the result.
+      format: of the files.
+      count: how many rows.
+      rows_per_shard: of all shards but the last.
+    """
+
+    rows: Rows
+    destination: Path
+    format: FormatName
+    count: int
+    rows_per_shard: int
+
+    @classmethod
+    def of(
+        cls, source: Any, destination: str | os.PathLike[str], form: str | None, rows_per_shard: int | None
+    ) -> Plan:
+        """The plan for a source. None: the default format, the default size.
+
+        Raises:
+          ValueError, TypeError: there are no rows, the format cannot hold them, or an argument is wrong.
+          FeedError: the first rows cannot be read.
+        """
+        if is_url(os.fspath(destination)):
+            raise ValueError(
+                f"a conversion writes to a folder on a disk, got {destination}; convert to a local folder, and "
+                "copy it there"
+            )
+        if (count := len(source)) == 0:
+            raise ValueError(f"a conversion needs at least one row, got an empty {type(source).__name__}")
+        if rows_per_shard is not None:
+            checked_integer("rows_per_shard", rows_per_shard, at_least=1)
+        rows = Rows.of(source)
+        if rows_per_shard is None:
+            chunk = _rows_of_bytes(_CHUNK_BYTES, rows)
+            most = max(_rows_of_bytes(_SHARD_BYTES, rows), -(-count // _MOST_SHARDS))
+            rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
+        return cls(rows, Path(destination), choose_format(form, rows), count, min(count, rows_per_shard))
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards are written: the destination only once it is complete."""
+        there = os.path.lexists(self.destination)
+        return self.destination if there else self.destination.with_name(f"{self.destination.name}.partial")
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return -(-self.count // self.rows_per_shard)
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """Rows that are read, written and stored together: a row group, or a chunk of Zarr."""
+        return min(self.rows_per_shard, _rows_of_bytes(_CHUNK_BYTES, self.rows))
+
+    def rows_of(self, shard: int) -> range:
+        """The rows of a shard."""
+        start = shard * self.rows_per_shard
+        return range(start, min(self.count, start + self.rows_per_shard))
+
+    def rows_in(self, shards: Sequence[int]) -> int:
+        """How many rows some shards have."""
+        return sum(len(self.rows_of(shard)) for shard in shards)
+
+    def path_of(self, shard: int) -> Path:
+        """The file of a shard, or its folder. Sorted names are in the order of the rows."""
+        digits = max(_DIGITS, len(str(self.shards)))
+        return self.folder / (f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}")
+
+    @property
+    def pattern(self) -> str:
+        """The glob that matches all files."""
+        return os.path.join(glob.escape(os.fspath(self.folder)), f"*.{self.format}")
+
+    def opened(self) -> Any:
+        """The source of all files. Raises as `feedline.open_source`."""
+        return open_files(self.pattern, self.format, self.rows.dtype)
+
+    def description(self, identity: Any) -> dict[str, Any]:
+        """JSON values that must be the same for a rerun to continue the conversion.
+
+        Reads the first, the middle and the last row: the identity of a source does not include its decoder.
+        """
+        sampled = hashlib.sha256()
+        for row in sorted({0, self.count // 2, self.count - 1}):
+            next(self.rows.chunks(range(row, row + 1), 1, sampled))
+        return {
+            "version": 2,
+            "format": self.format,
+            "rows": self.count,
+            "rows_per_shard": self.rows_per_shard,
+            "row_bytes": self.rows.row_bytes,
+            "leaves": [["/".join(leaf), str(dtype)] for leaf, dtype in self.rows.leaves],
+            "source": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+            "sampled_rows": sampled.hexdigest(),
+        }
+
+
+def _rows_of_bytes(size: int, rows: Rows) -> int:
+    """How many rows have about this size, at least one."""
+    return max(1, size // max(1, rows.row_bytes))
 
 
 def convert_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Write a shard, and return {"shard": its number, "digest": the digest of its rows in the source}.
+    """Write a shard, read it back, and return {"shard": its number, "digest": of its rows in the source}.
 
-    The shard appears under its name once it is complete and on the disk. Several processes may write the same one:
+    The shard appears under its name once it is on the disk and checked. Several processes may write the same one:
     the last one replaces it by the same rows.
 
     Raises:
-      FeedError: a row cannot be read.
+      FeedError: a row cannot be read, or the file does not hold the rows that were written.
       OSError: it cannot be written.
     """
-    digest = Digest(list(plan.reader.kinds))
     final = plan.path_of(shard)
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=plan.folder) as folder, _full_disk_named(plan):
         path = Path(folder, final.name)
-        writer = WRITERS[plan.format](path, plan.reader.kinds, len(plan.rows_of(shard)), plan.rows_per_chunk)
-        with writer as append:
-            for start, stop in plan.chunks_of(shard):
-                columns = plan.reader.read(start, stop)
-                digest.update(columns)
-                append(columns)
-        for file in [path, *path.rglob("*")]:
-            sync(file)
+        digest = write_file(path, plan.format, plan.rows, plan.rows_of(shard), plan.rows_per_chunk)
         if final.is_dir():  # a folder cannot be replaced
             shutil.rmtree(final)
         os.replace(path, final)
     sync(plan.folder)
-    return {"shard": shard, "digest": digest.hexdigest()}
+    return {"shard": shard, "digest": digest}
 
 
 def digest_shard(plan: Plan, shard: int) -> dict[str, Any]:
@@ -57,76 +164,10 @@ def digest_shard(plan: Plan, shard: int) -> dict[str, Any]:
     Raises:
       FeedError: a row cannot be read.
     """
-    digest = Digest(list(plan.reader.kinds))
-    for start, stop in plan.chunks_of(shard):
-        digest.update(plan.reader.read(start, stop))
-    return {"shard": shard, "digest": digest.hexdigest()}
-
-
-def check_shard(plan: Plan, digests: Mapping[int, str], shard: int) -> dict[str, Any]:
-    """Read a shard back, and return {"shard": its number} if its rows have the digest of the source's rows.
-
-    Raises:
-      FeedError: they have not; it names the first row that differs.
-    """
-    path, rows = plan.path_of(shard), plan.rows_of(shard)
-    with _opened(plan, path, len(rows)) as written:
-        digest = Digest(list(plan.reader.kinds))
-        for start, stop in plan.chunks_of(shard):
-            digest.update(written.read(start - rows.start, stop - rows.start))
-        if digest.hexdigest() != digests[shard]:
-            raise _difference(plan, shard, written)
-    return {"shard": shard}
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _opened(plan: Plan, path: Path, expected: int) -> Iterator[RowReader]:
-    """A reader of the file of a shard, after a check of its leaves and of the number of its rows."""
-    remedy = "delete this file and run the conversion again, which writes only this file again"
-    try:
-        source = open_source(path, **plan.open_options)
-        reader, count = reader_of(source), len(source)
-    except (FeedError, ValueError, TypeError, OSError) as error:
-        raise FeedError(f"a converted file cannot be read: {error}; {remedy}", file=str(path)) from error
-    with contextlib.closing(source):
-        if count != expected or dict(reader.kinds) != dict(plan.reader.kinds):
-            raise FeedError(
-                f"a converted file must have {expected} rows of {dict(plan.reader.kinds)}, and has {count} of "
-                f"{dict(reader.kinds)}; {remedy}",
-                file=str(path),
-            )
-        yield reader
-
-
-def _difference(plan: Plan, shard: int, written: RowReader) -> FeedError:
-    """The error for the first row of a shard that is not the source's."""
-    path, first = str(plan.path_of(shard)), plan.rows_of(shard).start
-    for start, stop in plan.chunks_of(shard):
-        found = first_difference(plan.reader.read(start, stop), written.read(start - first, stop - first))
-        if found is not None:
-            offset, name = found
-            return FeedError(
-                "the rows read back must equal those of the source, and "
-                f"{repr(name) if name else 'a row'} differs in this one; delete this file and run the conversion "
-                "again, which writes only this file again",
-                row=start + offset,
-                file=path,
-            )
-    return FeedError(
-        "a source must give the same rows whenever they are read, and rows "
-        f"{first} to {plan.rows_of(shard).stop - 1} were others when they were converted; take what is random out "
-        "of the source, delete this file and run the conversion again",
-        file=path,
-    )
+    hashed = hashlib.sha256()
+    for _ in plan.rows.chunks(plan.rows_of(shard), plan.rows_per_chunk, hashed):
+        pass
+    return {"shard": shard, "digest": hashed.hexdigest()}
 
 
 @contextlib.contextmanager
@@ -138,10 +179,10 @@ def _full_disk_named(plan: Plan) -> Iterator[None]:
         full = os.strerror(errno.ENOSPC)
         if isinstance(error, FeedError) or full not in str(error):
             raise
+        size = plan.rows_per_shard * plan.rows.row_bytes / 1e6
         raise OSError(
             errno.ENOSPC,
-            f"{full} for the next file of {plan.rows_per_shard} rows, about "
-            f"{plan.rows_per_shard * plan.reader.row_bytes / 1e6:,.1f} MB; finished files are kept, so free some "
-            "space and run the conversion again",
+            f"{full} for the next file of {plan.rows_per_shard} rows, about {size:,.1f} MB; finished files are "
+            "kept, so free some space and run the conversion again",
             str(plan.folder),
         ) from error
