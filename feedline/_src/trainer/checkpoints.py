@@ -1,40 +1,48 @@
 """Checkpoints of a training loop, with Orbax: written while training continues, restored on any topology.
 
-A checkpoint is the folder `<directory>/<step>` with two items: `state`, the trainer's arrays, and `feed`,
-the result of the feed's `get_state` after the batch of that step, as JSON. Digests of their files are beside them.
+A checkpoint is the folder `<directory>/<step>` with three items: `state`, the trainer's arrays; `feed`, what the
+feed's `get_state` gave after the batch of that step, as JSON; and `checksums` of both, because Orbax has none: a
+flipped bit in its files may become another weight.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import json
 import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+import socket
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError, OtherDataError
-from feedline._src.trainer.checkpoint_checks import (
-    DIGESTS,
-    changed_files,
-    check_same_arrays,
-    check_same_step,
-    write_digests,
-)
-from feedline._src.trainer.folder import TEMPORARY, Lock, prepare
 from feedline._src.trainer.task import State, all_finite
 
 _log = logging.getLogger("feedline")
 _KEPT = 3  # checkpoints: the newest and two older ones; saving a fourth deletes the oldest
+_ITEMS = {
+    "state": ocp.StandardCheckpointHandler(),
+    "feed": ocp.JsonCheckpointHandler(),
+    "checksums": ocp.JsonCheckpointHandler(),
+}
+_TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a folder whose checkpoint Orbax has not finished
+_LOCK = ".feedline-lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Checkpoints:
@@ -59,28 +67,22 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, feed: Any, mesh: Mesh, asynchronous: bool = True) -> None:
-        prepare(directory)
-        # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
-        self._lock = Lock(directory) if jax.process_index() == 0 else None
-        self.directory = directory
+        _prepare(directory)
+        self._directory = directory
         self._feed = feed
-        self._replicated_sharding = NamedSharding(mesh, P())
+        self._replicated = NamedSharding(mesh, P())
         self._step_places = StepPlaces("checkpoints", {device.process_index for device in mesh.devices.flat})
         self._asynchronous = asynchronous
-        self._saving = 0  # the step of the last save that was started
-        try:
+        with contextlib.ExitStack() as locked:
+            # only process 0 deletes and renames; if it is refused, the others wait, and are ended with its message
+            if jax.process_index() == 0:
+                locked.enter_context(_lock(directory))
             self._manager = ocp.CheckpointManager(
                 directory.absolute(),
-                item_handlers={"state": ocp.StandardCheckpointHandler(), "feed": ocp.JsonCheckpointHandler()},
-                options=ocp.CheckpointManagerOptions(
-                    max_to_keep=_KEPT,
-                    cleanup_tmp_directories=True,
-                    async_options=ocp.AsyncOptions(post_finalization_callback=self._write_digests),
-                ),
+                item_handlers=_ITEMS,
+                options=ocp.CheckpointManagerOptions(max_to_keep=_KEPT, cleanup_tmp_directories=True),
             )
-        except BaseException:
-            self._release_lock()
-            raise
+            self._locked = locked.pop_all()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -89,21 +91,17 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for unfinished writes. Not after an error with several processes: the others may have exited."""
-        try:
+        with self._locked:
             if error is None:
-                self._wait_until_written()
+                with self._writing():
+                    self._manager.wait_until_finished()
                 self._manager.close()
             elif jax.process_count() == 1:
                 try:
-                    self._manager.close()
-                except (ValueError, OSError) as unwritten:  # must not replace the first error
-                    error.add_note(str(self._write_error(unwritten)))
-        finally:
-            self._release_lock()
-
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+                    with self._writing():
+                        self._manager.close()
+                except FeedError as unwritten:  # must not replace the first error
+                    error.add_note(str(unwritten))
 
     def restore(self, state: State) -> State:
         """Restore the newest checkpoint: set the feed's state, and return the trainer's. `state` if there is none.
@@ -115,31 +113,36 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of other data or another model (the message names the field), its parts are
             of different steps, or another program wrote it. Or there is none, and the feed was used before.
-          FeedError: the checkpoint is damaged; the message names the newest one that is whole.
+          FeedError: the checkpoint is damaged; the message names the one before it.
         """
         step = self._manager.latest_step()
         if step is None:
             self._feed_state(state)
             return state
-        folder = self.directory / str(step)
+        folder = self._directory / str(step)
         with self._reading(folder):
-            # no process returns from Orbax's restore before all of them have called it
-            if not (folder / DIGESTS).exists():
-                _log.warning(
-                    "the checkpoint %s was saved without digests of its files: damage would not be noticed", folder
-                )
-            elif changed := changed_files(folder, jax.process_index(), jax.process_count()):
-                more = f", and so are {len(changed) - 1} more files" if len(changed) > 1 else ""
-                raise ValueError(f"{changed[0]} is not as it was saved{more}")
             saved = dict(self._manager.item_metadata(step).items())
-        check_same_arrays(folder, saved, state)
+        _check_same_arrays(folder, saved, state)
         wanted = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._global_sharding(x)), state
         )
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore())
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(wanted), feed=ocp.args.JsonRestore(), checksums=ocp.args.JsonRestore()
+        )
         with self._reading(folder):
             found: Any = self._manager.restore(step, args=items)
-        check_same_step(folder, int(jax.device_get(found.state.step)), found.feed["step"])
+            now = _checksums(found.state, found.feed)
+            differ = [name for name in now if now[name] != found.checksums.get(name)]
+            if differ:
+                more = f", and so are {len(differ) - 1} more of its values" if len(differ) > 1 else ""
+                raise ValueError(f"{differ[0]} is not as it was saved{more}")
+        trained, delivered = int(jax.device_get(found.state.step)), found.feed["step"]
+        if not step == trained == delivered:
+            raise ValueError(
+                f"the parts of a checkpoint must be of one step, but the folder {folder} is of step {step}, its "
+                f"trainer had done {trained} and its feed had delivered {delivered}; remove the folder to go on "
+                "from the checkpoint before it"
+            )
         try:
             self._feed.set_state(found.feed)
         except OtherDataError as error:
@@ -151,31 +154,6 @@ class Checkpoints:
             raise ValueError(f"training cannot continue from the checkpoint {folder}: {error}") from error
         restored: State = jax.tree.map(lambda leaf, like: _with_sharding(leaf, like.sharding), found.state, state)
         return restored
-
-    @contextlib.contextmanager
-    def _reading(self, folder: Path) -> Iterator[None]:
-        """Raise damage and errors of Orbax as a `FeedError` that names the newest checkpoint that is whole."""
-        try:
-            yield
-        except Exception as error:
-            whole = None
-            for older in sorted(each for each in self._manager.all_steps() if each < int(folder.name)):
-                with contextlib.suppress(OSError):
-                    if not changed_files(self.directory / str(older)):
-                        whole = older
-            way_out = "no older one is whole; restore it from a copy, or begin again in another directory"
-            if whole is not None:
-                way_out = f"remove its folder to go on from that of step {whole}, the newest one that is whole"
-            raise FeedError(
-                f"the checkpoint is damaged, or cannot be read ({error}); {way_out}",
-                stage="checkpoint",
-                process=jax.process_index(),
-                file=str(folder),
-            ) from error
-
-    def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
-        """How a leaf of the state lies on the devices of all processes."""
-        return self._replicated_sharding if leaf.sharding.is_fully_replicated else leaf.sharding
 
     def save_if_finite(self, step: int, state: State, recent: jax.Array) -> None:
         """Save the state after a step, before the next batch is asked for.
@@ -201,18 +179,20 @@ class Checkpoints:
         trained: int = feed["step"]
         if "position" in feed:
             self._step_places.compare(trained, feed["epoch"], feed["position"])
-        self._wait_until_written()
+        with self._writing():
+            self._manager.wait_until_finished()
         if trained == self._manager.latest_step():
             return
         arrays = jax.tree.map(lambda leaf: _with_sharding(leaf, self._global_sharding(leaf)), state)
-        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), feed=ocp.args.JsonSave(feed))
-        self._saving = trained
-        try:
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays),
+            feed=ocp.args.JsonSave(feed),
+            checksums=ocp.args.JsonSave(_checksums(state, feed)),
+        )
+        with self._writing():
             self._manager.save(trained, args=items, force=True)
-        except (ValueError, OSError) as error:
-            raise self._write_error(error) from error
-        if not self._asynchronous:
-            self._wait_until_written()
+            if not self._asynchronous:
+                self._manager.wait_until_finished()
 
     def _feed_state(self, state: State) -> dict[str, Any]:
         """The feed's state. ValueError if trainer and feed are not at the same step."""
@@ -226,31 +206,41 @@ class Checkpoints:
             )
         return feed
 
-    def _write_digests(self) -> None:
-        """Orbax calls this on process 0 and its own thread, before a checkpoint with all files gets its name."""
-        for folder in self.directory.glob(f"{self._saving}{TEMPORARY}*"):
-            write_digests(folder)
+    def _global_sharding(self, leaf: jax.Array) -> jax.sharding.Sharding:
+        """How a leaf of the state lies on the devices of all processes."""
+        return self._replicated if leaf.sharding.is_fully_replicated else leaf.sharding
 
-    def _wait_until_written(self) -> None:
-        """Wait until the started save is written."""
+    @contextlib.contextmanager
+    def _reading(self, folder: Path) -> Iterator[None]:
+        """Raise damage and errors of Orbax as a `FeedError` that says from which checkpoint training can go on."""
         try:
-            self._manager.wait_until_finished()
-        except (ValueError, OSError) as error:  # TensorStore raises ValueError even for a full disk
-            raise self._write_error(error) from error
+            yield
+        except Exception as error:
+            older = [step for step in self._manager.all_steps() if step < int(folder.name)]
+            way_out = "there is no older one: restore it from a copy, or begin again in another directory"
+            if older:
+                way_out = f"remove its folder to go on from that of step {max(older)}"
+            raise _error(f"the checkpoint is damaged, or cannot be read ({error}); {way_out}", folder) from error
 
-    def _write_error(self, error: Exception) -> FeedError:
-        code = re.search(r"os_error_code='(\d+)'", str(error))
-        number = int(code[1]) if code else getattr(error, "errno", None)
-        cause = os.strerror(number) if number else str(error)
-        newest = self._manager.latest_step()
-        return FeedError(
-            f"a checkpoint could not be written: {cause}. The newest whole one is "
-            f"{'none' if newest is None else f'that of step {newest}'}; make room or choose another directory, "
-            "and start again",
-            stage="checkpoint",
-            process=jax.process_index(),
-            file=str(self.directory),
-        )
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise errors of a save as a `FeedError`. TensorStore raises ValueError even for a full disk."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            code = re.search(r"os_error_code='(\d+)'", str(error))
+            number = int(code[1]) if code else getattr(error, "errno", None)
+            newest = self._manager.latest_step()
+            raise _error(
+                f"a checkpoint could not be written: {os.strerror(number) if number else error}. The newest whole "
+                f"one is {'none' if newest is None else f'that of step {newest}'}; make room or choose another "
+                "directory, and start again",
+                self._directory,
+            ) from error
+
+
+def _error(message: str, file: Path) -> FeedError:
+    return FeedError(message, stage="checkpoint", process=jax.process_index(), file=str(file))
 
 
 def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
@@ -261,3 +251,108 @@ def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Arra
     """
     shards = [shard.data for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+
+def _named(state: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a state with names such as "params.weights"."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        yield jax.tree_util.keystr(path, simple=True, separator="."), leaf
+
+
+def _checksums(state: State, feed: Any) -> dict[str, int]:
+    """Checksums of the arrays by name, and of the feed's state. They do not depend on the topology."""
+    sums = jax.device_get(_sums(jax.tree.leaves(state)))
+    found = {name: int(number) for (name, _), number in zip(_named(state), sums, strict=True)}
+    as_read = json.loads(json.dumps(feed))
+    return {**found, "feed": zlib.crc32(json.dumps(as_read, sort_keys=True).encode())}
+
+
+@jax.jit
+def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_sum(leaf) for leaf in leaves]
+
+
+def _sum(leaf: jax.Array) -> jax.Array:
+    """Σ bits × (2 × place + 1) modulo 2^32. Any one flipped bit changes it, since the factor is odd."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.iscomplexobj(leaf):
+        leaf = jnp.stack([leaf.real, leaf.imag])
+    if leaf.dtype.itemsize == 1:
+        leaf = leaf.astype(jnp.float32)  # exact; bool and dtypes of four bits have no bits to be converted
+    bits = jax.lax.bitcast_convert_type(leaf, jnp.uint16 if leaf.dtype.itemsize == 2 else jnp.uint32)
+    factor = jnp.ones(bits.shape, jnp.uint32)
+    stride = 2
+    for axis in reversed(range(bits.ndim)):
+        factor += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * (stride % 2**32)
+        stride *= bits.shape[axis]
+    return jnp.sum(bits * factor, dtype=jnp.uint32)
+
+
+def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
+    """Refuse a checkpoint whose metadata `saved` differs from the arrays of `state`. Reads no arrays."""
+    if saved.keys() != _ITEMS.keys() or saved["state"] is None:
+        raise ValueError(
+            f"a checkpoint of this trainer holds {', '.join(sorted(_ITEMS))}, but {folder} holds "
+            f"{', '.join(sorted(saved)) or 'nothing'}: a part was removed, or something else wrote it; choose "
+            "another directory, or remove the folder to go on from the one before it"
+        )
+    theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved["state"].tree)}
+    ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(state)}
+    for name in {**ours, **theirs}:
+        if theirs.get(name) != ours.get(name):
+            raise ValueError(
+                f"the checkpoint {folder} is of another model: its {name.removesuffix('.value')} is "
+                f"{theirs.get(name, 'missing')}, this run's is {ours.get(name, 'missing')}. Give the sizes that "
+                "it was trained with, or another directory"
+            )
+
+
+def _prepare(directory: Path) -> None:
+    """Create the directory, and check before training that it can be written to and holds nothing else."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory, prefix=".").close()
+        names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        file = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+        found = f"{directory} cannot be written to ({error.strerror})" if file.is_dir() else f"{file} is a file"
+        raise OSError(
+            f"checkpoints go into a directory that can be written to, and {found}; choose another directory"
+        ) from error
+    others = [name for name in names if name != "lost+found"]  # every ext4 volume has one
+    if others and not any(name.isdecimal() or _TEMPORARY in name for name in others):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ValueError(
+            f"checkpoints go into a directory of their own, and {directory} holds {others[0]}{more} but no "
+            "checkpoint; choose a new or empty directory"
+        )
+
+
+def _lock(directory: Path) -> TextIO:
+    """Lock the directory until the file is closed: a second run would delete the checkpoints of the first.
+
+    It is a kernel lock (flock) on a file in the directory. The kernel releases it when the process ends, even by
+    SIGKILL; the file stays. On NFS it works across hosts. If the file system has no locks, a warning is logged.
+
+    Raises:
+      FeedError: another run holds the lock; the message names its process and host.
+    """
+    file = (directory / _LOCK).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            with file:
+                file.seek(0)
+                holder = file.read(1 << 10).strip() or "a process that has not said which"
+            raise _error(
+                "a directory of checkpoints belongs to one run at a time, and this one is used by another run: "
+                f"{holder}; wait for its end, or choose another directory",
+                directory,
+            ) from error
+        _log.warning("%s has no file locks (%s): give no other run this directory", directory, error.strerror)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
