@@ -5,6 +5,7 @@ Public are this module and the modules beside it::
     Feed               the training loop's iterator of global batches
     prefetch_to_mesh   placement and prefetch for any iterator of process-local batches
     FeedOptions        what a feed is asked for, with all defaults; feed.options, Feed.from_options
+    Plan               what follows from them, as a value: FeedOptions.plan says who reads what, and memory
     Order, Blocks, Reading, Limits   how it reads; like FeedOptions checked when they are made
     building           a context in which every feed that is built goes through a function of a tool's
     Statistics         a snapshot of what a feed counted
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from feedline._src.options import Order as Order
     from feedline._src.options import Reading as Reading
     from feedline._src.placement.plan import local_rows as local_rows
+    from feedline._src.plan.plan import Plan as Plan
     from feedline._src.rows.row_source import Rows as Rows
     from feedline._src.rows.row_source import RowSource as RowSource
     from feedline._src.sources.decoded import decoded as decoded
@@ -77,6 +79,7 @@ __getattr__, __dir__, __all__ = lazily(
         "Limits": "feedline._src.options",
         "Mixture": "feedline._src.sources.mixture",
         "Order": "feedline._src.options",
+        "Plan": "feedline._src.plan.plan",
         "ProcessError": "feedline._src.errors",
         "Ragged": "feedline._src.sources.ragged",
         "Reading": "feedline._src.options",

@@ -90,7 +90,7 @@ def no_thread_is_left():
         (
             {"remainder": "pad"},
             ValueError,
-            "must be a plain dict of strings without that key: it is a ShapeDtypeStruct",
+            "must be a plain dict of strings without that key: it is one array without a name",
         ),
         ({"source": {"valid": X}, "remainder": "pad"}, ValueError, r"it has the keys \['valid'\]"),
         ({"source": OrderedDict(b=X, a=X), "remainder": "pad"}, ValueError, "it is a OrderedDict"),

@@ -96,9 +96,9 @@ def test_a_traceback_names_an_error_as_a_program_imports_it():
 
 def test_the_names_are_exactly_those_of_the_map():
     assert sorted(feedline.__all__) == [
-        "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "ProcessError",
-        "Ragged", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store", "WorkerError",
-        "building",
+        "Blocks", "Feed", "FeedError", "FeedOptions", "Lanes", "Limits", "Mixture", "Order", "Plan",
+        "ProcessError", "Ragged", "Reading", "RowError", "RowSource", "Rows", "StallError", "Statistics", "Store",
+        "WorkerError", "building",
         "cluster", "convert", "decoded", "images", "load_lanes", "local_rows", "metrics", "open_source",
         "prefetch_to_mesh", "save_lanes", "trainer",
     ]  # fmt: skip
@@ -221,7 +221,10 @@ OF_FEEDLINE = {
     "version": [],
     "errors": [],
     "options": [],
-    "feed_options": ["options", "order.schedule", "placement.plan", "loader.form"],  # loader.form: a type
+    # what it asks for, and what follows from that; for the plan it opens the source, and calls the transform
+    "feed_options": ["options", "order.schedule", "placement.plan", "plan.plan", "sources.metadata",
+                     "loader.form"],
+    "plan": ["plan", "placement", "order.schedule", "rows", "options"],
     "building": ["feed_options"],  # its type
     "notebook": [],
     "statistics": ["notebook"],
@@ -244,7 +247,7 @@ OF_FEEDLINE = {
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
     "sources.formats": ["sources.formats", "stores", "rows", "errors", "options"],
     "sources": ["sources", "stores", "rows", "order", "native", "runtime.ending",
-                "placement.plan", "errors", "options"],
+                "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
     "streams": ["streams", "loader", "sources.lanes", "sources.lane_errors", "rows", "order.schedule",
@@ -255,8 +258,8 @@ OF_FEEDLINE = {
     "cluster": ["cluster", "agreement", "errors", "options"],
     # the compositions
     # cluster: the default number of threads, and the memory of the control group
-    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "prefetch", "observe", "tuning",
-                 "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
+    "pipeline": ["pipeline", "sources", "rows", "loader", "streams", "placement", "plan", "prefetch", "observe",
+                 "tuning", "order.mixture", "order.schedule", "agreement", "cluster.cores", "cluster.cgroups",
                  "runtime.annotations", "notebook", "state", "statistics", "version", "errors",
                  "feed_options", "options"],
     "feed": ["pipeline", "loader.form", "placement.plan", "prefetch.handover", "order.schedule",
@@ -274,7 +277,7 @@ OF_FEEDLINE = {
     "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
-              "version", "errors", "options", "order", "pipeline", "rows",
+              "version", "errors", "options", "order", "plan", "observe.words", "rows",
               "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native", "trainer"],
     "lazy": [],
 }  # fmt: skip
@@ -283,6 +286,7 @@ FROM_OUTSIDE = {
     "runtime": ["jax"],
     "order": ["numpy"],
     "placement": ["numpy", "jax"],
+    "plan": ["numpy", "jax"],
     "observe": ["jax"],
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
@@ -293,6 +297,7 @@ FROM_OUTSIDE = {
     "streams": ["numpy", "jax"],
     "agreement": ["numpy", "jax"],
     "cluster": ["jax"],
+    "feed_options": ["numpy"],
     "pipeline": ["numpy", "jax", "grain"],  # grain: to tell datasets and streams from other sources
     "feed": ["numpy"],
     "drop_in": ["numpy", "jax"],

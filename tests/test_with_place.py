@@ -86,7 +86,7 @@ def test_several_steps_in_one_call_have_one_number(sharding):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (VALUES, "with_place=True adds a leaf 'place', so the batch must be a plain dict .* it is a "),
+        (VALUES, "with_place=True adds a leaf 'place', so the batch must be a plain dict .* it is one array "),
         ({"place": VALUES}, r"without that key: it has the keys \['place'\]"),
     ],
 )

@@ -6,6 +6,8 @@ A map, one folder a stage, in the order in which data flows::
     images      JPEG, PNG and other images as rows
     drop_in     prefetch_to_mesh: placement and prefetch for any iterator of batches
     options     Order, Reading, Limits and Blocks, checked when they are made
+    feed_options  what a user asks a feed for, with all defaults
+    building    a context in which every feed that is built goes through functions of a tool
     errors      FeedError and its subclasses
     state       makes the state for a checkpoint, and validates it when it is restored
     statistics  a snapshot of a feed's counts and times
@@ -23,6 +25,7 @@ A map, one folder a stage, in the order in which data flows::
     stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other
+    plan/       what follows from the options and a source: who reads what, shapes, memory. One pure value
     placement/  process-local batch → global jax.Array on the mesh
     prefetch/   places batches before the step asks for them
     pipeline/   composes the stages

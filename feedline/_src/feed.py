@@ -23,10 +23,10 @@ from feedline._src.agreement.in_step import Place
 from feedline._src.agreement.monitor import close_on_abort, failure, out_of_step
 from feedline._src.building import asked_hooks, changed
 from feedline._src.errors import ProcessError, StallError
-from feedline._src.feed_options import BatchSizes, FeedOptions
+from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.form import Transform
 from feedline._src.options import Auto, Order, Reading, Settings, checked_integer
-from feedline._src.order.schedule import Cursor, Remainder
+from feedline._src.order.schedule import BatchSizes, Cursor, Remainder
 from feedline._src.pipeline.build import build, refused
 from feedline._src.pipeline.loops import Loops
 from feedline._src.pipeline.observing import Observing

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from feedline._src.options import (
     MAX_AHEAD,
@@ -14,17 +15,16 @@ from feedline._src.options import (
     Limits,
     Order,
     Reading,
+    Settings,
     checked_integer,
     checked_setting,
 )
-from feedline._src.order.schedule import REMAINDERS, Remainder
+from feedline._src.order.schedule import REMAINDERS, BatchSizes, Remainder
 from feedline._src.placement.plan import as_shardings
 
 if TYPE_CHECKING:
     from feedline._src.loader.form import Transform
-
-BatchSizes = Sequence[tuple[int, int]]
-"""(first step, batch size), by ascending steps, the first one 0."""
+    from feedline._src.plan.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +96,78 @@ class FeedOptions:
     def first_batch_size(self) -> int:
         """Rows of the first global batch."""
         return self.batch_size if isinstance(self.batch_size, int) else self.batch_size[0][1]
+
+    @property
+    def tunable(self) -> frozenset[str]:
+        """The fields of `Settings` that are found while the feed runs. None, if all is synchronous."""
+        if not self.prefetch:
+            return frozenset()
+        given = {name: getattr(self.reading, name) for name in ("threads", "workers", "buffer")}
+        return frozenset(name for name, value in {**given, "prefetch": self.prefetch}.items() if value == "auto")
+
+    def first_settings(self, default_threads: int) -> Settings:
+        """The numbers to begin with; "auto" begins with the defaults. Beside workers no thread reads.
+
+        Args:
+          default_threads: those that read if `Reading.threads` is None or "auto".
+        """
+        prefetch = FeedOptions.prefetch if self.prefetch == "auto" else self.prefetch
+        workers = 0 if self.reading.workers == "auto" else self.reading.workers
+        threads = self.reading.threads
+        if not prefetch or workers:
+            threads = 0
+        elif threads is None or threads == "auto":
+            threads = default_threads
+        else:
+            threads = max(1, threads)
+        buffer = Reading.buffer if self.reading.buffer == "auto" else self.reading.buffer
+        assert isinstance(buffer, int)
+        assert isinstance(prefetch, int)
+        return Settings(threads, workers, buffer, prefetch)
+
+    def plan(self, processes: int | None = None, process: int | None = None) -> Plan:
+        """What a feed of these options will read and place on each process, and what that needs.
+
+        No feed is built, no rows are read, and no process, thread or accelerator is needed: the sharding may be
+        over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Only records
+        and streams have no spec: the first element of a Grain dataset is made, or the first item of a stream. A
+        transform is called with a row of zeros.
+
+        Args:
+          processes: so many processes divide the devices of the sharding evenly, in the order of `jax.devices()`:
+            the first devices belong to process 0. None: the processes that own the devices.
+          process: only its part is computed. None: those of all processes.
+
+        Raises:
+          ValueError, TypeError, OSError: there is no such source, or no batch size at all fits the sharding; or
+            `processes` do not divide the devices. Other reasons why a feed refuses the options are in
+            `Plan.problems`.
+
+        Example:
+          >>> import jax, numpy as np
+          >>> options = FeedOptions({"x": np.zeros((100, 3), np.float32)}, 32, jax.devices()[0], remainder="pad")
+          >>> plan = options.plan()
+          >>> plan.spec["x"].shape, plan.epoch.padded_steps, plan.epoch.padding, plan.problems
+          ((32, 3), 4, 28, ())
+        """
+        from feedline._src.plan.plan import devices_by_process, plan_of
+        from feedline._src.sources.metadata import opened_metadata
+
+        metadata = opened_metadata(self.source)
+        out = metadata.spec
+        if self.transform is not None:
+            from feedline._src.loader.form import transformed_spec
+
+            row = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in out.leaves]
+            try:
+                out = transformed_spec(self.transform, out, row)
+            except Exception as error:
+                error.add_note(
+                    "feedline: a plan calls the transform with a row of zeros, since it reads no rows, to learn "
+                    "its shapes and dtypes"
+                )
+                raise
+        return plan_of(metadata, out, self, devices_by_process(self.sharding, processes), process)
 
 
 def _checked_sizes(given: Any) -> int | BatchSizes:

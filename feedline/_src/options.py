@@ -83,6 +83,28 @@ class Settings(NamedTuple):
     buffer: int
     prefetch: int
 
+    @property
+    def host_batches(self) -> int:
+        """Process-local batches in host memory: those that are read ahead, and the one being placed."""
+        return self.buffer + 1
+
+    @property
+    def host_batches_on_cpu_devices(self) -> int:
+        """Process-local batches in host memory on CPU devices, whose arrays lie there: those that wait and two in
+        use come in addition.
+        """
+        return self.host_batches + self.prefetch + 2
+
+    @property
+    def device_batches(self) -> int:
+        """Batches on a device: those that wait, one being placed, one in use."""
+        return self.prefetch + 2
+
+    @property
+    def shared_batches(self) -> int:
+        """Process-local batches in /dev/shm, on their way from workers, at most."""
+        return self.workers and self.workers * (2 * max(1, self.buffer // self.workers) + 3)
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:

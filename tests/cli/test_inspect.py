@@ -105,6 +105,7 @@ def test_figures_by_hand(here, capsys):
         "host_bytes": 3 * 8 * 28,
         "host_bytes_on_cpu_devices": 7 * 8 * 28,
         "host_bytes_as_read": 3 * 8 * 8,
+        "shared_bytes": 0,
         "device_bytes": 4 * 4 * 16,
     }
     assert told["epoch"] == {"batch_size": 16, "steps": 6, "left_out": 4, "padded_steps": 7, "padding": 12}
@@ -216,7 +217,7 @@ def feeds(here, monkeypatch):
 def test_a_feed_of_ones_own(feeds, capsys):
     code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=4", "--prefetch", "5")
     assert (code, told["batch_size"], told["remainder"], told["prefetch"]) == (0, 16, "pad", 5)
-    assert [leaf["leaf"] for leaf in told["batch"]] == ["x", "valid"]
+    assert [leaf["leaf"] for leaf in told["batch"]] == ["valid", "x"]
     _, on_all = as_json(capsys, f"{feeds}:make_feed")
     assert on_all["mesh"] == {"data": len(jax.devices()), "model": 1}
 
@@ -225,6 +226,16 @@ def test_a_feed_that_is_refused_for_its_batch_size_is_described(feeds, capsys):
     code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=3")
     assert (code, told["fits"], told["described_batch_size"]) == (1, False, 15)
     assert "multiple of the 3 shards of the batch axis, got 16; 15 or 18 would work" in told["problems"][0]
+
+
+def test_a_path_is_opened_as_open_source_opens_it(here, capsys):
+    _, told = as_json(capsys, "rows.npz", "--columns", "y", "--mesh", "data=1")
+    assert [leaf["leaf"] for leaf in told["leaves"]] == ["y"]
+    np.arange(40, dtype=np.uint16).tofile("tokens.bin")
+    _, told = as_json(capsys, "tokens.bin", "--dtype", "uint16", "--window", "8", "--mesh", "data=1")
+    assert (told["rows"], told["row_bytes"], told["leaves"][0]["dtype"]) == (5, 16, "uint16")
+    _, told = as_json(capsys, "tokens.bin", "--dtype", "[('a', 'u1', (6,)), ('b', '<u2')]", "--mesh", "data=1")
+    assert (told["rows"], [leaf["shape"] for leaf in told["leaves"]]) == (10, [[6], []])
 
 
 def test_a_stream(feeds, capsys):
@@ -280,9 +291,9 @@ def test_the_page_has_output():
         ("rows.npz --mesh data=4,model=4", "--cpu-devices must be set before jax is imported"),  # in this process
         (
             "rows.npz --mesh data=4 --processes 3",
-            "--processes must divide the 4 devices of the mesh into equal parts",
+            "processes must divide the 4 devices of the mesh into equal parts",
         ),
-        ("rows.npz --processes 3", "--processes must divide the 8 devices of the mesh into equal parts"),
+        ("rows.npz --processes 3", "processes must divide the 8 devices of the mesh into equal parts"),
         ("rows.npz --mesh data=4 --batch-size 0", "batch_size must be at least 1, got 0"),
         ("rows.npz --mesh data=4 --prefetch -1", "prefetch must be at least 0, got -1"),
         ("rows.npz --mesh data=4 --buffer 0", "Reading.buffer must be at least 1, got 0"),
@@ -295,6 +306,9 @@ def test_the_page_has_output():
             "SOURCE is a path, a glob or module:name, and loading nothing:here failed with ModuleNotFound",
         ),
         ("feeds_for_inspect:nothing", "loading feeds_for_inspect:nothing failed with AttributeError"),
+        ("rows.npz --columns z", "z"),
+        ("rows.npz --window 8 --columns x --dtype int8", "dtype is for"),
+        ("feeds_for_inspect:rows --columns x", "--columns is for a path"),
         (
             "feeds_for_inspect:make_feed --spec data",
             "feeds_for_inspect:make_feed shards the batch itself. Leave --spec",
@@ -324,7 +338,7 @@ def test_what_is_wrong(arguments, told, feeds, capsys):
             "100 rows cannot fill one of 200; use a batch size of at most 100",
         ),
         ("one.npy --mesh data=8", "1 row cannot fill one of 8; use fewer shards of the batch axis"),
-        ("one.npy --mesh data=1 --remainder pad", "it is one array without a name; name the arrays"),
+        ("one.npy --mesh data=1 --remainder pad", "it is one array without a name. Name the arrays"),
     ],
 )
 def test_what_a_feed_refuses_is_said_first(arguments, told, here, capsys):

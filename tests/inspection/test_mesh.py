@@ -2,7 +2,7 @@
 
 import pytest
 
-from feedline._src.tools.inspect.mesh import check_processes, devices_of_processes, parse_mesh, parse_spec
+from feedline._src.tools.inspect.mesh import parse_mesh, parse_spec
 
 AXES = {"data": 4, "model": 2, "x": 1}
 
@@ -69,25 +69,3 @@ def test_specs(text, entries):
 def test_what_is_no_spec(text, told):
     with pytest.raises(ValueError, match=told):
         parse_spec(text, AXES)
-
-
-@pytest.mark.parametrize(
-    ("processes", "told"),
-    [
-        (3, "divide the 8 devices of the mesh into equal parts, got 3; 2 or 4 would work"),
-        (5, "got 5; 4 or 8 would work"),
-        (16, "got 16; 8 would work"),
-        (0, "--processes must be at least 1, got 0"),
-    ],
-)
-def test_processes_that_do_not_divide_the_devices(processes, told):
-    with pytest.raises(ValueError, match=told):
-        check_processes(processes, 8)
-
-
-def test_devices_are_divided_in_their_order():
-    for processes in (1, 2, 4, 8):
-        check_processes(processes, 8)
-        parts = devices_of_processes(list(range(8)), processes)
-        assert [len(part) for part in parts] == [8 // processes] * processes
-        assert [device for part in parts for device in part] == list(range(8))

@@ -5,29 +5,35 @@ import io
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
-from feedline._src.feed_options import FeedOptions
-from feedline._src.options import Reading
-from feedline._src.tools.inspect.contents import contents_of
-from feedline._src.tools.inspect.description import Description, describe
-from feedline._src.tools.inspect.drawing import grid_of
-from feedline._src.tools.inspect.reads import Blocks, ProcessReads
+from feedline import FeedOptions, Reading
+from feedline._src.plan.plan import divided, plan_of
 from feedline._src.tools.inspect.show import show
+from feedline._src.tools.inspect.target import Target, contents_of, default_batch_size
+from feedline._src.tools.inspect.words import shown, spans
 
 DATA = P("data")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 
 
-def screen(source, batch_size, spec=DATA, width=80, processes=1, colours=False, **options):
-    options = {"remainder": "drop", "prefetch": 2, "reading": Reading(), "transform": None, **options}
-    request = FeedOptions(source, batch_size, NamedSharding(MESH, spec), **options)
+def screen(source, batch_size, sharding=DATA, width=80, processes=1, colours=False, mesh=MESH, **options):
+    if isinstance(sharding, P):
+        sharding = NamedSharding(mesh, sharding)
+    asked = FeedOptions(source, batch_size, sharding, **options)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
-    show(describe(contents_of(source, options["transform"]), request, MESH, processes), "rows.npz", console)
+    target = Target(contents_of(source, asked.transform), asked)
+    show("rows.npz", dict(mesh.shape), target, asked.plan(processes), console)
     return text.getvalue()
+
+
+def grid(text):
+    """Cells of all drawings, without their heads."""
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line[:1] == "│"]
+    return [cells for cells in lines if cells[0] != "rows"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -80,26 +86,29 @@ def test_what_else_a_feed_may_have_is_told():
         32,
         P("data", "model"),
         transform=lambda batch, rows: {"mean": batch["x"].mean(axis=1, keepdims=True).repeat(2, axis=1)},
-        reading=Reading(workers=2),
-        steps_per_call=3,
+        reading=Reading(workers=2, buffer="auto"),
         processes=8,
     )
     for told in (
         "A transform on the host makes of them:",
         "Each process reads whole rows, and cuts the columns for its devices afterwards.",
-        "Each call delivers 3 batches, which is counted here.",
-        "/dev/shm, for 2 workers: 10 × 96 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 24 rows of 4 bytes
+        'At the start: buffer "auto" may grow, within feedline.Limits.',
+        "/dev/shm, for 2 workers: 10 × 32 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
     ):
         assert told in text
+    text = screen({"x": np.ones((96, 4), np.float32)}, 32, steps_per_call=3)
+    assert "Each call delivers 3 batches, which is counted here." in text
 
 
 @pytest.mark.parametrize(
     ("processes", "more"), [(1, ""), (2, " 1 process has none of these, and cannot build it.")]
 )
 def test_a_feed_on_a_part_of_the_mesh(processes, more):
-    request = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
+    asked = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
+    target = Target(contents_of(asked.source), asked)
+    plan = plan_of(target.contents.metadata, target.contents.out, asked, divided(range(8), processes))
     text = io.StringIO()
-    show(describe(contents_of(request.source), request, MESH, processes), "rows", Console(file=text, width=80))
+    show("rows", dict(MESH.shape), target, plan, Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert f"The feed uses 1 of them.{more}" in lines
     assert "x: SingleDeviceSharding" in lines
@@ -113,49 +122,81 @@ def test_processes_have_colours_in_a_terminal_only():
     assert "\x1b[33md6–7 p1" in screen(source, 32, processes=2, colours=True)
 
 
-# --- large meshes, which these eight devices do not make ---
+# --- the drawing ---
+
+X, Y, Z = np.zeros((32, 4, 6)), np.zeros(32), np.zeros((32, 8))
 
 
-class Drawn(Description):
-    """A description of which only the drawing is looked at."""
-
-    def __init__(self, processes, devices_each, rows):
-        reads = [
-            ProcessReads(p, list(range(p * devices_each, (p + 1) * devices_each)), [], [], 0, 0, False)
-            for p in range(processes)
-        ]
-        leaf = jax.ShapeDtypeStruct((rows,), np.int32)
-        for name, value in {"reads": reads, "processes": processes, "batch": [leaf]}.items():
-            object.__setattr__(self, name, value)
-
-
-def drawn(processes, devices_each):
-    count = processes * devices_each
-    parts = [(4 * i, 4 * i + 4) for i in range(count)]
-    blocks = Blocks([0], parts, [()], {(i, 0): [i] for i in range(count)})
-    grid = grid_of(Drawn(processes, devices_each, 4 * count), blocks)
-    return list(zip(grid.rows, [cell.text for (cell,) in grid.cells], strict=True))
-
-
-def test_adjacent_blocks_of_a_process_are_drawn_as_one_where_there_are_many():
-    assert drawn(2, 6)[:2] == [("0–3", "d0 p0"), ("4–7", "d1 p0")]
-    assert drawn(2, 32) == [
-        ("0–127 in 32 blocks", "d0–31 p0"),
-        ("128–255 in 32 blocks", "d32–63 p1"),
+def test_rows_and_columns():
+    spec = {"x": NamedSharding(MESH, P("data", "model")), "y": NamedSharding(MESH, P("data"))}
+    text = screen({"x": X, "y": Y}, 16, spec, processes=2)
+    by_column, by_row = text[text.index("\nx: ") : text.index("\ny: ")], text[text.index("\ny: ") :]
+    assert grid(by_column) == [
+        ["0–3", "d0 p0", "d1 p0"],
+        ["4–7", "d2 p0", "d3 p0"],
+        ["8–11", "d4 p1", "d5 p1"],
+        ["12–15", "d6 p1", "d7 p1"],
     ]
+    assert "│ rows  │ columns 0–1 │ columns 2–3 │" in by_column
+    assert [row[1] for row in grid(by_row)] == ["d0–1 p0", "d2–3 p0", "d4–5 p1", "d6–7 p1"]
 
 
-def test_the_middle_of_many_processes_is_left_out():
-    rows = drawn(64, 1)
+def test_leaves_of_several_widths_share_a_drawing_and_processes_a_block():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    text = screen({"x": X, "z": Z}, 16, P(None, "data"), processes=4, mesh=mesh, width=120)
+    assert "x, z: P(None, 'data')" in text
+    assert "columns, part 1 of 2" in text
+    assert grid(text) == [["0–15", "d0–3 p0–1", "d4–7 p2–3"]]
+
+
+def test_permuted_devices_are_drawn_where_they_are():
+    mesh = Mesh(np.array(jax.devices())[[3, 1, 7, 5, 2, 0, 6, 4]], ("data",))
+    cells = ["d3 p0", "d1 p0", "d7 p1", "d5 p1", "d2 p0", "d0 p0", "d6 p1", "d4 p1"]
+    assert [row[1] for row in grid(screen({"y": Y}, 16, processes=2, mesh=mesh))] == cells
+
+
+def test_the_middle_of_a_large_mesh_is_left_out():
+    mesh = AbstractMesh((64, 8), ("data", "model"))
+    text = screen({"x": np.zeros((1024, 16))}, 256, P("data", "model"), processes=64, mesh=mesh, width=120)
+    rows = grid(text)
     assert len(rows) == 12
-    assert rows[6:9] == [("24–27", "d6 p6"), ("… 53 more", "…"), ("240–243", "d60 p60")]
+    assert rows[6][:2] == ["24–27", "d48 p6"]
+    assert rows[7] == ["… 53 more", "…", "…", "…", "…", "…", "…"]
+    assert rows[8][:2] == ["240–243", "d480 p60"]
+    assert rows[0] == ["0–3", "d0 p0", "d1 p0", "d2 p0", "…", "d6 p0", "d7 p0"]
+    assert "… 57 more" in text  # of the processes
 
 
-def test_auto_is_shown_by_the_numbers_to_begin_with():
-    source, auto = (
-        {"x": np.ones((100, 4))},
-        {"reading": Reading(buffer="auto", workers="auto"), "prefetch": "auto"},
-    )
-    given, found = screen(source, 32), screen(source, 32, **auto)
-    told = 'At the start: buffer and prefetch and workers "auto" may grow, within feedline.Limits.'
-    assert " ".join(found.split()).replace(f"{told} ", "") == " ".join(given.split())
+# --- words ---
+
+
+def test_spans_of_nothing():
+    assert spans([]) == []
+
+
+@pytest.mark.parametrize(("rows", "size"), [(100, 32), (20, 20), (5, 4), (1, 4)])
+def test_the_default_batch_size(rows, size):
+    assert default_batch_size(contents_of(np.zeros(rows)), NamedSharding(MESH, DATA)) == size
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (np.int64(7), "7"),
+        (np.float32(0.1), "0.1"),
+        (np.bool_(True), "True"),
+        (np.array([1, 2, 3]), "[1, 2, 3]"),
+        (np.array([np.nan, 1e-9]), "[nan, 1e-09]"),
+        (np.arange(12, dtype=np.uint8).reshape(3, 4), "0 to 11"),
+        (np.zeros((3, 4)), "all 0"),
+        (np.array([np.nan, 1, 2, np.inf, -3.25]), "-3.25 to 2, 2 not finite"),
+        (np.full(9, np.nan), "9 not finite"),
+        (np.arange(9) % 2 == 0, "5 of 9 True"),
+        (np.full(5, 3 + 4j), "magnitudes all 5"),
+        (np.zeros((0, 3)), "no values"),
+        (np.ones(6, jax.numpy.bfloat16), "all 1"),
+        (np.array([2**63 - 1] * 5 + [-(2**63)]), f"{-(2**63)} to {2**63 - 1}"),
+    ],
+)
+def test_values_in_a_few_characters(values, text):
+    assert shown(np.asarray(values)) == text

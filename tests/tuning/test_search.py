@@ -370,4 +370,4 @@ def test_limits_count_what_settings_use():
     assert limits.host_use(Settings(4, 0, 2, 2)) == 6
     assert dataclasses.replace(limits, arrays_on_host=True).host_use(Settings(4, 0, 2, 2)) == 10
     assert limits.device_use(Settings(4, 0, 2, 2)) == 6
-    assert limits.shared_use(Settings(0, 2, 4, 2)) == 14
+    assert Settings(0, 2, 4, 2).shared_batches == 14

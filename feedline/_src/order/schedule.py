@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Remainder = Literal["drop", "pad", "wrap"]
+BatchSizes = Sequence[tuple[int, int]]
+"""(first step, batch size), by ascending steps, the first one 0."""
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "wrap")
 ENDLESS = (1 << 63) - 1
 """The number of batches of a pass that has no end, as in Grain's `repeat`."""
@@ -188,6 +190,17 @@ class Schedule:
             return left if self.remainder == "drop" and start.epoch > before.epoch else 0
         last_epoch = (self.pass_of(before) + 1) * (self.epochs or 1)
         return left + (last_epoch - 1 - before.epoch) * self.rows
+
+    def refused_steps(self, after: Cursor, steps: int) -> Iterator[str]:
+        """Why the batches from a cursor to the end of its pass cannot be delivered `steps` at a time."""
+        left = self.batches_from(after)
+        if left != ENDLESS and left % steps:
+            divisors = [n for n in range(1, steps + 1) if left % n == 0]
+            yield (
+                f"steps_per_call={steps} delivers {steps} batches at once, and must divide those to the end of "
+                f"the pass: {left} are left from epoch {after.epoch}, position {after.position}; use "
+                f"steps_per_call={divisors[-1]}, or an endless feed, epochs=None"
+            )
 
     def _left_in_epoch(self, cursor: Cursor) -> int:
         left = self.rows - cursor.position

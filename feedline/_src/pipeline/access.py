@@ -148,14 +148,8 @@ class RandomAccess:
     def check_cursor(self, cursor: Cursor) -> None:
         """The batches from there to the end of the pass must be a multiple of the steps per call."""
         self.source_epochs(cursor)  # refuses an epoch of a mixture that is too late
-        left, steps = self.reader.schedule.batches_from(cursor), self.steps_per_call
-        if left != ENDLESS and left % steps:
-            divisors = [n for n in range(1, steps + 1) if left % n == 0]
-            raise ValueError(
-                f"steps_per_call={steps} delivers {steps} batches at once, and must divide those to the end of "
-                f"the pass: {left} are left from epoch {cursor.epoch}, position {cursor.position}; use "
-                f"steps_per_call={divisors[-1]}, or an endless feed, epochs=None"
-            )
+        for problem in self.reader.schedule.refused_steps(cursor, self.steps_per_call):
+            raise ValueError(problem)
 
     def rows_of(self, after: Cursor) -> npt.NDArray[np.int64]:
         """The row indices of the next batch after `after`, -1 where padded; [steps, B] with several steps."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import grain
@@ -20,11 +19,11 @@ from feedline._src.options import Order, Reading
 from feedline._src.order.schedule import Cursor, Schedule
 from feedline._src.pipeline.access import RandomAccess
 from feedline._src.pipeline.description import described, processes_of
-from feedline._src.pipeline.forms import PLACE, buffers_of, form_of, number_of, quarantine_of, settings_of
-from feedline._src.pipeline.settings import tunable_settings
+from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
+from feedline._src.plan.asked import PLACE, number_of, refused_options
 from feedline._src.prefetch.watch import alarmed
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.indexed import IndexedSource, format_of, own_order_of
 from feedline._src.rows.row_source import RowSource, is_columnar, is_ragged
 from feedline._src.rows.spec import RowSpec
 from feedline._src.sources.lanes import Lanes
@@ -127,21 +126,9 @@ def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
       key: a path for what the processes of this feed tell each other.
     """
     source, restarts = as_source(options.source), Restarts(options.reading.restart)
+    _check_options(options, source)
     if isinstance(options.batch_size, int):
         return _build(options, options.batch_size, source, key, restarts)
-    problem = None
-    if isinstance(source, grain.IterDataset | Lanes):
-        problem = "a stream"
-    elif options.steps_per_call > 1:
-        problem = f"steps_per_call={options.steps_per_call}"
-    elif tunable_settings(options):
-        problem = f'"auto" for {", ".join(sorted(tunable_settings(options)))}'
-    if problem is not None:
-        raise ValueError(
-            "batch sizes that change need rows with random access, one step per call and settings that are given, "
-            f"got {problem}; leave that out, or, where the size is to change, build another feed and set_state of "
-            "this one's state"
-        )
     change: tuple[int, Stages] | None = None
     seen: set[int | tuple[int, int]] = set()
     for step, size in reversed(options.batch_size):
@@ -157,6 +144,17 @@ def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
         )
         change = step, built
     return built
+
+
+def _check_options(options: FeedOptions, source: Any) -> None:
+    """Refuse options that do not go together with the kind of the source."""
+    if isinstance(source, grain.IterDataset | Lanes):
+        refused = refused_options(options, lanes=Lanes.of(source).count)
+    else:
+        ragged = source.ragged_leaves if is_ragged(source) else ()
+        refused = refused_options(options, own_order=own_order_of(source), ragged=ragged)
+    for problem in refused:
+        raise ValueError(problem)
 
 
 def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
@@ -183,11 +181,6 @@ def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, 
     reader = BatchReader(source, order, schedule, form)
     settings, bounds = settings_of(options, form, placement)
     if options.reading.workers:
-        if options.steps_per_call > 1 and settings.workers:
-            raise ValueError(
-                f"steps_per_call={options.steps_per_call} needs threads that read; leave workers=0, or give "
-                "steps_per_call=1"
-            )
         from feedline._src.loader.worker_batches import check_workers
 
         check_workers(reader, may_do_without=not settings.workers)
@@ -196,10 +189,10 @@ def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, 
         "spec": spec.as_json(),
         "data": _digest(source, options.reading),
         "order": dataclasses.asdict(order) if isinstance(order, Order) else order.as_json(),
-        "format": _format(source),
+        "format": format_of(source),
     }
     owned = None if source is options.source else source
-    buffers = buffers_of(options, form, settings.buffer, settings.prefetch)
+    buffers = buffers_of(options, form, settings)
     access = RandomAccess(reader, buffers, restarts, options.steps_per_call)
     access.check_cursor(Cursor(0, 0))
     return Stages(
@@ -213,10 +206,6 @@ def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, 
         bounds=bounds,
         place_at=number_of(PLACE, placement.spec) if options.with_place else None,
     )
-
-
-def _format(source: RowSource) -> str:
-    return source.format if isinstance(source, IndexedSource) else "columns"
 
 
 def _digest(source: RowSource, reading: Reading) -> str:
@@ -233,24 +222,6 @@ def _digest(source: RowSource, reading: Reading) -> str:
 
 
 def _order_of(options: FeedOptions, source: RowSource) -> Order | MixtureOrder:
-    if _format(source) == "mixture":
-        mixture = cast("Mixture", source)
-        if options.order is not None:
-            raise ValueError(
-                f"a mixture has an order of its own, got order={options.order!r}; leave order=None, and give "
-                "Mixture seed=..., or orders={name: Order(...)} for its sources"
-            )
-        if options.epochs is not None and mixture.order.end == "endless":
-            raise ValueError(
-                f"an endless mixture has no epochs to count, got epochs={options.epochs}; leave epochs=None, or "
-                'give Mixture end="first_exhausted" or "all_exhausted"'
-            )
-        return mixture.order
-    if isinstance(options.source, grain.MapDataset):
-        if options.order is not None and len(source) == sys.maxsize:
-            raise ValueError(
-                "a dataset after repeat() is one endless epoch, which no Order can shuffle; pass it without "
-                "repeat() and let the feed's epochs repeat it, or shuffle it in Grain and leave order=None"
-            )
-        return options.order or Order(shuffle=False)
-    return options.order or Order()
+    if format_of(source) == "mixture":
+        return cast("Mixture", source).order
+    return options.order or Order(shuffle=not isinstance(options.source, grain.MapDataset))

@@ -10,9 +10,11 @@ from feedline._src import state as states
 from feedline._src.agreement.all_gather import AllGather
 from feedline._src.feed_options import FeedOptions
 from feedline._src.pipeline.access import StreamAccess
-from feedline._src.pipeline.forms import PLACE, buffers_of, form_of, number_of, quarantine_of, settings_of
+from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
 from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
+from feedline._src.plan.asked import PLACE, number_of
+from feedline._src.plan.sizes import stream_window
 from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.streams.partial_batches import StreamDefinition
 
@@ -24,21 +26,6 @@ _AHEAD = 4
 
 def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
     """The stages for a stream. Its arguments and errors are those of `build_stages`."""
-    if options.order is not None:
-        raise ValueError(
-            "a stream has no other order than its own; shuffle the Grain dataset, and leave order=None"
-        )
-    if options.reading.workers not in (0, "auto"):
-        raise ValueError("a stream brings its own workers: use dataset.mp_prefetch(...), and leave workers=0")
-    if options.steps_per_call > 1:
-        raise ValueError(
-            "a stream has no random access, so its batches are delivered one by one; leave steps_per_call=1"
-        )
-    if options.remainder == "wrap" and lanes.count > 1:
-        raise ValueError(
-            f'remainder "wrap" needs one lane, since each ends at a place of its own, got {lanes.count}; repeat '
-            'each lane in Grain (grain.experimental.RepeatIterDataset), or use remainder="drop" or "pad"'
-        )
     lanes.check_batch_size(batch_size)
     first = FirstItem(lanes)
     form, placement = form_of(options, batch_size, first.spec, 0, first.read, reads_leaves=False)
@@ -53,7 +40,7 @@ def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str |
     owners = owners_of(jax.tree.leaves(placement.spec), lanes.count)
     if lanes is options.source:
         warn_of_shared_lanes(owners, jax.tree.leaves(placement.spec))
-    window = 1 if read_everywhere(owners) else max(1, settings.prefetch)
+    window = stream_window(settings.prefetch, read_everywhere=read_everywhere(owners))
     gather = None
     if not read_everywhere(owners):
         if options.prefetch == "auto":
@@ -65,7 +52,7 @@ def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str |
     stream = StreamDefinition(lanes, first, form, batch_size, options.remainder, options.epochs, gather, window)
     access = StreamAccess(
         stream,
-        buffers_of(options, form, window, settings.prefetch),
+        buffers_of(options, form, settings._replace(buffer=window)),
         lanes=[str(lane) for lane in stream.local_lanes],
         writers=[processes[0] for processes in owners],
     )

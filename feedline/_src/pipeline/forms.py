@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from feedline._src.cluster.cores import own_cores
 from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.buffers import BatchBuffers
 from feedline._src.loader.form import LocalForm, transformed_spec
 from feedline._src.options import Settings
 from feedline._src.pipeline.quarantine import Quarantine
-from feedline._src.pipeline.settings import first_settings, tunable_settings
-from feedline._src.placement.place import Placement, row_spec, sharded_spec, with_steps
+from feedline._src.placement.place import Placement, with_steps
 from feedline._src.placement.plan import union_of_rows
+from feedline._src.plan.asked import (
+    PLACE,
+    VALID,
+    adds_valid,
+    batch_of_rows,
+    number_of,
+    reads_by_leaf,
+    with_own_leaves,
+)
 from feedline._src.rows.spec import RowSpec
 
 if TYPE_CHECKING:
     from feedline._src.tuning.candidates import Bounds
 
-VALID = "valid"
-"""The key of the boolean leaf that remainder "pad" and bad_rows "mask" add."""
-PLACE = "place"
-"""The key of the int32 leaf that with_place adds."""
+
+_LEAST_THREADS, _MOST_THREADS = 2, 16
+"""By default. With one thread nothing would be read while a batch is placed."""
+
+
+def default_threads() -> int:
+    """The threads that read if `Reading.threads` is None."""
+    return min(max(own_cores(), _LEAST_THREADS), _MOST_THREADS)
 
 
 def settings_of(
     options: FeedOptions, form: LocalForm, placement: Placement, *, stream: bool = False
 ) -> tuple[Settings, Bounds | None]:
     """The settings to begin with, and within which bounds they may be tuned; None: they stay."""
-    settings, tunable = first_settings(options), tunable_settings(options)
+    settings, tunable = options.first_settings(default_threads()), options.tunable
     if stream:  # the placement thread reads it
         settings, tunable = settings._replace(threads=0), tunable & {"prefetch"}
     if options.reading.bad_rows != "raise":  # a row that only workers cannot read would be replaced there
@@ -61,9 +74,9 @@ def quarantine_of(options: FeedOptions, form: LocalForm, source_rows: int | None
     return Quarantine(options.reading, len(form.rows), jax.process_index(), source_rows)
 
 
-def buffers_of(options: FeedOptions, form: LocalForm, ahead: int, prefetch: int) -> BatchBuffers:
-    """With as many idle slabs as a steady feed uses: read ahead, being placed, waiting, and two in use."""
-    return BatchBuffers(form, ahead + 1 + prefetch + 2, options.steps_per_call)
+def buffers_of(options: FeedOptions, form: LocalForm, settings: Settings) -> BatchBuffers:
+    """With as many idle slabs as a steady feed uses where device arrays lie in them."""
+    return BatchBuffers(form, settings.host_batches_on_cpu_devices, options.steps_per_call)
 
 
 def form_of(
@@ -84,62 +97,28 @@ def form_of(
       reads_leaves: whether the source can read one leaf's rows and columns alone.
       ragged: the numbers of the leaves whose axis 1 differs between batches.
     """
-    if ragged:
-        _check_ragged(options)
     out = spec
     if options.transform is not None:
         row = [np.empty((1, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
         read_first(spec.tree(row))
         out = transformed_spec(options.transform, spec, row)
-    rows = out.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.placed_dtype) for leaf in out.leaves])
-    batch = sharded_spec(rows, batch_size, options.sharding)
-    plans = Placement.of(batch, ragged).plans
-    mask, mask_at = None, 0
-    bad_rows = options.reading.bad_rows
-    if options.remainder == "pad" or bad_rows == "mask":
-        asker = 'remainder="pad"' if options.remainder == "pad" else 'Reading(bad_rows="mask")'
-        batch = _with_leaf(batch, VALID, row_spec(batch, batch_size), asker)
-        mask = Placement.of({VALID: batch[VALID]}).plans[0].rows
-        mask_at = number_of(VALID, batch)
-    rows_read = union_of_rows(plans)
-    is_cut = not all(plan.whole_columns and len(plan.rows) == len(rows_read) for plan in plans)
-    # where a bad row is replaced, whoever supplies any of it must find it bad: all read it whole
-    by_leaf = is_cut and reads_leaves and options.transform is None and bad_rows == "raise"
-    form = LocalForm(
-        spec, options.transform, seed, out, plans, rows_read, by_leaf, mask, mask_at, bad_rows, ragged
+    read = batch_of_rows(out, batch_size, options.sharding)
+    plans = Placement.of(read, ragged).plans
+    batch = with_own_leaves(read, batch_size, options)
+    rows = union_of_rows(plans)
+    by_leaf = reads_by_leaf(
+        plans,
+        rows,
+        reads_columns=reads_leaves,
+        transformed=options.transform is not None,
+        bad_rows=options.reading.bad_rows,
     )
-    placed = tuple(i + (mask is not None and i >= mask_at) for i in ragged)
-    if options.with_place:
-        batch = _with_leaf(batch, PLACE, row_spec(batch, batch_size, np.int32), "with_place=True")
-        placed = tuple(i + (i >= number_of(PLACE, batch)) for i in placed)
+    mask, mask_at = None, 0
+    if adds_valid(options):
+        mask, mask_at = Placement.of({VALID: batch[VALID]}).plans[0].rows, number_of(VALID, read)
+    form = LocalForm(
+        spec, options.transform, seed, out, plans, rows, by_leaf, mask, mask_at, options.reading.bad_rows, ragged
+    )
+    own = [name for name in (VALID, PLACE) if isinstance(batch, dict) and name in batch and name not in read]
+    placed = tuple(i + sum(number_of(name, read) <= i for name in own) for i in ragged)
     return form, Placement.of(with_steps(batch, options.steps_per_call), placed)
-
-
-def _check_ragged(options: FeedOptions) -> None:
-    if options.transform is not None:
-        raise ValueError(
-            "a transform must return one shape, and ragged leaves differ in length between batches; do this work "
-            "in the jitted step, or before the rows are stored, and leave transform=None"
-        )
-    if options.steps_per_call > 1:
-        raise ValueError(
-            f"steps_per_call={options.steps_per_call} stacks batches of one shape, and ragged leaves differ in "
-            "length between batches; leave steps_per_call=1"
-        )
-
-
-def _with_leaf(batch: Any, name: str, leaf: jax.ShapeDtypeStruct, asker: str) -> dict[str, Any]:
-    """The spec of a batch with a leaf of feedline's own in it, which the argument `asker` asks for."""
-    # a plain dict: JAX flattens it in the order of its keys, but an OrderedDict, say, in another
-    if type(batch) is not dict or name in batch or not all(isinstance(key, str) for key in batch):
-        found = f"it has the keys {list(batch)}" if type(batch) is dict else f"it is a {type(batch).__name__}"
-        raise ValueError(
-            f"{asker} adds a leaf {name!r}, so the batch must be a plain dict of strings without that key: "
-            f'{found}. Name the arrays, as in {{"x": array}}, or leave {asker} out'
-        )
-    return {**batch, name: leaf}
-
-
-def number_of(name: str, batch: Mapping[str, Any]) -> int:
-    """How many leaves of a batch come before the leaf `name`."""
-    return len(jax.tree.leaves([batch[key] for key in sorted(batch) if key < name]))

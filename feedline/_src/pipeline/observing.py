@@ -22,7 +22,7 @@ from feedline._src.observe.devices import StepWatch
 from feedline._src.observe.times import PlaceTimes
 from feedline._src.observe.window import Window, times_of
 from feedline._src.pipeline.access import RandomAccess, StreamAccess
-from feedline._src.pipeline.settings import default_threads
+from feedline._src.pipeline.forms import default_threads
 from feedline._src.pipeline.stages import Stages
 from feedline._src.statistics import Counters, Statistics
 

@@ -16,7 +16,6 @@ from feedline._src.observe.times import PlaceTimes, Stopwatch, this_thread
 from feedline._src.options import Reading, Settings
 from feedline._src.order.schedule import Cursor
 from feedline._src.pipeline.access import Access, RandomAccess
-from feedline._src.pipeline.numbered import NumberedItems, NumberedParts
 from feedline._src.pipeline.quarantine import Quarantine
 from feedline._src.placement.place import Placement
 from feedline._src.prefetch.prefetcher import HostIterator, Prefetcher
@@ -24,7 +23,7 @@ from feedline._src.prefetch.readers import Readers
 from feedline._src.prefetch.synchronous import Synchronous
 from feedline._src.prefetch.watch import Watch
 from feedline._src.rows.row_source import RowSource
-from feedline._src.runtime.annotations import annotation
+from feedline._src.runtime.annotations import annotation, begin_step
 
 if TYPE_CHECKING:
     from feedline._src.agreement.in_step import InStep
@@ -117,8 +116,8 @@ class Stages:
 
     def tuned(self, settings: Settings) -> Stages:
         """The same with other settings, for the next pipeline. As many idle host buffers are kept as it needs."""
-        ahead = settings.buffer if isinstance(self.access, RandomAccess) else 1
-        self.access.buffers.staging.keep(ahead + settings.prefetch + 3)  # as many as build keeps
+        ahead = settings if isinstance(self.access, RandomAccess) else settings._replace(buffer=1)
+        self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as build keeps
         return dataclasses.replace(self, settings=settings)
 
     def placer(self, observer: Observer) -> Callable[[HostBatch], Placed]:
@@ -159,13 +158,54 @@ def pipeline_of(
         steps = batches.steps
         if prefetch:
             threads, ahead = max(1, settings.threads), settings.buffer + 1
-            return Readers(NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
+            return Readers(_NumberedParts(batches, done), place, prefetch, watch, threads=threads, ahead=ahead)
         batches = InOrder(batches)
     elif settings.workers and hasattr(batches, "end_stuck_workers"):
         workers = cast("WorkerBatches", batches)
         watch.on_stall, workers.unwanted = workers.end_stuck_workers, watch.stopped
-    items = NumberedItems(batches, done, steps)
+    items = _NumberedItems(batches, done, steps)
     return Prefetcher(items, place, prefetch, watch) if prefetch else Synchronous(items, place, watch)
+
+
+class _NumberedParts:
+    """Batches that any threads read in parts, each with its step announced to the annotations of a profile.
+
+    Args:
+      done: the steps before the first batch.
+    """
+
+    def __init__(self, batches: LocalBatches, done: int) -> None:
+        self.parts, self.count = batches.parts, batches.count
+        self.rows_of, self.end = batches.rows_of, batches.end
+        self._batches = batches
+        self._done = done
+
+    def read(self, number: int, part: int) -> HostBatch | None:
+        """Read a part; the call that completes a batch returns it, on the thread that also places it."""
+        begin_step(self._done + (number + 1) * self._batches.steps)
+        return self._batches.read(number, part)
+
+
+class _NumberedItems:
+    """Batches that one thread reads and places, with their steps announced to the annotations of a profile.
+
+    Args:
+      done: the steps before the first batch.
+      steps: of each batch.
+    """
+
+    def __init__(self, batches: HostIterator[HostBatch], done: int, steps: int) -> None:
+        self.close = batches.close
+        self._batches = batches
+        self._step = done
+        self._steps = steps
+
+    def __next__(self) -> HostBatch:
+        """The next batch."""
+        begin_step(self._step + self._steps)
+        batch = next(self._batches)
+        self._step += self._steps
+        return batch
 
 
 def number_of_place(after: Cursor) -> int:

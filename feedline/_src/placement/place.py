@@ -51,7 +51,7 @@ class Placement:
         leaves = jax.tree_util.tree_leaves_with_path(spec)
         for number in ragged:
             path, leaf = leaves[number]
-            _check_not_split(leaf, _name(path))
+            check_not_split(leaf, _name(path))
         plans = [
             plan_leaf(leaf.sharding, leaf.shape, leaf.sharding.addressable_devices, _name(path))
             for path, leaf in leaves
@@ -108,7 +108,7 @@ class Placement:
         ]
 
 
-def _check_not_split(leaf: jax.ShapeDtypeStruct, name: str) -> None:
+def check_not_split(leaf: jax.ShapeDtypeStruct, name: str) -> None:
     """Refuse a sharding that splits axis 1 of a ragged leaf."""
     shards = shards_of(leaf.sharding, len(leaf.shape))[1]
     if shards > 1:

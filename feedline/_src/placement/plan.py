@@ -8,6 +8,7 @@ of process indices, which says nothing about rows on a permuted mesh.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 Columns = tuple[slice | npt.NDArray[np.int64], ...]
+Index = tuple[slice, ...]
+"""The part of a leaf that a device holds: a slice for each axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,14 @@ class LeafPlan:
         """Shape of the process-local array."""
         pairs = zip(self.columns, self.global_shape[1:], strict=True)
         return (len(self.rows), *(_length(column, size) for column, size in pairs))
+
+    @property
+    def column_indices(self) -> tuple[Indices, ...]:
+        """For each further axis int64[k], ascending: the columns that it supplies."""
+        return tuple(
+            np.arange(size, dtype=np.int64)[column]
+            for column, size in zip(self.columns, self.global_shape[1:], strict=True)
+        )
 
     @property
     def whole_columns(self) -> bool:
@@ -70,7 +81,20 @@ def plan_leaf(
       (4, 3)
     """
     check_divides(sharding, global_shape, name)
-    indices = [index for device, index in sharding.devices_indices_map(global_shape).items() if device in devices]
+    indices = sharding.devices_indices_map(global_shape).items()
+    return leaf_part([index for device, index in indices if device in devices], global_shape, name)
+
+
+def leaf_part(indices: Collection[Index], global_shape: tuple[int, ...], name: str) -> LeafPlan:
+    """The smallest part of a leaf that holds what the devices of a process hold.
+
+    Args:
+      indices: of each device, its part of the leaf.
+      name: of the leaf, for the message.
+
+    Raises:
+      ValueError: there is no device.
+    """
     if not indices:
         raise ValueError(
             f"{name}: this process owns no device of the sharding's mesh, so it can supply no rows. "
@@ -81,6 +105,43 @@ def plan_leaf(
     ]
     columns = (_columns_of(ranges, size) for ranges, size in zip(owned[1:], global_shape[1:], strict=True))
     return LeafPlan(global_shape, _indices_of(owned[0]), tuple(columns))
+
+
+def device_parts(sharding: jax.sharding.Sharding, global_shape: tuple[int, ...]) -> dict[int, Index]:
+    """{device id: its part of a leaf}. The devices of an `AbstractMesh` are numbered from 0 in row-major order."""
+    mesh = _abstract_mesh(sharding)
+    if mesh is None:
+        indices: Mapping[Any, Index] = sharding.devices_indices_map(global_shape)
+        return {device.id: index for device, index in indices.items()}
+    spec: Any = sharding.spec  # type: ignore[attr-defined]
+    sizes, names = tuple(mesh.shape.values()), list(mesh.shape)
+    places = np.indices(sizes).reshape(len(sizes), -1)  # [mesh axis, device]
+    starts = []
+    for entry, size in itertools.zip_longest(spec, global_shape):
+        axes = [names.index(axis) for axis in _axes(entry)]
+        part = np.zeros(places.shape[1], np.int64)
+        for axis in axes:
+            part = part * sizes[axis] + places[axis]
+        width = size // math.prod(sizes[axis] for axis in axes)
+        starts.append([slice(start, start + width) for start in (part * width).tolist()])
+    return dict(enumerate(zip(*starts, strict=True)))
+
+
+def device_owners(sharding: jax.sharding.Sharding) -> dict[int, int]:
+    """{device id: the process that owns the device}. All devices of an `AbstractMesh` are of process 0."""
+    mesh = _abstract_mesh(sharding)
+    if mesh is not None:
+        return dict.fromkeys(range(mesh.size), 0)
+    devices: Collection[Any] = sharding.device_set
+    return {device.id: device.process_index for device in devices}
+
+
+def _abstract_mesh(sharding: jax.sharding.Sharding) -> Any:
+    """The `AbstractMesh` of a sharding; None if its mesh is made of devices."""
+    from jax.sharding import AbstractMesh
+
+    mesh = getattr(sharding, "mesh", None)
+    return mesh if isinstance(mesh, AbstractMesh) else None
 
 
 def union_of_rows(leaves: Iterable[LeafPlan]) -> Indices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import numpy as np
@@ -81,8 +81,23 @@ class Indexed:
         raise NotImplementedError
 
 
+OwnOrder = Literal["", "mixture", "endless mixture", "repeated"]
+"""The order that a source brings along: that of a mixture, or of a Grain dataset after `repeat()`, which is one
+endless epoch. "": it takes any."""
+
+
 class IndexedSource(Indexed, RowSource):
     """A `RowSource` with single rows, which are trees of NumPy arrays and scalars."""
+
+    @property
+    def own_order(self) -> OwnOrder:
+        """The order that it brings along."""
+        return ""
+
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch."""
+        return len(self)
 
     def _single(self, row: int) -> Any:
         out = jax.tree.map(lambda leaf: np.empty((1, *leaf.shape), leaf.dtype), self.spec)
@@ -94,3 +109,13 @@ class IndexedSource(Indexed, RowSource):
             (jax.tree_util.keystr(path, simple=True, separator=".") or "row", f"{leaf.dtype}{list(leaf.shape)}")
             for path, leaf in jax.tree_util.tree_leaves_with_path(self.spec)
         ]
+
+
+def own_order_of(source: RowSource) -> OwnOrder:
+    """The order that any source brings along."""
+    return source.own_order if isinstance(source, IndexedSource) else ""
+
+
+def format_of(source: RowSource) -> str:
+    """What a state says of how the rows of any source are read."""
+    return source.format if isinstance(source, IndexedSource) else Indexed.format

@@ -32,6 +32,11 @@ class Leaf:
     dtype: np.dtype[Any]
     placed_dtype: np.dtype[Any]
 
+    @property
+    def bytes(self) -> int:
+        """Of one row, in the dtype of the source."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 @dataclasses.dataclass(frozen=True)
 class RowSpec:

@@ -15,7 +15,7 @@ from feedline._src.errors import RowError
 from feedline._src.options import Order, checked_integer
 from feedline._src.order.mixture import End, MixtureOrder
 from feedline._src.placement.plan import Columns
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.indexed import IndexedSource, OwnOrder
 from feedline._src.rows.row_source import Rows, RowSource, is_columnar, is_positioned, is_ragged, will_read_of
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.mixture_arguments import SOURCE, Weights, check_specs, opened, orders_of, phases_of
@@ -113,9 +113,19 @@ class Mixture(IndexedSource):
         """Whether worker processes can open all sources again."""
         return all(getattr(source, "picklable", True) for source in self._sources.values())
 
+    @property
+    def own_order(self) -> OwnOrder:
+        """That of the mixture, which may be without end."""
+        return "endless mixture" if self.order.end == "endless" else "mixture"
+
     def __len__(self) -> int:
-        """The rows of all sources. How many an epoch has is `order.rows`."""
+        """The rows of all sources."""
         return self.order.firsts[-1]
+
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch of the mixture."""
+        return self.order.rows
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write row rows[i] to index i of each leaf of `out`. Row indices count one source after the other."""
@@ -222,11 +232,6 @@ class Mixture(IndexedSource):
     def __reduce__(self) -> Any:
         orders = dict(zip(self.order.names, self.order.orders, strict=True))
         return functools.partial(Mixture, orders=orders, **self._arguments), (self._sources,)
-
-
-def epoch_rows(source: RowSource) -> int:
-    """The positions of an epoch over a source."""
-    return source.order.rows if isinstance(source, Mixture) else len(source)
 
 
 class _Part(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.bad_rows import check_concerns_a_row, raise_of_signal_handler
-from feedline._src.rows.indexed import IndexedSource
+from feedline._src.rows.indexed import IndexedSource, OwnOrder
 from feedline._src.rows.record_leaves import (
     as_arrays,
     digest_of,
@@ -54,6 +55,11 @@ class RecordSource(IndexedSource):
         self._spec = RowSpec.of(as_arrays(first))
         self._at_once = 1 if self._may_reuse_memory(first) else _RECORDS_AT_ONCE
         self.spec = self._spec.tree([jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._spec.leaves])
+
+    @property
+    def own_order(self) -> OwnOrder:
+        """Of a dataset after `repeat()` that of the dataset."""
+        return "repeated" if len(self) == sys.maxsize else ""
 
     @property
     def identity(self) -> dict[str, Any]:

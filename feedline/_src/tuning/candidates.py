@@ -49,7 +49,7 @@ class Bounds:
         """Whether settings keep the limits of memory and of worker processes."""
         if "workers" in self.tunable and settings.workers > self.cores:
             return False
-        if self.shared_use(settings) > self.shared_batches:
+        if settings.shared_batches > self.shared_batches:
             return False
         if self.device_batches is not None and self.device_use(settings) > self.device_batches:
             return False
@@ -61,7 +61,7 @@ class Bounds:
 
     def host_use(self, settings: Settings) -> int:
         """Host buffers at the most. While settings change, reads of those before end in buffers of their own."""
-        batches = 2 * (settings.buffer + 1) + settings.workers + self.shared_use(settings)
+        batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
@@ -69,10 +69,6 @@ class Bounds:
         change, which threads may still be placing, and two in use.
         """
         return 2 * settings.prefetch + 2
-
-    def shared_use(self, settings: Settings) -> int:
-        """Batches in /dev/shm."""
-        return settings.workers and settings.workers * (2 * max(1, settings.buffer // settings.workers) + 3)
 
     def most_threads(self, window: Window) -> int:
         """Threads that keep at most `cores` busy, if each goes on to need the processor as much as it does now."""

@@ -7,15 +7,19 @@ import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from feedline._src.tools.cli.options import is_name, use_cpu_devices
+from feedline._src.tools.cli.options import is_name, open_options, source_named, use_cpu_devices
 from feedline._src.tools.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from feedline._src.tools.inspect.description import Description
+    from jax.sharding import Mesh
+
+    from feedline._src.feed_options import FeedOptions
+    from feedline._src.tools.inspect.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,10 @@ class Inspect:
       remainder: of rows that do not fill a batch. None: make_feed's own, or drop.
       prefetch: placed batches that wait. None: make_feed's own, or 2.
       buffer: host batches that are read ahead. None: make_feed's own, or 2.
+      columns: of a path, the names of the leaves to read, with commas between. None: all of them.
+      dtype: of an element of a .bin file, or of an ArrayRecord record: uint16, or for records of several fields as
+        Python writes it, "[('image', 'uint8', (32, 32, 3)), ('label', 'int32')]".
+      window: rows are windows of that many adjacent elements (tokens) of a .npy, .npz or .bin file.
       json: print one line of JSON on standard output, in place of the text.
     """
 
@@ -52,6 +60,9 @@ class Inspect:
     remainder: Literal["drop", "pad", "wrap"] | None = None
     prefetch: int | None = None
     buffer: int | None = None
+    columns: str | None = None
+    dtype: str | None = None
+    window: int | None = None
     json: bool = False
 
     def run(self) -> int:
@@ -61,47 +72,64 @@ class Inspect:
           ValueError, TypeError, OSError: an option is wrong, or there is no such source.
           FeedError: the first rows cannot be read.
         """
-        description = self.description()
-        if self.json:
-            from feedline._src.tools.inspect.as_json import as_object
-
-            print(json.dumps(as_object(description, self.source)), flush=True)
-        else:
-            from rich.console import Console
-
-            from feedline._src.tools.inspect.show import show
-
-            show(description, printable(self.source), Console())
-        return 1 if description.problems else 0
-
-    def description(self) -> Description:
-        """What is printed. Raises as `run`."""
         from feedline._src.tools.inspect import mesh as meshes
 
-        axes = None if not self.mesh else meshes.parse_mesh(self.mesh)
+        axes = meshes.parse_mesh(self.mesh) if self.mesh else None
         if axes is not None:
-            meshes.check_processes(self.processes, math.prod(axes.values()))
             _use_devices(math.prod(axes.values()))
         # of accelerators that a training uses, JAX would by default take all memory that is left
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
         import numpy as np
 
-        from feedline._src.tools.inspect.description import describe
-        from feedline._src.tools.inspect.resolve import Overrides, resolve
+        from feedline._src.plan.plan import divided, plan_of
 
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
-            meshes.check_processes(self.processes, len(jax.devices()))
-        entries = None if not self.spec else meshes.parse_spec(self.spec, axes)
         devices = jax.devices()[: math.prod(axes.values())]
+        processes = divided([device.id for device in devices], self.processes)
+        entries = meshes.parse_spec(self.spec, axes) if self.spec else None
         mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-        overrides = Overrides(self.batch_size, self.remainder, self.prefetch, self.buffer)
-        resolved = resolve(self.source, mesh, entries, overrides)
-        description = describe(resolved.contents, resolved.options, mesh, self.processes)
-        if resolved.refusal is not None and not description.problems:
-            raise resolved.refusal
-        return description
+        target = self._target(mesh, entries)
+        plan = plan_of(target.contents.metadata, target.contents.out, target.options, processes)
+        if target.refusal is not None and not plan.problems:
+            raise target.refusal
+        if self.json:
+            from feedline._src.tools.inspect.as_json import as_object
+
+            print(json.dumps(as_object(self.source, axes, target.contents, plan)), flush=True)
+        else:
+            from rich.console import Console
+
+            from feedline._src.tools.inspect.show import show
+
+            show(printable(self.source), axes, target, plan, Console())
+        return 1 if plan.problems else 0
+
+    def _target(self, mesh: Mesh, entries: Sequence[Any] | None) -> Target:
+        from feedline._src.sources.open_source import open_source
+        from feedline._src.tools.inspect.target import of_feed, of_source
+
+        given = open_options(self.source, self.columns, self.dtype, self.window)
+        named: Any = self.source
+        if is_name(named):
+            named = source_named(named)
+        elif given:
+            named = open_source(named, **given)
+        if not callable(named):
+            return of_source(named, mesh, mesh.axis_names[:1] if entries is None else entries, self.changed)
+        if entries is not None:
+            raise ValueError(
+                f"--spec is for a path or a source; {self.source} shards the batch itself. Leave --spec out"
+            )
+        return of_feed(self.source, named, mesh, self.changed)
+
+    def changed(self, options: FeedOptions) -> FeedOptions:
+        """The options with the arguments of the command line in their place."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("batch_size", "remainder", "prefetch")}
+        if self.buffer is not None:
+            given["reading"] = dataclasses.replace(options.reading, buffer=self.buffer)
+        return dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def _use_devices(count: int) -> None:

@@ -1,10 +1,10 @@
-"""Conversion of the command line's mesh and spec, and the devices of each process of a run that need not exist."""
+"""Conversion of the command line's mesh and spec."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from feedline._src.options import checked_integer
@@ -71,30 +71,3 @@ def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
     if twice:
         raise ValueError(f"--spec may name each axis of the mesh once, got {', '.join(twice)} twice in {text!r}")
     return tuple(entries)
-
-
-def check_processes(processes: int, devices: int) -> None:
-    """Refuse a number of processes that does not divide the devices.
-
-    Raises:
-      ValueError: the message names numbers that do.
-    """
-    checked_integer("--processes", processes, at_least=1)
-    if devices % processes:
-        divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-        near = {max(n for n in divisors if n < processes), next((n for n in divisors if n > processes), devices)}
-        raise ValueError(
-            f"--processes must divide the {devices} devices of the mesh into equal parts, got {processes}; "
-            f"{' or '.join(map(str, sorted(near)))} would work"
-        )
-
-
-def devices_of_processes(devices: Sequence[Any], processes: int) -> list[list[Any]]:
-    """The devices of each process, in the order of `jax.devices()`, which numbers those of process 0 first.
-
-    Example:
-      >>> devices_of_processes(["a", "b", "c", "d"], 2)
-      [['a', 'b'], ['c', 'd']]
-    """
-    each = len(devices) // processes
-    return [list(devices[start : start + each]) for start in range(0, len(devices), each)]

@@ -1,158 +1,283 @@
-"""Prints the description of a feed: rows, first rows, and who reads what."""
+"""Prints what a source holds, and the plan of a feed of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE, SQUARE
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feedline._src.tools.inspect.contents import Contents, leaf_bytes, row_bytes, shown
-from feedline._src.tools.inspect.description import Description
-from feedline._src.tools.inspect.drawing import Grid, grid_of
-from feedline._src.tools.inspect.show_sizes import epochs, memory
-from feedline._src.tools.inspect.words import in_bytes, in_spans, in_words, leaf_title, numbered, plural
+from feedline._src.feed_options import FeedOptions
+from feedline._src.observe.words import counted
+from feedline._src.placement.plan import device_parts
+from feedline._src.plan.plan import Plan
+from feedline._src.plan.sizes import Epoch
+from feedline._src.rows.spec import Leaf
+from feedline._src.tools.inspect.target import Contents, Target
+from feedline._src.tools.inspect.words import Span, in_bytes, in_spans, in_words, leaf_title, shown, spans
 
-_MOST_LEAVES, _MOST_PROCESSES, _MOST_LINED = 12, 8, 8
+_MAX_LEAVES, _MAX_PROCESSES, _MAX_BLOCKS, _MAX_COLUMNS = 12, 8, 12, 6
+_MAX_LINED = 8
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 
 
-def show(description: Description, source: str, console: Console) -> None:
-    """Print the description for a reader who sees it for the first time."""
-    for part in _parts(description, source):
+def show(source: str, mesh: Mapping[str, int], target: Target, plan: Plan, console: Console) -> None:
+    """Print everything for a reader who sees it for the first time."""
+    for part in _parts(source, mesh, target, plan):
         console.print(part, markup=False, highlight=False)
 
 
-def _parts(description: Description, source: str) -> Iterator[RenderableType]:
-    contents, size = description.contents, f"{description.described_size:,}"
-    for problem in description.problems:
+def _parts(source: str, mesh: Mapping[str, int], target: Target, plan: Plan) -> Iterator[RenderableType]:
+    contents, size = target.contents, f"{plan.fitting_size:,}"
+    for problem in plan.problems:
         yield Text(f"A feed refuses this. {problem}", "red")
     yield Text(f"{source}: {_amount(contents)}", "bold")
-    yield from _leaves(contents)
-    if contents.transformed:
-        yield "A transform on the host makes of them:"
-        yield from _placed(description)
-    yield Text("\nFirst item" if contents.lanes else "\nFirst rows", "bold")
+    yield from _leaves(contents, transformed=target.options.transform is not None)
+    yield Text("\nFirst item" if plan.lanes else "\nFirst rows", "bold")
     yield from _first_rows(contents)
     yield Text(f"\nWhich process reads which rows of a batch of {size}", "bold")
-    yield from _where(description)
-    for blocks in description.blocks:
-        names = [leaf_title(description.names[i]) for i in blocks.leaves]
-        spec = in_words(description.batch[blocks.leaves[0]].sharding)
-        yield f"\n{_some(names)}: {spec}"
-        yield _drawn(grid_of(description, blocks))
-    yield _processes(description)
-    if any(each.cuts for each in description.reads):
+    yield from _where(mesh, plan)
+    yield from _drawings(plan)
+    yield _processes(plan)
+    if any(part.cuts for part in plan.parts):
         yield "Each process reads whole rows, and cuts the columns for its devices afterwards."
     yield Text(f"\nMemory for batches of {size} rows", "bold")
-    yield from memory(description)
+    yield from _memory(target.options, plan)
     yield Text("\nEpochs and batch sizes", "bold")
-    yield from epochs(description)
+    yield from _epochs(plan)
 
 
 def _amount(contents: Contents) -> str:
-    size = row_bytes(contents.spec)
-    if contents.rows is not None:
-        return f"{plural(contents.rows, 'row')} of {in_bytes(size)}, {in_bytes(size * contents.rows)} in all"
-    if not contents.lanes:
+    rows, lanes = contents.metadata.rows, contents.metadata.lanes
+    size = sum(leaf.bytes for leaf in contents.metadata.spec.leaves)
+    if rows is not None:
+        return f"{counted(rows, 'row')} of {in_bytes(size)}, {in_bytes(size * rows)} in all"
+    if not lanes:
         return f"rows of {in_bytes(size)}, repeated without end"
-    kind = "a stream" if contents.lanes == 1 else f"a stream of {contents.lanes} lanes"
+    kind = "a stream" if lanes == 1 else f"a stream of {lanes} lanes"
     return f"{kind}, items of {in_bytes(size)}. Only reading it to its end tells how many."
 
 
-def _leaves(contents: Contents) -> Iterator[RenderableType]:
-    placed = [] if contents.transformed else ["placed as"]
-    table = _table("leaf", "shape", "dtype", *placed, "bytes a row")
-    for leaf in contents.spec.leaves[:_MOST_LEAVES]:
-        placed = [] if contents.transformed else [leaf.placed_dtype.name]
-        _add(table, leaf_title(leaf.name), _shape(leaf.shape), leaf.dtype.name, *placed, f"{leaf_bytes(leaf):,}")
-    yield from _with_rest(table, len(contents.spec.leaves))
+def _leaves(contents: Contents, *, transformed: bool) -> Iterator[RenderableType]:
+    placed = [] if transformed else ["placed as"]
+    rows = []
+    for leaf in contents.metadata.spec.leaves:
+        placed_as = [leaf.placed_dtype.name] if placed else []
+        rows.append([*_title_and_shape(leaf), leaf.dtype.name, *placed_as, f"{leaf.bytes:,}"])
+    yield from _table(["leaf", "shape", "dtype", *placed, "bytes a row"], rows)
+    if transformed:
+        yield "A transform on the host makes of them:"
+        rows = [[*_title_and_shape(leaf), leaf.placed_dtype.name] for leaf in contents.out.leaves]
+        yield from _table(["leaf", "shape", "placed as"], rows)
 
 
-def _placed(description: Description) -> Iterator[RenderableType]:
-    leaves = description.contents.out.leaves
-    table = _table("leaf", "shape", "placed as")
-    for leaf in leaves[:_MOST_LEAVES]:
-        _add(table, leaf_title(leaf.name), _shape(leaf.shape), leaf.placed_dtype.name)
-    yield from _with_rest(table, len(leaves))
+def _title_and_shape(leaf: Leaf) -> list[str]:
+    return [leaf_title(leaf.name), " × ".join(map(str, leaf.shape)) or "one value"]
 
 
 def _first_rows(contents: Contents) -> Iterator[RenderableType]:
-    one = "item" if contents.lanes else "row"
-    table = _table("leaf", *(f"{one} {row}" for row in range(len(contents.first[0]))))
-    for leaf, values in list(zip(contents.spec.leaves, contents.first, strict=True))[:_MOST_LEAVES]:
-        _add(table, leaf_title(leaf.name), *map(shown, values))
-    yield from _with_rest(table, len(contents.spec.leaves))
+    one = "item" if contents.metadata.lanes else "row"
+    leaves = zip(contents.metadata.spec.leaves, contents.first, strict=True)
+    rows = [[leaf_title(leaf.name), *map(shown, values)] for leaf, values in leaves]
+    yield from _table(["leaf", *(f"{one} {row}" for row in range(len(contents.first[0])))], rows)
 
 
-def _where(description: Description) -> Iterator[RenderableType]:
-    axes = ", ".join(f"{name}={size}" for name, size in description.axes.items())
-    devices, several = math.prod(description.axes.values()), description.processes > 1
-    each = f", {devices // description.processes} in each" if several else ""
-    processes = plural(description.processes, "process", "processes")
-    yield f"Mesh {axes}: {plural(devices, 'device')} in {processes}{each}."
-    used = {device.id for leaf in description.batch for device in leaf.sharding.device_set}
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
+    """A table of leaves, cut to the first ones."""
+    table = Table(*columns, box=SIMPLE)
+    for cells in rows[:_MAX_LEAVES]:
+        table.add_row(*map(Text, cells))  # plain strings would be taken for markup
+    yield table
+    if len(rows) > _MAX_LEAVES:
+        yield f"  and {len(rows) - _MAX_LEAVES} more leaves, which --json lists\n"
+
+
+def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.items())
+    devices, several = math.prod(mesh.values()), plan.processes > 1
+    each = f", {devices // plan.processes} in each" if several else ""
+    yield f"Mesh {axes}: {counted(devices, 'device')} in {counted(plan.processes, 'process')}{each}."
+    used = {device for leaf in plan.leaves.values() for device in device_parts(leaf.sharding, leaf.shape)}
     if len(used) < devices:
-        without = description.processes - len(description.reads)
-        refused = f" {plural(without, 'process has', 'processes have')} none of these, and cannot build it."
-        yield f"The feed uses {len(used)} of them.{refused if without else ''}"
-    if description.described_size != description.options.first_batch_size:
-        yield (
-            f"Batches of {description.options.first_batch_size:,} rows do not fit; this is for "
-            f"{description.described_size:,}."
+        idle = plan.processes - len(plan.parts)
+        refused = (
+            f" {counted(idle, 'process')} {'has' if idle == 1 else 'have'} none of these, and cannot build it."
         )
+        yield f"The feed uses {len(used)} of them.{refused if idle else ''}"
+    if plan.fitting_size != plan.batch_size:
+        yield f"Batches of {plan.batch_size:,} rows do not fit; this is for {plan.fitting_size:,}."
     reader = ", and process 1 reads it" if several else ""
     yield f"d3{' p1' if several else ''} in a block: device 3 holds it{reader}."
 
 
-def _drawn(grid: Grid) -> Table:
-    table = Table("rows", *grid.columns, box=SQUARE, show_lines=len(grid.rows) <= _MOST_LINED)
-    for label, cells in zip(grid.rows, grid.cells, strict=True):
-        table.add_row(label, *(Text(cell.text, _colour(cell.process)) for cell in cells))
-    return table
-
-
-def _processes(description: Description) -> Table:
-    has_lanes = description.contents.lanes > 0
-    table = _table("process", "devices", "reads rows", *(["lanes"] if has_lanes else []), "bytes a batch")
-    reads = description.reads
-    left_out = range(_MOST_PROCESSES - 2, len(reads) - 1) if len(reads) > _MOST_PROCESSES else range(0)
-    for i, each in enumerate(reads):
-        if i in left_out:
-            if i == left_out[0]:
-                _add(table, f"… {len(left_out)} more")
+def _processes(plan: Plan) -> Table:
+    table = Table(
+        "process", "devices", "reads rows", *(["lanes"] if plan.lanes else []), "bytes a batch", box=SIMPLE
+    )
+    for group in _groups(len(plan.parts), _MAX_PROCESSES):
+        if len(group) > 1:
+            table.add_row(f"… {len(group)} more")
             continue
-        lanes = [numbered(description.lanes_of(each))] if has_lanes else []
-        cells = [str(each.process), numbered(each.devices), in_spans(each.rows), *lanes]
-        _add(table, *cells, in_bytes(each.local_bytes), style=_colour(each.process))
+        part = plan.parts[group[0]]
+        lanes = [in_spans(spans(part.lanes))] if plan.lanes else []
+        cells = [str(part.process), in_spans(spans(part.devices)), in_spans(spans(part.rows)), *lanes]
+        table.add_row(*cells, in_bytes(part.local_bytes), style=_colour(part.process))
     return table
 
 
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=SIMPLE)
+# --- the drawing ---
 
 
-def _add(table: Table, *cells: str, style: str = "") -> None:
-    table.add_row(*(Text(cell, style) for cell in cells))  # plain strings would be taken for markup
+class _Blocks(NamedTuple):
+    """How a leaf is divided: spans of rows and of further axes, ascending, and the devices of each block."""
+
+    rows: list[Span]
+    columns: list[tuple[Span, ...]]
+    devices: dict[tuple[int, int], list[int]]
 
 
-def _with_rest(table: Table, leaves: int) -> Iterator[RenderableType]:
-    yield table
-    if leaves > _MOST_LEAVES:
-        yield f"  and {leaves - _MOST_LEAVES} more leaves, which --json lists\n"
+def _drawings(plan: Plan) -> Iterator[RenderableType]:
+    """A grid of blocks for all leaves that are divided in the same way."""
+    groups: dict[Any, tuple[list[str], list[_Blocks]]] = {}
+    for name, leaf in plan.leaves.items():
+        blocks = _blocks(leaf)
+        names, divided = groups.setdefault((*blocks.rows, str(blocks.devices)), ([], []))
+        names.append(name)
+        divided.append(blocks)
+    for names, divided in groups.values():
+        titles = [leaf_title(name) for name in names[:_MAX_LEAVES]]
+        more = [f"and {len(names) - _MAX_LEAVES} more"] if len(names) > _MAX_LEAVES else []
+        yield f"\n{', '.join([*titles, *more])}: {in_words(plan.leaves[names[0]].sharding)}"
+        yield _grid(plan, divided)
+
+
+def _blocks(leaf: Any) -> _Blocks:
+    held = {
+        device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
+        for device, index in device_parts(leaf.sharding, leaf.shape).items()
+    }
+    rows, columns = (
+        sorted({each[0] for each in held.values()}),
+        sorted({tuple(each[1:]) for each in held.values()}),
+    )
+    devices: dict[tuple[int, int], list[int]] = {}
+    for device, each in sorted(held.items()):
+        devices.setdefault((rows.index(each[0]), columns.index(tuple(each[1:]))), []).append(device)
+    return _Blocks(rows, columns, devices)
+
+
+def _grid(plan: Plan, divided: list[_Blocks]) -> Table:
+    process_of = {device: part.process for part in plan.parts for device in part.devices}
+    blocks = divided[0]
+    rows, columns = _groups(len(blocks.rows), _MAX_BLOCKS), _groups(len(blocks.columns), _MAX_COLUMNS)
+    table = Table("rows", *(_columns(divided, group) for group in columns), box=SQUARE)
+    table.show_lines = len(rows) <= _MAX_LINED
+    for group in rows:
+        cells = [Text(in_spans([blocks.rows[group[0]]]) if len(group) == 1 else f"… {len(group)} more")]
+        for across in columns:
+            devices = blocks.devices.get((group[0], across[0]), [])
+            if len(group) > 1 or len(across) > 1 or not devices:
+                cells.append(Text("…" if devices else ""))
+                continue
+            processes = sorted({process_of[device] for device in devices})
+            readers = f" {in_spans(spans(processes), 'p')}" if plan.processes > 1 else ""
+            cells.append(Text(in_spans(spans(devices), "d") + readers, _colour(processes[0])))
+        table.add_row(*cells)
+    return table
+
+
+def _columns(divided: list[_Blocks], group: Sequence[int]) -> str:
+    """The label of a column of the grid; for leaves of several widths the part."""
+    columns = divided[0].columns
+    if len(columns) == 1:
+        return "whole rows"
+    if len(group) > 1:
+        return f"… {len(group)} more"
+    if any(other.columns != columns for other in divided):
+        return f"columns, part {group[0] + 1} of {len(columns)}"
+    last = max(axis for axis, of in enumerate(zip(*columns, strict=True)) if len(set(of)) > 1)
+    return f"columns {' × '.join(in_spans([span]) for span in columns[group[0]][: last + 1])}"
+
+
+def _groups(count: int, most: int) -> list[list[int]]:
+    """Indices below `count`, one by one; where there are more than `most`, those in the middle as one group.
+
+    Example:
+      >>> _groups(3, 4), _groups(7, 4)
+      ([[0], [1], [2]], [[0], [1], [2, 3, 4, 5], [6]])
+    """
+    if count <= most:
+        return [[i] for i in range(count)]
+    tail = most // 3
+    head = most - 1 - tail
+    return [*([i] for i in range(head)), [*range(head, count - tail)], *([i] for i in range(count - tail, count))]
 
 
 def _colour(process: int) -> str:
-    return _COLOURS[process % len(_COLOURS)] if process >= 0 else ""
+    return _COLOURS[process % len(_COLOURS)]
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "one value"
+# --- sizes ---
 
 
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_LEAVES
-    return ", ".join([*names[:_MOST_LEAVES], *([f"and {more} more"] if more > 0 else [])])
+def _memory(options: FeedOptions, plan: Plan) -> Iterator[RenderableType]:
+    """The formulas with their numbers."""
+    memory, settings = plan.memory, plan.settings
+    ahead, prefetch = f"{'window' if plan.lanes else 'buffer'} {settings.buffer}", f"prefetch {settings.prefetch}"
+    table = Table.grid(padding=(0, 2, 0, 0))
+
+    def add(what: str, factor: str, count: int, total: int) -> None:
+        table.add_row(what, f"({factor}) × {in_bytes(total // count)} = {in_bytes(total)}")
+
+    host, on_cpu_devices = settings.host_batches, settings.host_batches_on_cpu_devices
+    add("host, each process", f"{ahead} + 1", host, memory.host_bytes)
+    add("  on CPU devices", f"{ahead} + {prefetch} + 3", on_cpu_devices, memory.host_bytes_on_cpu_devices)
+    if memory.host_bytes_as_read:
+        add("  more, as read", f"{ahead} + 1", host, memory.host_bytes_as_read)
+    add("device, each", f"{prefetch} + 2", settings.device_batches, memory.device_bytes)
+    yield table
+    if memory.host_bytes_as_read:
+        yield '"as read": leaves that the host casts, cuts or transforms, before it does so.'
+    if options.steps_per_call > 1:
+        yield f"Each call delivers {options.steps_per_call} batches, which is counted here."
+    if options.tunable:
+        yield f'At the start: {" and ".join(sorted(options.tunable))} "auto" may grow, within feedline.Limits.'
+    if settings.workers:
+        batches, each = settings.shared_batches, in_bytes(memory.shared_bytes // settings.shared_batches)
+        yield f"/dev/shm, for {counted(settings.workers, 'worker')}: {batches} × {each}, at most."
+
+
+def _epochs(plan: Plan) -> Iterator[RenderableType]:
+    """Which batch sizes fit, and for those near the given one the steps of an epoch and the rows that are left."""
+    rows, size, multiple, whole = plan.rows, plan.batch_size, plan.multiple_of, plan.whole_sizes()
+    shards = f"the {counted(plan.shards, 'shard')} of the batch axis"
+    if multiple == 1:
+        yield "Every batch size fits, since the batch axis is one shard."
+    elif multiple == plan.shards:
+        yield f"Batch sizes that fit are multiples of {shards}."
+    else:
+        yield f"Batch sizes that fit are multiples of {multiple}: of {shards} and of the {plan.lanes} lanes."
+    if rows is None or whole is None:
+        yield f"The next ones are {' and '.join(f'{other:,}' for other in plan.next_sizes())}."
+        endless = "The dataset repeats without end, so that its only epoch has no end."
+        stream = "The steps of an epoch, and the rows that are left, are known only at the end of the stream."
+        yield stream if plan.lanes else endless
+        return
+    largest = [rows // multiple * multiple] if multiple <= rows < size else []
+    table = Table(box=SIMPLE)
+    for column in ("batch size", '"drop": steps', "left out", '"pad": steps', "padded"):
+        table.add_column(column, justify="right")
+    for other in sorted({size, *plan.next_sizes(), *whole, *largest}):
+        name = f"→ {other:,}" if other == size else f"{other:,}"
+        style = "red" if other % multiple else "bold" if other == size else None
+        table.add_row(name, *(f"{number:,}" for number in Epoch.of(rows, other)[1:]), style=style)
+    yield table
+    if size % multiple:
+        yield f"→ {size:,} does not fit; the others do."
+    if not whole:
+        yield f"No size near {size:,} that fits divides the {rows:,} rows."
+    yield f'"wrap" continues into the next epoch, and leaves out no row: {rows / size:,.5g} batches an epoch.'

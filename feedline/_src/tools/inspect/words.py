@@ -1,15 +1,18 @@
-"""Short texts for bytes, spans, devices, leaves and shardings."""
+"""Short texts for bytes, spans, leaves, values and shardings."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from feedline._src.tools.inspect.reads import Span, spans
+from feedline._src.rows.spec import Array
 
+Span = tuple[int, int]
+"""Adjacent indices: the first, and the one after the last."""
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SPANS = 3
 
@@ -27,38 +30,27 @@ def in_bytes(count: int) -> str:
     return f"{count} B"
 
 
-def in_spans(found: Sequence[Span]) -> str:
-    """Spans, of which the ends belong to them.
+def spans(indices: Iterable[int]) -> list[Span]:
+    """Ascending indices as spans of adjacent ones.
 
     Example:
-      >>> in_spans([(0, 16), (32, 33)]), in_spans([(i, i + 1) for i in range(0, 20, 2)])
-      ('0–15, 32', '0, 2, 4, … 18')
+      >>> spans([0, 1, 2, 6, 7])
+      [(0, 3), (6, 8)]
     """
-    texts = [f"{start:,}" if stop == start + 1 else f"{start:,}–{stop - 1:,}" for start, stop in found]
-    if len(texts) > _SPANS + 1:
-        texts = [*texts[:_SPANS], f"… {texts[-1]}"]
-    return ", ".join(texts)
+    runs = itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
+    found = [[int(index) for _, index in run] for _, run in runs]
+    return [(run[0], run[-1] + 1) for run in found]
 
 
-def numbered(numbers: Iterable[int], letter: str = "") -> str:
-    """Ascending numbers, adjacent ones together.
+def in_spans(found: Sequence[Span], letter: str = "") -> str:
+    """Spans as numbers with a letter in front; the end of a span belongs to it.
 
     Example:
-      >>> numbered([0, 1, 2, 5], "d")
-      'd0–2, d5'
+      >>> in_spans([(0, 16), (32, 33)]), in_spans(spans(range(0, 20, 2)), "d")
+      ('0–15, 32', 'd0, d2, d4, … d18')
     """
-    parts = in_spans(spans(np.array(sorted(numbers)))).split(", ")
-    return ", ".join(f"{letter}{part}" if part[0].isdigit() else f"… {letter}{part[2:]}" for part in parts)
-
-
-def plural(count: int, one: str, several: str = "") -> str:
-    """A count with its noun.
-
-    Example:
-      >>> plural(1, "row"), plural(2000, "row"), plural(3, "process", "processes")
-      ('1 row', '2,000 rows', '3 processes')
-    """
-    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+    texts = [f"{letter}{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in found]
+    return ", ".join(texts if len(texts) <= _SPANS + 1 else [*texts[:_SPANS], f"… {texts[-1]}"])
 
 
 def leaf_title(name: str) -> str:
@@ -76,3 +68,39 @@ def in_words(sharding: jax.sharding.Sharding) -> str:
     """The PartitionSpec of a sharding, as it is written with `P`; the kind of any other sharding."""
     spec: Any = getattr(sharding, "spec", None)
     return type(sharding).__name__ if spec is None else f"P({', '.join(map(repr, spec))})"
+
+
+def shown(values: Array) -> str:
+    """The values of one leaf of one row in a few characters: the values if they are few, else their range.
+
+    Example:
+      >>> shown(np.array([0.5, 1.25])), shown(np.arange(64, dtype=np.uint8).reshape(8, 8))
+      ('[0.5, 1.25]', '0 to 63')
+    """
+    if values.ndim == 0:
+        return _number(values)
+    if values.size == 0:
+        return "no values"
+    if values.ndim == 1 and values.size <= 4:
+        return f"[{', '.join(_number(value) for value in values)}]"
+    if values.dtype.kind == "b":
+        return f"{int(np.count_nonzero(values)):,} of {values.size:,} True"
+    if values.dtype.kind == "c":
+        return f"magnitudes {_range(np.abs(values))}"
+    return _range(values)
+
+
+def _range(values: Array) -> str:
+    numbers = values if values.dtype.kind in "iu" else values.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    others = values.size - finite.size
+    least, greatest = (_number(finite.min()), _number(finite.max())) if finite.size else ("", "")
+    found = [] if not finite.size else [f"all {least}"] if least == greatest else [f"{least} to {greatest}"]
+    return ", ".join([*found, *([f"{others:,} not finite"] if others else [])])
+
+
+def _number(value: Any) -> str:
+    kind = np.asarray(value).dtype.kind
+    if kind in "iub":
+        return str(value)
+    return f"{complex(value):.4g}" if kind == "c" else f"{float(value):.4g}"

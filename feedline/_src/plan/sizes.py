@@ -1,10 +1,15 @@
-"""Arithmetic of batch sizes: steps of an epoch, rows left out or padded, sizes that fit, memory."""
+"""Arithmetic of batch sizes: which fit, steps of an epoch, rows left out or padded, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+
+from feedline._src.options import Settings
+from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.plan.asked import Asked
 
 _WINDOW = 1 << 18
 """So many multiples on each side of a batch size are tried as divisors."""
@@ -73,6 +78,50 @@ def whole_sizes(rows: int, batch_size: int, multiple: int, most: int = 4) -> lis
     return sorted(sorted(found, key=lambda size: max(size / batch_size, batch_size / size))[:most])
 
 
+def stream_window(prefetch: int, *, read_everywhere: bool) -> int:
+    """Batches of a stream after which its processes agree on whether it has ended.
+
+    Args:
+      read_everywhere: whether each process reads all lanes, so that none needs to ask another.
+    """
+    return 1 if read_everywhere else max(1, prefetch)
+
+
+def refused_size(size: int, multiple: int, shards: int, lanes: int) -> Iterator[str]:
+    """Why a batch size does not fit the sharding or the lanes.
+
+    Args:
+      multiple: what every batch size is a multiple of.
+      shards: of the batch axis.
+
+    Example:
+      >>> next(refused_size(30, 4, 4, 0))
+      'The batch size must be a multiple of the 4 shards of the batch axis, got 30; 28 or 32 would work.'
+    """
+    if size % multiple:
+        parts = f"{shards} shards of the batch axis"
+        rule = parts if multiple == shards else f"{parts} and of the {lanes} lanes, so of {multiple}"
+        sizes = " or ".join(f"{n:,}" for n in next_sizes(size, multiple))
+        yield f"The batch size must be a multiple of the {rule}, got {size:,}; {sizes} would work."
+
+
+def refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
+    """Why so many rows give no batch of this size, or no whole number of calls."""
+    remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
+    # an endless feed wraps as often as it must
+    available = rows if remainder == "drop" else rows * (epochs or size)
+    if remainder != "pad" and available < size:
+        fitting = available // multiple * multiple
+        smaller = f"a batch size of at most {fitting:,}" if fitting else "fewer shards of the batch axis"
+        yield (
+            f'Remainder "{remainder}" drops a batch that is not full, and {available:,} '
+            f"{'row' if available == 1 else 'rows'} cannot fill one of {size:,}; use {smaller}, "
+            'or remainder "pad".'
+        )
+    elif steps > 1:
+        yield from Schedule(rows, size, remainder, epochs).refused_steps(Cursor(0, 0), steps)
+
+
 class Memory(NamedTuple):
     """Memory of a feed by the formulas of docs/design.md, "Sizes". All in bytes.
 
@@ -80,32 +129,33 @@ class Memory(NamedTuple):
       host_bytes: of a process, where batches are placed on accelerators.
       host_bytes_on_cpu_devices: of a process, where they are placed on CPU devices, whose arrays lie in it too.
       host_bytes_as_read: of a process, in addition to either, for leaves that are cast, cut or transformed.
+      shared_bytes: of a process in /dev/shm, at most, where worker processes read.
       device_bytes: of a device.
     """
 
     host_bytes: int
     host_bytes_on_cpu_devices: int
     host_bytes_as_read: int
+    shared_bytes: int
     device_bytes: int
 
     @classmethod
-    def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, *, ahead: int, prefetch: int) -> Memory:
+    def of(cls, local_bytes: int, read_bytes: int, shard_bytes: int, settings: Settings) -> Memory:
         """The memory of a feed.
 
         Args:
           local_bytes: of a process-local batch.
           read_bytes: of its leaves that are cast, cut or transformed, as they are read.
           shard_bytes: of a per-device shard.
-          ahead: host batches that are read ahead: the buffer, or for a stream the window.
-          prefetch: placed batches that wait.
 
         Example:
-          >>> Memory.of(100, 0, 25, ahead=2, prefetch=2)._asdict()
-          {'host_bytes': 300, 'host_bytes_on_cpu_devices': 700, 'host_bytes_as_read': 0, 'device_bytes': 100}
+          >>> Memory.of(100, 0, 25, Settings(threads=0, workers=0, buffer=2, prefetch=2))[:2]
+          (300, 700)
         """
         return cls(
-            (ahead + 1) * local_bytes,
-            (ahead + prefetch + 3) * local_bytes,
-            (ahead + 1) * read_bytes,
-            (prefetch + 2) * shard_bytes,
+            settings.host_batches * local_bytes,
+            settings.host_batches_on_cpu_devices * local_bytes,
+            settings.host_batches * read_bytes,
+            settings.shared_batches * local_bytes,
+            settings.device_batches * shard_bytes,
         )

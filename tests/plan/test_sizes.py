@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feedline
-from feedline._src.tools.inspect.sizes import Epoch, Memory, fitting_size, next_sizes, whole_sizes
+from feedline._src.options import Settings
+from feedline._src.plan.sizes import Epoch, Memory, fitting_size, next_sizes, whole_sizes
 
 counts = st.integers(1, 300)
 
@@ -61,6 +62,6 @@ def test_many_rows_and_large_batches_take_no_time():
 
 
 def test_memory_by_hand():
-    """(2 + 1) × 1000, (2 + 2 + 3) × 1000, (2 + 1) × 40, (2 + 2) × 125."""
-    assert Memory.of(1000, 40, 125, ahead=2, prefetch=2) == (3000, 7000, 120, 500)
-    assert Memory.of(1000, 0, 125, ahead=4, prefetch=0) == (5000, 7000, 0, 250)
+    """(2 + 1) × 1000, (2 + 2 + 3) × 1000, (2 + 1) × 40, 2 · (2 · 1 + 3) × 1000, (2 + 2) × 125."""
+    assert Memory.of(1000, 40, 125, Settings(0, 2, 2, 2)) == (3000, 7000, 120, 10_000, 500)
+    assert Memory.of(1000, 0, 125, Settings(4, 0, 4, 0)) == (5000, 7000, 0, 0, 250)

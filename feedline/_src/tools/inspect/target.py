@@ -1,0 +1,164 @@
+"""What the command line names, a path, a source or a function that makes a feed, as options and first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from feedline._src.building import building
+from feedline._src.errors import FeedError, RowError
+from feedline._src.feed import Feed
+from feedline._src.feed_options import FeedOptions
+from feedline._src.loader.form import Transform, transformed_spec
+from feedline._src.plan.asked import SourceMetadata, placed_rows
+from feedline._src.plan.plan import multiple_of
+from feedline._src.rows.row_source import RowSource
+from feedline._src.rows.spec import Array, RowSpec
+from feedline._src.sources.lanes import FirstItem, Lanes
+from feedline._src.sources.open_source import as_source
+
+Change = Callable[[FeedOptions], FeedOptions]
+_ROWS_SHOWN = 3
+_ROWS_PER_SHARD = 8
+
+
+class Contents(NamedTuple):
+    """What a source holds.
+
+    Attributes:
+      metadata: rows, lanes and spec.
+      out: the spec of a row after the transform; without one that of the source.
+      first: each leaf of the first rows, in the source's dtypes, with the rows along the first axis.
+    """
+
+    metadata: SourceMetadata
+    out: RowSpec
+    first: list[Array]
+
+
+class Target(NamedTuple):
+    """What is to be described.
+
+    Attributes:
+      contents: of the source.
+      options: of the feed.
+      refusal: why the user's function could not build that feed; None if it could, or if there is no function.
+    """
+
+    contents: Contents
+    options: FeedOptions
+    refusal: Exception | None = None
+
+
+def of_source(source: Any, mesh: Mesh, entries: Sequence[Any], change: Change) -> Target:
+    """A source, and a feed of it over a mesh.
+
+    Args:
+      entries: of the batch's PartitionSpec; each leaf takes as many as it has axes.
+      change: of the options.
+
+    Raises:
+      ValueError, TypeError, OSError: there is no such source, or no feed of it.
+      FeedError: its first rows cannot be read.
+    """
+    contents = contents_of(source)
+    sharding = jax.tree.map(
+        lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(contents.out)
+    )
+    options = FeedOptions(source, default_batch_size(contents, sharding), sharding)
+    return Target(contents, change(options))
+
+
+def of_feed(name: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, change: Change) -> Target:
+    """The feed that a function makes, also if that feed is refused.
+
+    Raises:
+      TypeError: the function builds no feed, or returns another one.
+    """
+    asked: list[FeedOptions] = []
+
+    def changed(options: FeedOptions) -> FeedOptions:
+        asked.append(change(options))
+        return asked[-1]
+
+    refusal = None
+    with building(changed):
+        try:
+            feed = make_feed(mesh)
+        except (ValueError, TypeError) as error:
+            if not asked:
+                raise
+            options, refusal = asked[-1], error
+        else:
+            if not isinstance(feed, Feed) or feed.options not in asked:
+                raise TypeError(f"{name} must build a feedline.Feed and return it, got {feed!r}")
+            options = feed.options
+            feed.close()
+    return Target(contents_of(options.source, options.transform), options, refusal)
+
+
+def default_batch_size(contents: Contents, sharding: Any) -> int:
+    """Eight rows for each shard of the batch axis, or fewer if there are not as many rows."""
+    metadata = contents.metadata
+    multiple, _ = multiple_of(contents.out, sharding, metadata.lanes)
+    most = _ROWS_PER_SHARD if metadata.rows is None else metadata.rows // multiple
+    return multiple * min(_ROWS_PER_SHARD, max(1, most))
+
+
+def contents_of(source: Any, transform: Transform | None = None) -> Contents:
+    """Open a source, read its first rows, and close it if it was opened here.
+
+    Args:
+      source: as `feedline.Feed` takes it.
+      transform: of the feed.
+
+    Raises:
+      ValueError, TypeError, OSError: it is no source, there is no such file, or it has no rows.
+      FeedError: its first rows cannot be read.
+
+    Example:
+      >>> contents = contents_of({"x": np.arange(10, dtype=np.int16)})
+      >>> contents.metadata.rows, contents.first[0].tolist()
+      (10, [0, 1, 2])
+    """
+    opened = as_source(source)
+    if isinstance(opened, grain.IterDataset | Lanes):
+        lanes = Lanes.of(opened)
+        item = FirstItem(lanes)
+        metadata = SourceMetadata(item.spec, None, lanes.count)
+        first = _empty(item.spec, 1)
+        item.read(item.spec.tree(first))
+    else:
+        try:
+            metadata = SourceMetadata.of(opened)
+            first = _empty(metadata.spec, min(len(opened), _ROWS_SHOWN))
+            _read_first(opened, len(first[0]), metadata.spec.tree(first))
+        finally:
+            if opened is not source:
+                opened.close()
+    out = metadata.spec
+    if transform is not None:
+        out = transformed_spec(transform, out, [leaf[:1].copy() for leaf in first])
+    return Contents(metadata, out, first)
+
+
+def _read_first(source: RowSource, count: int, out: Any) -> None:
+    try:
+        source.read(np.arange(count, dtype=np.int64), out)
+    except FeedError:
+        raise
+    except Exception as error:
+        raise RowError(
+            f"the first rows are read to show them, and {type(source).__name__} failed with "
+            f"{type(error).__name__}: {error}",
+            stage="read",
+        ) from error
+
+
+def _empty(spec: RowSpec, rows: int) -> list[Array]:
+    return [np.empty((rows, *leaf.shape), leaf.dtype) for leaf in spec.leaves]

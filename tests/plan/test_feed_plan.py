@@ -1,0 +1,429 @@
+"""The plan of a feed, against NumPy slicing of what JAX says of each device, against feeds, and by hand."""
+
+import math
+import os
+import re
+import sys
+import threading
+
+import grain
+import jax
+import numpy as np
+import programs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import feedline
+from feedline import FeedOptions, Order, Reading
+
+MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+DATA = NamedSharding(MESH, P("data"))
+ROWS = {"image": np.zeros((100, 6, 6), np.uint8), "label": np.arange(100), "x": np.ones((100, 4))}
+"""A row is placed as 36 + 4 + 16 bytes; label and x are read as 8 + 32 bytes before they are cast."""
+
+
+def plan_of(source, batch_size, sharding=DATA, processes=1, process=None, **options):
+    return FeedOptions(source, batch_size, sharding, **options).plan(processes, process)
+
+
+# --- who reads what ---
+
+SHAPES = {"x": (16, 4, 8), "y": (16,), "z": (16, 8)}
+AXES = ("data", "model", "other")
+MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2)]
+
+
+@st.composite
+def layouts(draw):
+    """A mesh of eight devices in any order, and a spec for each leaf."""
+    shape = draw(st.sampled_from(MESHES))
+    devices = draw(st.permutations(jax.devices()))
+    mesh = Mesh(np.array(devices).reshape(shape), AXES[: len(shape)])
+    shardings = {}
+    for name, sizes in SHAPES.items():
+        axes = draw(st.permutations(mesh.axis_names))
+        entries, left = [], list(axes)
+        for size in sizes:
+            taken = [left.pop() for _ in range(draw(st.integers(0, len(left))))]
+            fits = size % math.prod(mesh.shape[axis] for axis in taken) == 0
+            entries.append(tuple(taken) if taken and fits else None)
+        shardings[name] = NamedSharding(mesh, P(*entries))
+    return shardings
+
+
+@settings(max_examples=60)
+@given(layouts(), st.sampled_from([1, 2, 4, 8]))
+def test_a_process_reads_what_its_devices_hold(shardings, processes):
+    rows = {name: np.zeros((32, *shape[1:]), np.int16) for name, shape in SHAPES.items()}
+    plan = plan_of(rows, 16, shardings, processes)
+    assert [part.process for part in plan.parts] == list(range(processes))
+    for part in plan.parts:
+        own = range(part.process * 8 // processes, (part.process + 1) * 8 // processes)
+        assert list(part.devices) == list(own)
+        read_rows, bytes_read = np.zeros(16, bool), 0
+        for name, sizes in SHAPES.items():
+            held = np.zeros(sizes, bool)
+            for device, index in shardings[name].devices_indices_map(sizes).items():
+                if device.id in own:
+                    held[index] = True
+            # the smallest rectangle around what the devices hold
+            sides = [np.flatnonzero(held.any(axis=tuple(set(range(held.ndim)) - {i}))) for i in range(held.ndim)]
+            leaf = part.leaves[f"batch['{name}']"]
+            for side, expected in zip([leaf.rows, *leaf.column_indices], sides, strict=True):
+                np.testing.assert_array_equal(side, expected)
+            read_rows[sides[0]] = True
+            bytes_read += 2 * math.prod(len(side) for side in sides)
+        assert part.rows.tolist() == np.flatnonzero(read_rows).tolist()
+        assert (part.local_bytes, part.read_bytes, part.cuts) == (bytes_read, 0, False)
+
+
+@settings(max_examples=30)
+@given(layouts(), st.sampled_from([1, 2, 4, 8]))
+def test_a_mesh_that_is_not_there_has_the_same_plan(shardings, processes):
+    """Devices of an abstract mesh are numbered in the order of its axes."""
+    rows = {name: np.zeros((32, *shape[1:]), np.int16) for name, shape in SHAPES.items()}
+    mesh = next(iter(shardings.values())).mesh
+    there = Mesh(np.array(jax.devices()).reshape(mesh.devices.shape), mesh.axis_names)
+    absent = AbstractMesh(mesh.devices.shape, mesh.axis_names)
+    plan, other = (
+        plan_of(rows, 16, {name: NamedSharding(each, s.spec) for name, s in shardings.items()}, processes)
+        for each in (there, absent)
+    )
+    assert (plan.memory, plan.multiple_of, plan.epoch) == (other.memory, other.multiple_of, other.epoch)
+    for part, same in zip(plan.parts, other.parts, strict=True):
+        assert (part.devices, part.local_bytes) == (same.devices, same.local_bytes)
+        for name, leaf in part.leaves.items():
+            for ours, theirs in zip(
+                (leaf.rows, *leaf.column_indices),
+                (same.leaves[name].rows, *same.leaves[name].column_indices),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(ours, theirs)
+
+
+def test_one_process_is_that_of_all():
+    whole, one = plan_of(ROWS, 16, processes=4), plan_of(ROWS, 16, processes=4, process=2)
+    (part,) = one.parts
+    assert (part.process, part.devices) == (2, (4, 5))
+    np.testing.assert_array_equal(part.rows, whole.parts[2].rows)
+    assert (one.memory, one.processes) == (whole.memory, 4)
+    np.testing.assert_array_equal(plan_of(ROWS, 16, processes=None).parts[0].rows, feedline.local_rows(DATA, 16))
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        (3, "divide the 8 devices of the mesh into equal parts, got 3; 2 or 4 would work"),
+        (5, "got 5; 4 or 8 would work"),
+        (16, "got 16; 8 would work"),
+        (0, "processes must be at least 1, got 0"),
+    ],
+)
+def test_processes_must_divide_the_devices(processes, told):
+    with pytest.raises(ValueError, match=told):
+        plan_of(ROWS, 16, processes=processes)
+
+
+def test_a_process_without_a_device_has_no_plan():
+    with pytest.raises(ValueError, match="process 4 owns none; process=0 does"):
+        plan_of(ROWS, 16, processes=4, process=4)
+
+
+class Whole:
+    """Rows that can only be read whole."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, row):
+        return {"z": np.zeros(8, np.int16), "y": np.float64(row)}
+
+
+def test_whole_rows_are_read_where_a_source_cannot_read_columns():
+    """z: int16[8] of which a process places 4; y: float64, placed as float32. Each process reads all 16 rows."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    plan = plan_of(Whole(), 16, {"z": NamedSharding(mesh, P(None, "data")), "y": NamedSharding(mesh, P())}, 2)
+    for part in plan.parts:
+        assert (part.rows.tolist(), part.cuts, part.by_leaf) == (list(range(16)), True, False)
+        assert part.local_bytes == 16 * (4 * 2 + 4)
+        assert part.read_bytes == 16 * (8 * 2 + 8)
+
+
+# --- memory, by hand ---
+
+
+def test_memory_by_hand():
+    """32 rows on 4 shards, in 2 processes of 2 shards each: 16 rows a process, 8 a device."""
+    plan = plan_of(ROWS, 32, processes=2)
+    assert [part.local_bytes for part in plan.parts] == [16 * 56] * 2
+    assert [part.read_bytes for part in plan.parts] == [16 * 40] * 2
+    assert plan.memory == (3 * 16 * 56, 7 * 16 * 56, 3 * 16 * 40, 0, 4 * 8 * 56)
+
+
+def test_memory_with_other_buffers_workers_and_several_steps_a_call():
+    plan = plan_of(ROWS, 32, reading=Reading(buffer=5), prefetch=3, steps_per_call=10)
+    assert plan.memory == (6 * 320 * 56, 11 * 320 * 56, 6 * 320 * 40, 0, 5 * 80 * 56)
+    plan = plan_of({"x": np.ones((96, 4), np.float32)}, 32, reading=Reading(workers=2))
+    assert plan.memory.shared_bytes == 2 * (2 * 1 + 3) * 32 * 16
+
+
+def test_auto_is_planned_with_the_numbers_to_begin_with():
+    auto = {"reading": Reading(threads="auto", workers="auto", buffer="auto"), "prefetch": "auto"}
+    assert plan_of(ROWS, 32, **auto).memory == plan_of(ROWS, 32).memory
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch, rows: {"x": batch["x"][:, :2]}])
+def test_a_host_batch_is_as_large_as_the_buffers_of_a_feed(transform):
+    (part,) = plan_of(ROWS, 32, transform=transform).parts
+    with feedline.Feed(ROWS, 32, DATA, transform=transform) as feed:
+        form = feed._stages.access.buffers.staging._form
+    assert part.local_bytes + part.read_bytes == sum(math.prod(shape) * dtype.itemsize for shape, dtype in form)
+
+
+# --- beside a feed ---
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"remainder": "pad", "with_place": True},
+        {"remainder": "wrap", "epochs": 3},
+        {"epochs": 2, "steps_per_call": 4, "transform": lambda batch, rows: {"y": batch["x"] > 0}},
+        {"epochs": 1, "reading": Reading(bad_rows="mask")},
+    ],
+)
+def test_spec_and_length_are_those_of_a_feed(options):
+    plan = plan_of(ROWS, 24, **options)
+    assert plan.problems == ()
+    with feedline.Feed(ROWS, 24, DATA, **options) as feed:
+        assert plan.spec == feed.spec
+        assert plan.length == (len(feed) if feed.options.epochs else None)
+        if options.get("remainder") != "wrap":
+            steps = plan.epoch.padded_steps if options.get("remainder") == "pad" else plan.epoch.steps
+            assert steps == feed.steps_per_epoch
+
+
+def test_no_row_is_read_and_no_thread_starts():
+    class Counting:
+        def __init__(self):
+            self.spec, self.identity = {"x": jax.ShapeDtypeStruct((3,), np.float32)}, {"kind": "counting"}
+            self.closed = False
+
+        def __len__(self):
+            return 100
+
+        def read(self, rows, out):
+            raise AssertionError("a row was read")
+
+        def close(self):
+            self.closed = True
+
+    before = threading.enumerate()
+    source = Counting()
+    plan = plan_of(source, 16, transform=lambda batch, rows: {"y": batch["x"].astype(np.int8)})
+    assert plan.spec["y"].dtype == np.int8
+    assert threading.enumerate() == before
+    assert not source.closed  # it is the user's
+
+
+def test_a_transform_that_fails_on_zeros_says_why_it_got_them():
+    def transform(batch, rows):
+        raise ArithmeticError("no zeros")
+
+    with pytest.raises(ArithmeticError) as raised:
+        plan_of(ROWS, 16, transform=transform)
+    assert "a plan calls the transform with a row of zeros" in raised.value.__notes__[0]
+
+
+PROGRAM = """
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+import feedline
+sharding = NamedSharding(AbstractMesh((4096, 4), ("data", "model")), PartitionSpec("data", "model"))
+options = feedline.FeedOptions({"x": np.zeros((10_000, 8))}, 8192, sharding, remainder="pad")
+plan = options.plan(processes=2048, process=2047)
+print(plan.parts[0].rows.tolist(), plan.parts[0].devices, plan.memory.device_bytes)
+"""
+
+
+def test_a_plan_needs_no_device():
+    """jax has no such platform, so that a look at any device would fail."""
+    environ = os.environ | {"JAX_PLATFORMS": "none"}
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = programs.run(command, capture_output=True, text=True, check=True, env=environ, timeout=60)
+    assert done.stdout == f"[8188, 8189, 8190, 8191] {tuple(range(16376, 16384))} {4 * 2 * (2 * 4 + 1)}\n"
+
+
+# --- problems ---
+
+
+def refusal(*args, **options):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011  the message is returned
+        feedline.Feed(*args, **options)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "told", "fitting"),
+    [
+        (30, "must be a multiple of the 4 shards of the batch axis, got 30; 28 or 32 would work.", 28),
+        (3, "got 3; 4 would work.", 4),
+    ],
+)
+def test_a_size_that_does_not_fit_is_planned_with_one_that_does(size, told, fitting):
+    plan = plan_of(ROWS, size)
+    (problem,) = plan.problems
+    assert told in problem
+    assert (plan.batch_size, plan.fitting_size, plan.multiple_of, plan.length) == (size, fitting, 4, None)
+    assert plan.spec["x"].shape == (fitting, 4)
+    assert "must be a multiple of the 4 shards" in refusal(ROWS, size, DATA)
+
+
+EPOCHS = st.sampled_from([None, 1, 2])
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 40), st.booleans(), st.sampled_from(["drop", "pad", "wrap"]), EPOCHS)
+def test_problems_are_found_where_a_feed_finds_them(rows, size, divided, remainder, epochs):
+    """And the first sizes that each of them names are accepted."""
+    source, sharding = {"x": np.zeros(rows, np.float32)}, DATA if divided else NamedSharding(MESH, P())
+
+    def builds(size):
+        try:
+            feedline.Feed(source, size, sharding, remainder=remainder, epochs=epochs).close()
+        except ValueError:
+            return False
+        return True
+
+    plan = plan_of(source, size, sharding, remainder=remainder, epochs=epochs)
+    assert (plan.problems == ()) == builds(size)
+    for problem in plan.problems:
+        if "at most" in problem:
+            assert builds(int(re.search("at most ([0-9]+)", problem)[1]))
+    for other in plan.next_sizes():
+        assert plan_of(source, other, sharding, remainder="pad").problems == ()
+
+
+def make_lane(lane, count):
+    return grain.MapDataset.range(lane, 100, count).map(lambda i: {"x": np.int32(i)}).to_iter_dataset()
+
+
+LANES = feedline.Lanes(make_lane, 2)
+RAGGED = feedline.Ragged({"x": (np.zeros(300), np.arange(0, 303, 3))}, pad_to=(4,))
+MIXTURE = feedline.Mixture({"a": ROWS, "b": ROWS}, weights={"a": 1, "b": 2})
+SIZES = [(0, 16), (3, 32)]
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "options"),
+    [
+        (LANES, 16, {"order": Order()}),
+        (LANES, 16, {"reading": Reading(workers=1)}),
+        (LANES, 16, {"steps_per_call": 2}),
+        (LANES, 16, {"remainder": "wrap"}),
+        (LANES, SIZES, {}),
+        (ROWS, SIZES, {"steps_per_call": 2}),
+        (ROWS, SIZES, {"prefetch": "auto"}),
+        (ROWS, 16, {"steps_per_call": 4, "epochs": 1}),
+        (ROWS, 16, {"steps_per_call": 2, "reading": Reading(workers=1)}),
+        (RAGGED, 16, {"steps_per_call": 2}),
+        (RAGGED, 16, {"transform": lambda batch, rows: batch}),
+        (MIXTURE, 16, {"order": Order()}),
+        (MIXTURE, 16, {"epochs": 1}),
+        (grain.MapDataset.range(5).repeat(), 4, {"order": Order()}),
+        (np.zeros((8, 3)), 8, {"remainder": "pad"}),
+        ((np.zeros(8), np.zeros(8)), 8, {"remainder": "pad"}),
+        ({"valid": np.zeros(8)}, 8, {"reading": Reading(bad_rows="mask")}),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_as_by_a_feed(source, size, options):
+    assert plan_of(source, size, **options).problems[0] == refusal(source, size, DATA, **options)
+
+
+def test_all_sizes_must_fit():
+    problems = plan_of(ROWS, [(0, 16), (3, 30), (5, 102)]).problems
+    assert [re.search("got ([0-9]+);|one of ([0-9]+);", problem)[0] for problem in problems] == [
+        "got 30;",
+        "got 102;",
+        "one of 102;",
+    ]
+    plan = plan_of(ROWS, SIZES)
+    assert (plan.problems, plan.batch_size, plan.spec["x"].shape, plan.length) == ((), 16, (16, 4), None)
+
+
+def test_a_size_that_fits_neither_mesh_nor_data():
+    shards, rows = plan_of(ROWS, 102).problems
+    assert "100 or 104 would work" in shards
+    assert "100 rows cannot fill one of 102; use a batch size of at most 100, or" in rows
+
+
+def test_too_few_rows():
+    one = {"x": np.zeros((1, 3), np.float32)}
+    (problem,) = plan_of(one, 4).problems
+    assert "1 row cannot fill one of 4; use fewer shards of the batch axis, or remainder" in problem
+    assert plan_of(one, 4, remainder="pad").epoch == (4, 0, 1, 1, 3)
+    assert plan_of(one, 4, remainder="wrap").problems == ()
+    assert len(plan_of(one, 4, remainder="wrap", epochs=3).problems) == 1
+    assert plan_of(one, 4, remainder="wrap", epochs=4).length == 1
+    with pytest.raises(ValueError, match="at least one row"):
+        plan_of({"x": np.zeros((0, 3))}, 4)
+
+
+@pytest.mark.parametrize(("shape", "spec"), [((8,), P("data", "model")), ((8, 3, 5), P(None, None, "model"))])
+def test_leaves_that_no_batch_size_fits_are_an_error(shape, spec):
+    with pytest.raises(ValueError, match=r"names|must be a multiple of the 2 shards"):
+        plan_of({"x": np.zeros(shape)}, 8, NamedSharding(MESH, spec))
+
+
+# --- other sources ---
+
+
+@pytest.mark.parametrize(
+    ("lanes", "processes", "owners", "window"),
+    [
+        (1, 1, [(0,)], 1),
+        (1, 2, [(0,), (0,)], 1),  # each process reads the whole stream, so that none waits for another
+        (6, 2, [(0, 1, 2), (3, 4, 5)], 2),
+        (3, 2, [(0, 1), (1, 2)], 2),
+    ],
+)
+def test_lanes(lanes, processes, owners, window):
+    plan = plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes)
+    assert [part.lanes for part in plan.parts] == owners
+    assert (plan.rows, plan.lanes, plan.epoch, plan.length, plan.whole_sizes()) == (None, lanes, None, None, None)
+    assert plan.settings.buffer == window
+    assert plan.memory.host_bytes == (window + 1) * 12 * 4 // processes
+    assert plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes, process=0).settings == plan.settings
+
+
+def test_a_batch_of_lanes_is_a_multiple_of_shards_and_lanes():
+    (problem,) = plan_of(feedline.Lanes(make_lane, 6), 16).problems
+    assert "the 4 shards of the batch axis and of the 6 lanes, so of 12, got 16; 12 or 24 would work" in problem
+
+
+def test_what_has_no_end_has_no_epoch():
+    endless = grain.MapDataset.range(5).map(lambda i: {"x": np.int32(i)}).repeat()
+    for source in (endless, MIXTURE):
+        plan = plan_of(source, 64)
+        assert (plan.rows, plan.epoch, plan.length, plan.problems) == (None, None, None, ())
+        feedline.Feed(source, 64, DATA).close()
+
+
+def test_a_mixture_with_an_end_has_the_epochs_of_a_feed():
+    mixture = feedline.Mixture({"a": ROWS, "b": ROWS}, weights={"a": 1, "b": 2}, end="first_exhausted")
+    plan = plan_of(mixture, 16, epochs=1)
+    with feedline.Feed(mixture, 16, DATA, epochs=1) as feed:
+        assert (plan.length, plan.spec) == (len(feed), feed.spec)
+    assert plan.spec["source"].dtype == np.int32
+
+
+def test_ragged_rows_are_planned_at_their_longest():
+    plan = plan_of(RAGGED, 16)
+    with feedline.Feed(RAGGED, 16, DATA) as feed:
+        assert plan.spec == feed.spec
+    with pytest.raises(ValueError, match="must not split axis 1 of a ragged leaf"):
+        plan_of(RAGGED, 16, {"x": NamedSharding(MESH, P(None, "data")), "x_length": DATA})
