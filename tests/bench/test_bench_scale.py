@@ -1,16 +1,18 @@
 """Thousands of processes: what must not grow with the processes, at sizes at which the answer can be computed."""
 
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from claims import scale
 from claims.scale_messages import messages
 from claims.scale_plan import LOCAL_ROWS, ROW_BYTES, sharding_of, stages_of
-from claims.scale_real import real
 from simulated_service import Costs, simulate
 
 from feedline import Order, ProcessError
@@ -27,6 +29,9 @@ from order_statistics import documented_row
 
 MANY = 16_384
 VAST = 10**12
+LAUNCH = [
+    sys.executable, "-m", "feedline", "launch", "--processes", "2", "--cpu", "--devices-per-process", "1",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
@@ -151,23 +156,30 @@ def test_the_script_prints_and_saves(tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "out.json").read_text())["results"]
     assert [each["processes"] for each in found["simulated"]] == [4, 16]
     assert all(each["process"]["step_cpu_s"] > 0 for each in found["simulated"])
-    assert found["real"] is None
     assert "refuted" in capsys.readouterr().out
 
 
 def test_an_odd_number_of_processes_is_refused():
-    with pytest.raises(ValueError, match="--processes takes even numbers, because pairs share rows, got 5; use 6"):
-        scale.scale([5], VAST, Costs(), 1, print)
+    with pytest.raises(ValueError, match="takes even numbers from 2 on, because pairs share rows, got 5"):
+        scale.scale([5], VAST, Costs(), 1)
 
 
 @pytest.mark.slow
-def test_real_processes_make_as_many_calls_as_the_simulated_ones(counted):
-    found = real(2)
-    assert found["processes"] == 2
+def test_real_processes_make_as_many_calls_as_the_simulated_ones(tmp_path):
+    job = [sys.executable, Path(__file__).with_name("counted_build.py"), tmp_path]
+    done = programs.run([*LAUNCH, "--", *job], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    calls = [int((tmp_path / str(process)).read_text()) for process in range(2)]
     build = messages(2, {"rows": VAST}, Costs())["build"]
-    assert sum(found["build_calls"]) == build["all_calls"]
-    assert max(found["build_calls"]) == build["most_calls"]
-    assert found["memory_bytes"]["Private"] <= found["memory_bytes"]["Pss"] <= found["memory_bytes"]["Rss"]
+    assert (sum(calls), max(calls)) == (build["all_calls"], build["most_calls"])
+
+
+@pytest.mark.slow
+def test_a_job_of_real_processes_prints_its_times_and_memory():
+    job = [sys.executable, scale.__file__.replace("scale.py", "scale_job.py"), str(time.time())]
+    done = programs.run([*LAUNCH, "--", *job], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"process \d: imported .*, first batch .* s; \d+ MiB of its own", done.stdout)) == 2
 
 
 @pytest.mark.parametrize("processes", [1, 16, 2_500, 16_384, 1_000_000])
