@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -11,25 +12,11 @@ from typing import Any
 
 from feedline._src.cluster.cores import own_cores
 from feedline._src.tools.bench.machine import describe
-from peers.entrants import Entrant
-from peers.environments import CannotRun
+from peers.entrant import CannotRun, Entrant
 
 DEVICES = 8
 """The CPU devices of each entrant."""
-Standings = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Who is measured, and how long. See `peers.options.Options`; `sizes` are those of the data."""
-
-    names: tuple[str, ...]
-    rounds: int
-    seconds: float
-    warm_up_s: float
-    environments: Path | None
-    work: Path
-    sizes: dict[str, Any]
+CACHE = "~/.cache/feedline/peers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +34,41 @@ class Case:
     checks: tuple[tuple[dict[str, Any], int | None], ...]
 
 
+def above_0(text: str) -> float:
+    """The number above 0 that an option gives."""
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"it must be above 0, got {text}")
+    return number
+
+
+def folder(text: str) -> Path:
+    """The folder that an option gives."""
+    return Path(text).expanduser().absolute()
+
+
+def parser(doc: str, entrants: Sequence[str], seconds: float, warm_up_s: float) -> argparse.ArgumentParser:
+    """The options that the benchmarks share. Each entrant is measured once a round, and stopped in between."""
+    asked = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    asked.add_argument("--rounds", type=int, choices=range(1, 1000), metavar="N", default=5, help="at least one")
+    asked.add_argument(
+        "--seconds", type=above_0, default=seconds, help="of each measurement, of two batches or more"
+    )
+    asked.add_argument("--warm-up-s", type=float, default=warm_up_s, help="before each measurement")
+    asked.add_argument("--only", nargs="+", choices=entrants, default=list(entrants), help="the entrants (all)")
+    asked.add_argument(
+        "--environments",
+        type=lambda text: None if text == "none" else folder(text),
+        default=folder(f"{CACHE}/environments"),
+        help='folder for the entrants\' environments, some GB; "none": entrants that can run in this interpreter',
+    )
+    asked.add_argument("--work", type=folder, default=folder(f"{CACHE}/work"), help="folder for the data")
+    asked.add_argument(
+        "--quick", action="store_true", help="little data and short rounds, only to check that it runs"
+    )
+    asked.add_argument("--out", type=Path, help="file for the result, as one JSON object")
+    return asked
+
+
 def thread_count() -> int:
     """How many threads an entrant may use."""
     return min(16, own_cores())
@@ -54,14 +76,15 @@ def thread_count() -> int:
 
 def contest(
     benchmark: str,
-    plan: Plan,
+    options: argparse.Namespace,
     cases: Sequence[Case],
-    standings: Callable[[Sequence[dict[str, Any]], int], Standings],
+    standings: Callable[[Sequence[dict[str, Any]], int], dict[str, Any]],
     table: Callable[[dict[str, Any], int], str],
 ) -> dict[str, Any]:
     """Measure all entrants in all cases, and print the results of each case.
 
     Args:
+      options: as `parser` parses them, and what else the result shall say of the plan.
       standings: (samples, row_bytes) → medians and ratios of a case.
       table: (result, row_bytes) → the standings of a case as text.
 
@@ -70,11 +93,10 @@ def contest(
       samples (each round of each entrant), standings {row_bytes: ...}.
     """
     machine = describe()
-    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan) if field.name != "sizes"}
     result: dict[str, Any] = {
         "benchmark": benchmark,
         "machine": machine,
-        "plan": json.loads(json.dumps(fields | plan.sizes, default=str)),
+        "plan": json.loads(json.dumps(vars(options), default=str)),
         "entrants": {},
         "failures": {},
         "checks": [],
@@ -84,17 +106,17 @@ def contest(
     print(f"{machine['processor']}, {machine['cores']} cores; columns by {machine['columns']}", flush=True)
     with contextlib.ExitStack() as stack:
         entrants: dict[str, Entrant] = {}
-        for name in plan.names:
+        for name in options.only:
             with _failing(name, entrants, result["failures"]):
-                entrants[name] = Entrant(name, plan.environments, plan.work)
+                entrants[name] = Entrant(name, options.environments, options.work)
                 stack.callback(entrants[name].close)
                 result["checks"] += _checks(entrants[name], cases)
-                result["entrants"][name] = entrants[name].describe()
+                result["entrants"][name] = entrants[name].ask("describe")
         for case in cases:
-            for k in range(plan.rounds):
+            for k in range(options.rounds):
                 for name in list(entrants)[:: -1 if k % 2 else 1]:  # reversed in every second round: drift cancels
                     with _failing(name, entrants, result["failures"]):
-                        found = entrants[name].measure(case.task, plan.warm_up_s, plan.seconds)
+                        found = entrants[name].measure(case.task, options.warm_up_s, options.seconds)
                         result["samples"].append(
                             {"entrant": name, "row_bytes": case.row_bytes, "round": k, **found}
                         )
@@ -102,6 +124,13 @@ def contest(
             print(table(result, case.row_bytes), flush=True)
     result["load_afterwards"] = describe()["load"]
     return result
+
+
+def saved(result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Write the result to --out. Returns the exit code: 1 if an entrant could not be measured."""
+    if options.out is not None:
+        options.out.write_text(json.dumps(result) + "\n")
+    return 1 if result["failures"] else 0
 
 
 @contextlib.contextmanager
@@ -117,13 +146,16 @@ def _failing(name: str, entrants: dict[str, Entrant], failures: dict[str, str]) 
 
 def _checks(entrant: Entrant, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Check the batches of an entrant."""
-    found = []
-    for case in cases:
-        for task, limit in case.checks:
-            check = entrant.check(task, limit)
-            found.append(
-                {"entrant": entrant.name, "row_bytes": case.row_bytes, "batches": limit or "epoch", **check}
-            )
+    found = [
+        {
+            "entrant": entrant.name,
+            "row_bytes": case.row_bytes,
+            "batches": limit or "epoch",
+            **entrant.check(task, limit),
+        }
+        for case in cases
+        for task, limit in case.checks
+    ]
     wrong = [check for check in found if not check["right"]]
     print(f"{entrant.name:<20} {f'WRONG ROWS: {wrong}' if wrong else 'delivers every row once'}", flush=True)
     return found

@@ -4,127 +4,103 @@
 1.2 × the best of the others, by memory that grows, or by a training thread that pays more than for columns.
 
     python benchmarks/peers/images.py --out images.json       # ten minutes, after the first time
+
+Each entrant makes random crops, half of them mirrored, of the same files. First it must deliver an epoch of images
+that are recognised after any crop. At last feedline runs in a training loop that sleeps.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
-
-import tyro
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from peers.contest import DEVICES, Case, contest, thread_count
-from peers.entrants import IMAGE_ENTRANTS, IMAGES_FEEDLINE, IMAGES_LIMIT, Entrant
-from peers.environments import CannotRun
+from peers.contest import DEVICES, Case, contest, parser, saved, thread_count
+from peers.entrant import CannotRun, Entrant
 from peers.images_data import described, marked_jpegs, photo_jpegs
-from peers.options import Options
 from peers.standings import ranked, rates_of, shown
 
+LIMIT, OURS = "images_limit", "images_feedline"
+ENTRANTS = (LIMIT, OURS, "images_grain", "images_spdl", "images_spdl_same", "images_tf_data", "images_torch")
 _STEP_OF_BATCH = 1.2
 """The step of the training loop ÷ the time in which a batch is made: the threads are nearly always busy."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Images(Options):
-    """Measure every loader on the same JPEGs, alternately: random crops, half of them mirrored, on CPU devices.
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; with --quick 48 images of 64 pixels, and 2 rounds of 0.2 s."""
+    asked = parser(__doc__ or "", ENTRANTS, seconds=8.0, warm_up_s=2.0)
+    asked.add_argument("--images", type=int, default=5000, help="files of about 100 kB, read from the page cache")
+    asked.add_argument("--size", type=int, default=224, help="height and width of an image in a batch")
+    asked.add_argument("--batch-rows", type=int, default=256, help="images in a batch")
+    asked.add_argument("--train-steps", type=int, default=100, help="steps of the training loop")
+    options = asked.parse_args(arguments)
+    options.only = [name for name in ENTRANTS if name in options.only]
+    if options.quick:
+        small = {"images": 48, "size": 64, "batch_rows": 16, "train_steps": 10, "rounds": 2}
+        options = argparse.Namespace(**{**vars(options), **small, "seconds": 0.2, "warm_up_s": 0.1})
+    if options.batch_rows % DEVICES or not 0 < options.batch_rows <= options.images or options.size < 1:
+        asked.error(
+            f"a batch has a multiple of {DEVICES} images and at most all of them, got --batch-rows "
+            f"{options.batch_rows}, --images {options.images} and --size {options.size}"
+        )
+    return options
 
-    Each entrant runs in its own process and environment. Each is measured once a round, and stopped between its
-    rounds. First it must deliver an epoch of images that are recognised after any crop. Then feedline runs in a
-    training loop that sleeps. With --quick: 48 images of 64 pixels, 2 rounds of 0.2 s.
 
-    Attributes:
-      images: how many files of about 100 kB are made of photographs, and read from the page cache.
-      size: height and width of an image in a batch.
-      batch_rows: images in a batch.
-      train_steps: steps of the training loop.
-    """
+def compete(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and print; the keys of the result are those of `contest`, "data" and "training"."""
 
-    entrants: ClassVar = IMAGE_ENTRANTS
+    def task(folder: Path, batch_rows: int) -> dict[str, Any]:
+        sizes = {"size": options.size, "batch_rows": batch_rows, "threads": thread_count()}
+        return {"kind": "images", "images": str(folder), "folder": folder.name, **sizes}
 
-    seconds: float = 8.0
-    warm_up_s: float = 2.0
-    images: int = 5000
-    size: int = 224
-    batch_rows: int = 256
-    train_steps: int = 100
+    photographs = photo_jpegs(options.work, options.images)
+    data = described(photographs)
+    shipped = ", ".join(f"{name} ({path})" for name, path in data["photographs"].items())
+    print(
+        f"{data['files']:,} JPEGs of {data['mean_bytes'] / 1e3:.0f} kB in the mean, made of {shipped}", flush=True
+    )
+    marked = task(marked_jpegs(options.work), DEVICES)
+    case = Case(options.size**2 * 3, task(photographs, options.batch_rows), ((marked, None),))
+    result = {**contest("images", options, [case], standings, table), "data": data}
+    if OURS in result["entrants"]:
+        rate = result["standings"][str(case.row_bytes)]["entrants"][OURS]["median_rows_per_s"]
+        _train(result, options, case.task, _STEP_OF_BATCH * options.batch_rows / rate)
+    return result
 
-    def check(self) -> None:
-        """Check that the options fit together."""
-        super().check()
-        if self.batch_rows % DEVICES or not 0 < self.batch_rows <= self.images or self.size < 1:
-            raise ValueError(
-                f"a batch has a multiple of {DEVICES} images and at most all of them, got --batch-rows "
-                f"{self.batch_rows}, --images {self.images} and --size {self.size}"
-            )
 
-    def sized(self) -> Images:
-        """These options, with the sizes of --quick if it is given."""
-        if not self.quick:
-            return self
-        small = {"images": 48, "size": 64, "batch_rows": 16, "train_steps": 10}
-        return dataclasses.replace(self, **small, rounds=2, seconds=0.2, warm_up_s=0.1)
-
-    def sizes(self) -> dict[str, Any]:
-        """The number of images, and the sizes of images and batches."""
-        return {"images": self.images, "size": self.size, "batch_rows": self.batch_rows}
-
-    def cases(self) -> list[Case]:
-        """One: all photographs; before them an epoch of the marked images."""
-        marked = self._task(marked_jpegs(self.plan().work), DEVICES)
-        photographs = self._task(self.photographs(), self.batch_rows)
-        return [Case(self.size * self.size * 3, photographs, ((marked, None),))]
-
-    def photographs(self) -> Path:
-        """The folder of JPEGs, made when it is missing."""
-        return photo_jpegs(self.plan().work, self.images)
-
-    def _task(self, folder: Path, batch_rows: int) -> dict[str, Any]:
-        return {
-            "kind": "images",
-            "images": str(folder),
-            "size": self.size,
-            "batch_rows": batch_rows,
-            "threads": thread_count(),
-            "folder": folder.name,
-        }
-
-    def compete(self) -> dict[str, Any]:
-        """Run the benchmark; the keys of its result are those of `contest`, "data" and "training"."""
-        plan, cases, data = self.plan(), self.cases(), described(self.photographs())
-        print(_data_text(data), flush=True)
-        result = contest("images", plan, cases, standings, table)
-        result["data"] = data
-        if IMAGES_FEEDLINE in result["entrants"]:
-            self._train(result, cases[0])
-        return result
-
-    def _train(self, result: dict[str, Any], case: Case) -> None:
-        """Add "training": what feedline costs a training thread, and its memory."""
-        plan = self.plan()
-        rate = result["standings"][str(case.row_bytes)]["entrants"][IMAGES_FEEDLINE]["median_rows_per_s"]
-        step_s = _STEP_OF_BATCH * self.batch_rows / rate
-        try:
-            entrant = Entrant(IMAGES_FEEDLINE, plan.environments, plan.work)
-            found = entrant.train(case.task, self.train_steps, step_s)
-            entrant.close()
-        except CannotRun as error:
-            result["failures"][IMAGES_FEEDLINE] = str(error)
-            return
-        result["training"] = {**found, "step_s": step_s}
-        print(_training_text(found, step_s), flush=True)
+def _train(result: dict[str, Any], options: argparse.Namespace, task: dict[str, Any], step_s: float) -> None:
+    """Add "training": what feedline costs a training thread, and its memory."""
+    try:
+        entrant = Entrant(OURS, options.environments, options.work)
+        found = entrant.ask("train", task, steps=options.train_steps, step_s=step_s)
+        entrant.close()
+    except CannotRun as error:
+        result["failures"][OURS] = str(error)
+        return
+    result["training"] = {**found, "step_s": step_s}
+    next_us, release_us = (statistics.median(found[name]) for name in ("next_us", "release_us"))
+    memory = [each / 2**20 for each in found["resident_bytes"]]
+    third = max(1, len(memory) // 3)
+    print(
+        f"feedline's training thread, in steps of {step_s * 1e3:.0f} ms (medians): {next_us:.0f} µs in next, "
+        f"{release_us:.0f} µs to release a batch; memory after step {third}: {memory[third - 1]:.0f} MiB, "
+        f"the most after that {max(memory[third - 1 :]):.0f}, at the end {memory[-1]:.0f}",
+        flush=True,
+    )
 
 
 def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str, Any]:
     """{"entrants": as of `ranked`, "best_other": the fastest that is neither feedline nor the limit}."""
-    entrants = ranked(rates_of(samples, row_bytes), IMAGES_FEEDLINE, of_limit=IMAGES_LIMIT)
-    others = (name for name in entrants if name not in (IMAGES_FEEDLINE, IMAGES_LIMIT))
-    return {"entrants": entrants, "best_other": next(others, None)}
+    entrants = ranked(rates_of(samples, row_bytes), OURS, of_limit=LIMIT)
+    return {
+        "entrants": entrants,
+        "best_other": next((name for name in entrants if name not in (OURS, LIMIT)), None),
+    }
 
 
 def table(result: Mapping[str, Any], row_bytes: int) -> str:
@@ -142,27 +118,11 @@ def table(result: Mapping[str, Any], row_bytes: int) -> str:
         )
     lines += [f"{name:<18} not measured: {why}" for name, why in result["failures"].items()]
     best = found["best_other"]
-    if best is not None and IMAGES_FEEDLINE in found["entrants"]:
+    if best is not None and OURS in found["entrants"]:
         lines.append(f"feedline ÷ the best other, {best}: {shown(found['entrants'][best]['feedline_over'])}")
     return "\n".join(lines)
 
 
-def _data_text(data: Mapping[str, Any]) -> str:
-    shipped = ", ".join(f"{name} ({path})" for name, path in data["photographs"].items())
-    return f"{data['files']:,} JPEGs of {data['mean_bytes'] / 1e3:.0f} kB in the mean, made of {shipped}"
-
-
-def _training_text(found: Mapping[str, Any], step_s: float) -> str:
-    memory = [each / 2**20 for each in found["resident_bytes"]]
-    third = max(1, len(memory) // 3)
-    return (
-        f"feedline's training thread, in steps of {step_s * 1e3:.0f} ms (medians): "
-        f"{statistics.median(found['next_us']):.0f} µs in next, "
-        f"{statistics.median(found['release_us']):.0f} µs to release a batch\n"
-        f"feedline's memory after step {third}: {memory[third - 1]:.0f} MiB, the most after that "
-        f"{max(memory[third - 1 :]):.0f} MiB, at the end {memory[-1]:.0f} MiB"
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(tyro.cli(Images).run())
+    given = options_of()
+    sys.exit(saved(compete(given), given))

@@ -4,24 +4,25 @@ Each loader, including feedline, is also compared with both memory limits. feedl
 ratio `feedline ÷ peer` and its whole interval are below 1 for a peer.
 
     python benchmarks/peers/peers.py --out peers.json     # twenty minutes with 3 rounds, after the first time
+
+The data takes gib × (1 + 2 × the number of row sizes) in --work, and each entrant holds a copy in memory. First it
+must deliver one epoch of a small file, whose rows are compared with the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from peers.contest import DEVICES, Case, contest, thread_count
-from peers.entrants import ENTRANTS
-from peers.options import Options
-from peers.standings import standings, table
+from peers.contest import DEVICES, Case, above_0, contest, parser, saved, thread_count
+from peers.standings import ENTRANTS, standings, table
 
 _LEAST_ROW_BYTES = 8  # the first eight bytes identify a row
 _CHECKED_BYTES = 32 << 20
@@ -29,92 +30,57 @@ _CHECKED_BYTES = 32 << 20
 _CHECKED_BATCH_BYTES = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Peers(Options):
-    """Measure every loader on the same bytes, alternately, on eight CPU devices.
-
-    Each entrant runs in its own process and environment. Each is measured once a round, and stopped
-    between its rounds. First it must deliver one epoch of a small file, whose rows are compared with the
-    file. An entrant that cannot run is reported with its error. The data takes gib × (1 + 2 × the number of row
-    sizes) in --work, and each entrant holds a copy in memory. With --quick: 1/32 GiB, batches of 1 MiB, and 2
-    rounds of 0.2 s.
-
-    Attributes:
-      gib: size of the data.
-      row_bytes: sizes of rows to measure.
-      batch_mib: size of a batch.
-    """
-
-    entrants: ClassVar = ENTRANTS
-
-    gib: float = 1.0
-    row_bytes: tuple[int, ...] = (256, 3072)
-    batch_mib: int = 16
-
-    def check(self) -> None:
-        """Check that the options fit together."""
-        super().check()
-        for name in ("gib", "batch_mib"):
-            self.check_positive(name)
-        for size in self.row_bytes:
-            batch = self.batch_mib * 2**20
-            if size < _LEAST_ROW_BYTES or size * DEVICES > batch or batch > self.gib * 2**30:
-                raise ValueError(
-                    f"a row must have {_LEAST_ROW_BYTES} bytes at least, a batch {DEVICES} rows and the data one "
-                    f"batch; got --row-bytes {size}, --batch-mib {self.batch_mib} and --gib {self.gib:g}"
-                )
-
-    def sized(self) -> Peers:
-        """These options, with the sizes of --quick if it is given."""
-        if not self.quick:
-            return self
-        return dataclasses.replace(self, gib=1 / 32, batch_mib=1, rounds=2, seconds=0.2, warm_up_s=0.1)
-
-    def sizes(self) -> dict[str, Any]:
-        """The sizes of data, rows and batches in bytes."""
-        return {
-            "data_bytes": int(self.gib * 2**30),
-            "row_bytes": self.row_bytes,
-            "batch_bytes": self.batch_mib * 2**20,
-        }
-
-    def cases(self) -> list[Case]:
-        """One for each size of rows. Of the data itself two batches are checked, of a small file an epoch."""
-        folder = self.plan().work
-        data, small = random_bytes(folder, int(self.gib * 2**30)), random_bytes(folder, _CHECKED_BYTES)
-        cases = []
-        for row_bytes in self.row_bytes:
-            task = rows_task(data, row_bytes, self.batch_mib * 2**20)
-            cases.append(
-                Case(row_bytes, task, ((rows_task(small, row_bytes, _CHECKED_BATCH_BYTES), None), (task, 2)))
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, and the sizes that follow from them; with --quick 1/32 GiB, and 2 rounds of 0.2 s."""
+    asked = parser(__doc__ or "", ENTRANTS, seconds=1.2, warm_up_s=0.8)
+    asked.add_argument("--gib", type=above_0, default=1.0, help="size of the data")
+    asked.add_argument("--row-bytes", type=int, nargs="+", default=[256, 3072], help="sizes of rows to measure")
+    asked.add_argument("--batch-mib", type=int, default=16, help="size of a batch")
+    options = asked.parse_args(arguments)
+    options.only = [name for name in ENTRANTS if name in options.only]
+    if options.quick:
+        small = {"gib": 1 / 32, "batch_mib": 1, "rounds": 2, "seconds": 0.2, "warm_up_s": 0.1}
+        options = argparse.Namespace(**{**vars(options), **small})
+    options.data_bytes, options.batch_bytes = int(options.gib * 2**30), options.batch_mib * 2**20
+    for size in options.row_bytes:
+        if not (
+            size >= _LEAST_ROW_BYTES
+            and size * DEVICES <= options.batch_bytes
+            and options.batch_mib <= options.gib * 1024
+        ):
+            asked.error(
+                f"a row must have {_LEAST_ROW_BYTES} bytes at least, a batch {DEVICES} rows and the data one "
+                f"batch; got --row-bytes {size}, --batch-mib {options.batch_mib} and --gib {options.gib:g}"
             )
-        return cases
+    return options
 
-    def compete(self) -> dict[str, Any]:
-        """Run the benchmark; the keys of its result are those of `contest`."""
-        return contest("peers", self.plan(), self.cases(), standings, table)
+
+def compete(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and print: one case for each size of rows. The result is that of `contest`."""
+    data, small = random_bytes(options.work, options.data_bytes), random_bytes(options.work, _CHECKED_BYTES)
+    cases = []
+    for row_bytes in options.row_bytes:
+        task = rows_task(data, row_bytes, options.batch_bytes)
+        checked = rows_task(small, row_bytes, _CHECKED_BATCH_BYTES)
+        cases.append(Case(row_bytes, task, ((checked, None), (task, 2))))
+    return contest("peers", options, cases, standings, table)
 
 
 def rows_task(data: Path, row_bytes: int, batch_bytes: int) -> dict[str, Any]:
-    """The fields of `Rows` in peers/tasks/rows_task.py."""
+    """The fields of `Rows` in peers/tasks/rows_task.py. A batch has as many rows as fit on the devices.
+
+    Example:
+      >>> rows_task(Path("x.npy"), 3072, 16 << 20)["batch_rows"]
+      5456
+    """
     return {
         "kind": "rows",
         "file": str(data),
         "row_bytes": row_bytes,
-        "batch_rows": batch_rows(batch_bytes, row_bytes),
+        "batch_rows": batch_bytes // row_bytes // DEVICES * DEVICES,
         "threads": thread_count(),
         "folder": f"{data.stem}-{row_bytes}",
     }
-
-
-def batch_rows(batch_bytes: int, row_bytes: int) -> int:
-    """Rows in a batch: as many as fit, a multiple of the devices.
-
-    Example:
-      >>> batch_rows(16 << 20, 3072)
-      5456
-    """
-    return batch_bytes // row_bytes // DEVICES * DEVICES
 
 
 def random_bytes(folder: Path, size: int) -> Path:
@@ -130,4 +96,5 @@ def random_bytes(folder: Path, size: int) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(Peers).run())
+    given = options_of()
+    sys.exit(saved(compete(given), given))

@@ -9,8 +9,12 @@ from typing import Any
 
 from shared.rounds import paired
 
-from peers.entrants import FEEDLINE, GATHER, LIMIT, PAIR
-
+PAIR = ("feedline_records", "grain_records_best")
+"""feedline and Grain over the same records; adjacent in ENTRANTS, so that a round measures one after the other."""
+ENTRANTS = (
+    "limit", "gather", "feedline", "numpy", "grain_batches", *PAIR, "grain_records", "spdl", "jax_dataloader",
+    "torch_batched", "torch_usual", "tf_data_gather", "tf_data_slices", "mosaic_streaming", "litdata",
+)  # fmt: skip
 Rates = dict[str, dict[int, float]]
 """{entrant: {round: rows per second}}."""
 
@@ -33,7 +37,10 @@ def standings(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> dict[str,
       3.0
     """
     rates = rates_of(samples, row_bytes)
-    return {"entrants": ranked(rates, FEEDLINE, of_limit=LIMIT, of_gather=GATHER), "pair": _ratio(rates, *PAIR)}
+    return {
+        "entrants": ranked(rates, "feedline", of_limit="limit", of_gather="gather"),
+        "pair": _ratio(rates, *PAIR),
+    }
 
 
 def rates_of(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> Rates:

@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--out")
     given = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from peers.environments import interpreter_for
+    from peers.entrant import interpreter_for
 
     count = given.mib * (1 << 20) // ROW_BYTES
     found: dict[str, list[Any]] = {name: [] for name in ENTRANTS}

@@ -1,0 +1,192 @@
+"""An entrant of the benchmarks of peers: a folder of readers/, run in a process and an environment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+READERS = Path(__file__).with_name("readers")
+_CONSUMER = Path(__file__).with_name("consume.py")
+_LIMITS_S = {"describe": 300.0, "prepare": 1800.0, "check": 300.0, "measure": 180.0, "train": 600.0}
+_INSTALL_LIMIT_S, _LEAVING_S, _ERROR_LINES = 1800.0, 5.0, 4
+
+
+class CannotRun(RuntimeError):
+    """An entrant cannot be measured: it cannot be installed, failed, or did not answer."""
+
+
+def interpreter_for(requirements: Path, folder: Path | None) -> Path:
+    """The Python that an entrant runs in.
+
+    Args:
+      requirements: its requirements.txt, with lines `name==version`. Without this file the entrant runs in
+        this interpreter.
+      folder: where environments are kept; entrants with equal requirements share one. All get this
+        interpreter's version of jax. None: use this interpreter.
+
+    Raises:
+      CannotRun: pip failed; or `folder` is None and this interpreter lacks a requirement.
+    """
+    if not requirements.exists():
+        return Path(sys.executable)
+    lines = [line.strip() for line in requirements.read_text().splitlines()]
+    wanted = [line for line in lines if line and not line.startswith("#")]
+    if folder is not None:
+        return _made([*wanted, f"jax=={importlib.metadata.version('jax')}"], folder)
+    missing = [line for line in wanted if not _is_here(*line.split("=="))]
+    if missing:
+        raise CannotRun(f"this interpreter lacks {' '.join(missing)}; give a folder as --environments")
+    return Path(sys.executable)
+
+
+def _is_here(name: str, version: str) -> bool:
+    try:
+        return importlib.metadata.version(name) == version
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _made(wanted: list[str], folder: Path) -> Path:
+    """Create the environment, unless an earlier run completed it."""
+    digest = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
+    home = folder.absolute() / f"{wanted[0].partition('==')[0]}-{digest}"
+    python, complete = home / "bin" / "python", home / "complete"
+    if complete.exists():
+        return python
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(home)],
+        [str(python), "-m", "pip", "install", "--quiet", *wanted],
+    ):
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_INSTALL_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise CannotRun(f"{' '.join(wanted)}: not installed after {error.timeout:.0f} s") from error
+        if ended.returncode:
+            raise CannotRun(f"{' '.join(wanted)} could not be installed: {_last_lines(ended.stderr)}")
+    complete.touch()
+    return python
+
+
+def _last_lines(text: str) -> str:
+    """The last lines of a program's output, which contain its error, joined to one line."""
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-_ERROR_LINES:])
+
+
+class Peer:
+    """A process that runs benchmarks/peers/consume.py with one reader.
+
+    One thread uses it; its creator closes it. Between two requests SIGSTOP stops the whole process group,
+    so that no thread or worker of an idle peer takes time from the one that is measured. The group is in the
+    session of this process: if this process is killed, the kernel sends SIGCONT and SIGHUP to it.
+
+    Args:
+      interpreter: the Python of its environment.
+      consumer: consume.py.
+      reader: the entrant's reader.py.
+      log: file for its output.
+    """
+
+    def __init__(self, interpreter: Path, consumer: Path, reader: Path, log: Path) -> None:
+        self._log = log
+        with log.open("w") as printed:
+            self._process = subprocess.Popen(
+                [interpreter, "-P", consumer, reader],  # -P: the readers' folders are named like the libraries
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                process_group=0,
+            )
+
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Its answer to a request; consume.py documents both.
+
+        Raises:
+          CannotRun: the process ended, or did not answer within `limit_s` seconds. The peer is closed then.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
+            if not ready:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            line = self._process.stdout.readline() if ready else b""
+        except BrokenPipeError:
+            ready, line = [self._process.stdout], b""
+        if not line:
+            self.close()
+            ended = f"ended with code {self._process.returncode}" if ready else f"gave no answer in {limit_s:g} s"
+            raise CannotRun(f"{request['do']}: it {ended}: {_last_lines(self._log.read_text(errors='replace'))}")
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it does not stop at once
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process and its children. Idempotent."""
+        if self._process.returncode is not None:
+            return
+        os.killpg(self._process.pid, signal.SIGCONT)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # the process did not read the last request
+                    pipe.close()
+        try:
+            self._process.wait(_LEAVING_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):  # usually no worker is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Entrant:
+    """An entrant with its running process. The contest owns and closes it.
+
+    Each request raises `CannotRun`, and closes the entrant, if the process ends or does not answer.
+
+    Args:
+      name: a folder of readers/.
+      environments: the argument `folder` of `interpreter_for`.
+      work: folder for its log, and for the data in its own format.
+
+    Raises:
+      CannotRun: its environment cannot be created.
+    """
+
+    def __init__(self, name: str, environments: Path | None, work: Path) -> None:
+        interpreter = interpreter_for(READERS / name / "requirements.txt", environments)
+        work.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self._work = work
+        self._peer = Peer(interpreter, _CONSUMER, READERS / name / "reader.py", work / f"{name}.log")
+        self.close = self._peer.close
+
+    def ask(self, do: str, task: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
+        """The answer of consume.py to a request; the task gets a folder of this entrant's own."""
+        if task is not None:
+            request["task"] = {**task, "folder": str(self._work / f"{self.name}-{task['folder']}")}
+        return self._peer.ask({"do": do, **request}, _LIMITS_S[do])
+
+    def check(self, task: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        """Convert the data to its own format if needed, then compare `limit` batches; None: a whole epoch."""
+        prepared = self.ask("prepare", task)
+        found = self.ask("check", task, limit=limit)
+        right = not (found["wrong"] or found["repeated"] or found["missing"])
+        return {"prepare_s": prepared["seconds"], **found, "right": right}
+
+    def measure(self, task: dict[str, Any], warm_up_s: float, seconds: float) -> dict[str, Any]:
+        """Measure one round: rows and seconds."""
+        found = self.ask("measure", task, warm_up_s=warm_up_s, seconds=seconds)
+        return {**found, "rows_per_s": found["rows"] / found["seconds"]}
