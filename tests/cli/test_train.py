@@ -1,7 +1,6 @@
 """`feedline train`: the modes agree, the digits are learnt, and a wrong argument is a one-line error."""
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -94,7 +93,7 @@ def test_two_processes_reach_the_losses_of_one():
 
 @pytest.mark.slow
 def test_the_summary_is_for_people(capsys):
-    assert main(["train", "--data", "synthetic", "--rows", "400", "--features", "6", "--steps", "4"]) == 0
+    assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "4"]) == 0
     told = capsys.readouterr()
     first, second, third = told.out.splitlines()
     assert first.startswith("test accuracy ")
@@ -113,25 +112,6 @@ def test_practices_reach_the_same_loss():
     half = trained_here("--steps", "44", "--compute", "bfloat16")
     assert half["final_loss"] != plain["final_loss"]
     assert half["final_loss"] == pytest.approx(plain["final_loss"], rel=0.05)
-
-
-@pytest.mark.slow
-def test_a_compiled_program_is_loaded_by_the_next_run(tmp_path):
-    def entries_after_a_run():
-        train("--steps", "3", "--compilation-cache", str(tmp_path))
-        return {path.name for path in tmp_path.iterdir() if not path.name.endswith("-atime")}
-
-    first = entries_after_a_run()
-    assert len(first) > 3
-    assert entries_after_a_run() == first
-
-
-def test_the_device_memory_is_saved_for_pprof(tmp_path, capsys):
-    path = tmp_path / "memory.prof"
-    options = ["--data", "synthetic", "--rows", "400", "--steps", "3", "--memory-profile", str(path)]
-    assert main(["train", *options]) == 0
-    assert f"open it with pprof -http=: {path} " in capsys.readouterr().err
-    assert b"device" in gzip.decompress(path.read_bytes())
 
 
 def test_the_memory_of_the_run_is_reported(capsys):
@@ -189,7 +169,7 @@ def test_own_data(form, tmp_path, capsys):
         (["--seed", "-1"], "--seed must be at least 0 and below 2^32, got -1"),
         (["--learning-rate", "nan"], "--learning-rate must be a positive number, got nan"),
         (["--test-data", "x.npz"], "--test-data goes with a path as --data, which is digits; leave it out"),
-        (["--data", "nowhere.npz"], "there is no file or directory nowhere.npz; check the path"),
+        (["--data", "nowhere.npz"], "there is no file nowhere.npz; check the path"),
         (["--batch-size", "5000"], "training rows, 1437, got 5000; take --batch-size 1437 or less"),
         (["--batch-size", "100"], "must be a multiple of the 8 shards"),
         (["--prefetch", "-1"], "prefetch must be at least 0, got -1"),

@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from feedline._src.agreement.monitor import abort, leave
 from feedline._src.errors import FeedError
 from feedline._src.native.library import implementation
 from feedline._src.tools.cli.interrupt import EndedBySignal, Terminated, interrupts_get_through, terminations_raise
-from feedline._src.tools.cli.terminal import printable
+from feedline._src.tools.cli.terminal import help_text, listed, printable
 from feedline._src.version import __version__
 
+COMMANDS = {
+    "train": "train.command:Train",
+    "launch": "launch.command:Launch",
+    "inspect": "inspect.command:Inspect",
+    "convert": "convert.command:Convert",
+    "audit": "audit.command:Audit",
+    "bench": "bench.command:Bench",
+    "diagnose": "doctor.diagnose_command:Diagnose",
+    "doctor": "doctor.command:Doctor",
+}
+"""Module and class of each subcommand: a dataclass of its options, whose `run` returns the exit code."""
+_HELP = """usage: feedline COMMAND [-h] [OPTIONS]
+
+Keeps sharded accelerators fed. `feedline --version` prints the version.
+"""
 _FEED_ERROR = 1
 _WRONG_ARGUMENT = 2
 _SIGNAL_BASE = 128  # plus the signal's number, as in a shell
 _INTERRUPTED = _SIGNAL_BASE + signal.SIGINT
-
-
-class Command(Protocol):
-    """A subcommand with its options."""
-
-    def run(self) -> int:
-        """Run the command, and return the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,10 +71,8 @@ def _exit_code(arguments: list[str]) -> int:
         print(f"feedline {__version__}, columns by {implementation()}")
         return 0
     try:
-        return _parsed(arguments).run()
-    except (
-        EndedBySignal
-    ) as end:  # no failure: all processes end like this, and wait for each other as at a normal exit
+        return int(_parsed(arguments).run())
+    except EndedBySignal as end:  # no failure: all processes end like this, and wait for each other as usual
         if str(end):
             _print_error(str(end))
         sys.exit(_SIGNAL_BASE + end.number)
@@ -79,44 +86,35 @@ def _exit_code(arguments: list[str]) -> int:
         return _report_failure(error, _WRONG_ARGUMENT)
 
 
-def _parsed(arguments: list[str]) -> Command:
-    """The subcommand with its options. Three of them take everything after the first -- as a command."""
+def _parsed(arguments: list[str]) -> Any:
+    """The subcommand with its options. Some take what follows the first -- as a command."""
     import tyro  # imported here, so that `_exit_code` handles a Ctrl-C during the import
 
-    from feedline._src.tools.audit.command import Audit
-    from feedline._src.tools.bench.command import Bench
-    from feedline._src.tools.cli.terminal import help_text
-    from feedline._src.tools.convert.command import Convert
-    from feedline._src.tools.doctor.command import Doctor
-    from feedline._src.tools.doctor.diagnose_command import Diagnose
-    from feedline._src.tools.inspect.command import Inspect
-    from feedline._src.tools.launch.command import Launch
-    from feedline._src.tools.train.command import Train
+    name, own = arguments[0] if arguments else "", arguments[1:]
+    if name not in COMMANDS:
+        _list_commands(name)
+    command, given = _loaded(name), []
+    if "--" in own and "command" in command.__dataclass_fields__:
+        separator = own.index("--")
+        own, given = own[:separator], own[separator + 1 :]
+    config = (tyro.conf.FlagCreatePairsOff,)
+    parsed = tyro.cli(command, prog=f"feedline {name}", description=help_text(command), args=own, config=config)
+    return dataclasses.replace(parsed, command=tuple(given)) if given else parsed
 
-    takes_command = arguments[:1] in (["launch"], ["diagnose"], ["doctor"]) and "--" in arguments
-    separator = arguments.index("--") if takes_command else len(arguments)
 
-    def subcommand(name: str, command: type) -> Any:
-        text = help_text(command, alone=arguments[:1] == [name])
-        return Annotated[command, tyro.conf.subcommand(name, description=text)]
+def _loaded(name: str) -> Any:
+    module, _, command = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f"feedline._src.tools.{module}"), command)
 
-    parsed: Train | Launch | Inspect | Convert | Audit | Bench | Diagnose | Doctor = tyro.cli(
-        subcommand("train", Train)
-        | subcommand("launch", Launch)
-        | subcommand("inspect", Inspect)
-        | subcommand("convert", Convert)
-        | subcommand("audit", Audit)
-        | subcommand("bench", Bench)
-        | subcommand("diagnose", Diagnose)
-        | subcommand("doctor", Doctor),
-        prog="feedline",
-        description="Keeps sharded accelerators fed. `feedline --version` prints the version.",
-        args=arguments[:separator],
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    if isinstance(parsed, Launch | Diagnose | Doctor) and separator < len(arguments):
-        return dataclasses.replace(parsed, command=tuple(arguments[separator + 1 :]))
-    return parsed
+
+def _list_commands(name: str) -> NoReturn:
+    """Print all subcommands: the help, or the answer to a name that is none of them."""
+    asked = name in ("-h", "--help")
+    out = sys.stdout if asked else sys.stderr
+    if not asked:
+        _print_error(f"there is no command {name!r}; choose one of these" if name else "a command is missing")
+    print(_HELP, listed({each: _loaded(each) for each in COMMANDS}), sep="\n", file=out)
+    sys.exit(0 if asked else _WRONG_ARGUMENT)
 
 
 def _report_failure(error: BaseException, code: int) -> int:

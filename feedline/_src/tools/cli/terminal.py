@@ -8,39 +8,50 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-
-_ATTRIBUTES = re.compile(r"^\s*Attributes:$", re.MULTILINE)
+from collections.abc import Callable, Iterator, Mapping
 
 
-def help_text(command: type, *, alone: bool) -> str:
-    """A command's docstring without its attributes, which tyro lists as options.
+def help_text(command: type) -> str:
+    """A command's docstring without its attributes, which tyro lists as options, as wide as the terminal.
 
-    tyro does not wrap paragraphs, and would show all of them in the list of subcommands. It joins lines that begin
-    with a letter, so the paragraphs after the first are formatted as a list.
-
-    Args:
-      alone: True: the whole text, for `feedline COMMAND --help`; False: its first sentence, for the list.
+    tyro does not wrap paragraphs. It joins lines that begin with a letter, so the paragraphs after the first are
+    formatted as a list.
 
     Example:
       >>> class Command:
       ...     '''Do it.
       ...
       ...     In many ways.
+      ...
+      ...     Attributes:
+      ...       ways: how many.
       ...     '''
-      >>> help_text(Command, alone=False)
-      'Do it.'
+      >>> print(help_text(Command))
+      Do it.
+      - In many ways.
     """
-    text = _ATTRIBUTES.split(inspect.getdoc(command) or "")[0].strip()
-    paragraphs = text.split("\n\n")
-    if not alone:
-        return " ".join(paragraphs[0].split())
+    text = re.split(r"^\s*Attributes:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0].strip()
     width = shutil.get_terminal_size().columns
-    lines = [textwrap.fill(paragraphs[0], width, subsequent_indent="  ")]
-    for part in paragraphs[1:]:
+    first, *others = text.split("\n\n")
+    lines = [textwrap.fill(first, width, subsequent_indent="  ")]
+    for part in others:
         example = part.startswith(" ")
         lines.append(part if example else textwrap.fill(part, width, initial_indent="- ", subsequent_indent="  "))
     return "\n".join(lines)
+
+
+def listed(commands: Mapping[str, type]) -> str:
+    """Each command with the first paragraph of its docstring, as wide as the terminal."""
+    width, indent = shutil.get_terminal_size().columns, max(map(len, commands)) + 4
+    return "\n".join(
+        textwrap.fill(
+            " ".join((inspect.getdoc(command) or "").split("\n\n")[0].split()),
+            width,
+            initial_indent=f"  {name}".ljust(indent),
+            subsequent_indent=" " * indent,
+        )
+        for name, command in commands.items()
+    )
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,6 @@
 ::
 
     labelled      a training part and a test part of the digits, of a user's files, or of synthetic rows
-    holdout       holds out every fifth row as the test part
     digits/       handwritten digits that ship with feedline; README.md names their source and licence
     make_digits   the script that wrote digits/
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,12 @@ import numpy.typing as npt
 from feedline._src.options import checked_integer
 from feedline._src.rows.row_source import RowSource
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.open_source import open_arrays
-from feedline._src.tools.train.holdout import TEST_EVERY, Holdout
+from feedline._src.sources.open_source import as_source, open_source
 
 DIGITS = Path(__file__).parent / "digits"
-_LEAVES = ("image", "label")
-_BLOCK_ROWS = 1 << 14
+TEST_EVERY = 5
+_FEATURES = 256
+_CLASSES = 10
 
 
 class Labelled(NamedTuple):
@@ -47,91 +47,107 @@ def from_files(path: Path, test_path: Path | None = None) -> Labelled:
     """A user's own labelled rows.
 
     Args:
-      path: a directory with `image.npy` [n, ...] and `label.npy` int [n], or a `.npz` file with these
-        two arrays.
-      test_path: the same, for the test part. None: every fifth row of `path` (0, 5, 10, …) is held out.
+      path: what `feedline.open_source` opens, with the leaves image [...] and label, an integer; or a directory
+        with `image.npy` [n, ...] and `label.npy` [n].
+      test_path: the test part. None: every fifth row of `path` (0, 5, 10, …) is held out.
 
     Raises:
-      FileNotFoundError, ValueError: the files do not exist, or have another format.
+      FileNotFoundError, ValueError, TypeError: the files do not exist, or have another format.
     """
-    rows = _opened(path)
-    classes = _classes(path)
+    rows, classes = _opened(path)
     if test_path is None:
         if len(rows) < 2:
             raise ValueError(f"a set needs a row to train on and one to hold out, {path} has 1; add rows")
         return Labelled(Holdout(rows, "train"), Holdout(rows, "test"), classes)
-    test = _opened(test_path)
+    test, test_classes = _opened(test_path)
     if test.spec["image"].shape != rows.spec["image"].shape:
         raise ValueError(
             f"test images must have the shape of training images, {list(rows.spec['image'].shape)} in {path}, "
             f"but {test_path} has {list(test.spec['image'].shape)}; prepare both in the same way"
         )
-    return Labelled(rows, test, max(classes, _classes(test_path)))
+    return Labelled(rows, test, max(classes, test_classes))
 
 
-def synthetic(rows: int, features: int, classes: int) -> Labelled:
+def synthetic(rows: int) -> Labelled:
     """Synthetic rows that can be learnt, the same in every process: noise around one centre for each class.
 
-    Host bytes: 1.2 × rows × (features + 4).
+    Host bytes: 1.2 × rows × 260, and while they are generated twice as many.
 
     Args:
-      rows: training rows; the test part has a fifth of that number.
-      features: bytes in one image.
-      classes: labels are 0 … classes − 1.
+      rows: training rows, of images of 256 bytes and 10 classes; the test part has a fifth of that number.
     """
-    for name, value in (("rows", rows), ("features", features), ("classes", classes)):
-        checked_integer(name, value, at_least=1)
     random = np.random.default_rng(0)
-    centres = random.integers(128, size=(classes, features), dtype=np.uint8)
+    centres = random.integers(128, size=(_CLASSES, _FEATURES), dtype=np.uint8)
 
     def made(count: int) -> RowSource:
-        label = random.integers(classes, size=count, dtype=np.int32)
-        image = random.integers(128, size=(count, features), dtype=np.uint8)
-        for start in range(
-            0, count, _BLOCK_ROWS
-        ):  # in blocks, because centres[label] would need as much memory as all images
-            block = slice(start, start + _BLOCK_ROWS)
-            image[block] += centres[label[block]]
+        label = random.integers(_CLASSES, size=count, dtype=np.int32)
+        image = random.integers(128, size=(count, _FEATURES), dtype=np.uint8)
+        image += centres[label]
         return ArraySource([{"image": image, "label": label}])
 
-    return Labelled(made(rows), made(-(-rows // TEST_EVERY)), classes)
+    checked_integer("rows", rows, at_least=1)
+    return Labelled(made(rows), made(-(-rows // TEST_EVERY)), _CLASSES)
 
 
-def _opened(path: Path) -> RowSource:
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file or directory {path}; check the path")
-    if path.suffix != ".npz" and not path.is_dir():
+class Holdout:
+    """A `RowSource` of one part of another source: rows r with r % 5 == 0 ("test"), or all other rows ("train").
+
+    The row indices are computed, so the split needs no memory and no time at the start.
+
+    Example:
+      >>> rows = ArraySource([{"x": np.arange(12)}])
+      >>> [Holdout(rows, part).rows_of(np.arange(len(Holdout(rows, part)))).tolist() for part in ("train", "test")]
+      [[1, 2, 3, 4, 6, 7, 8, 9, 11], [0, 5, 10]]
+    """
+
+    def __init__(self, base: RowSource, part: Literal["train", "test"]) -> None:
+        self.base = base
+        self.part = part
+        self.spec = base.spec
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"holdout": self.part, "every": TEST_EVERY, "of": self.base.identity}
+
+    def __len__(self) -> int:
+        test_rows = -(-len(self.base) // TEST_EVERY)
+        return test_rows if self.part == "test" else len(self.base) - test_rows
+
+    def rows_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The row indices in the base source, of row indices in this part."""
+        if self.part == "test":
+            return rows * TEST_EVERY
+        return rows + rows // (TEST_EVERY - 1) + 1
+
+    def read(self, rows: npt.NDArray[np.int64], out: Any) -> None:
+        self.base.read(self.rows_of(rows), out)
+
+    def close(self) -> None:
+        self.base.close()
+
+
+def _opened(path: Path) -> tuple[RowSource, int]:
+    """The rows of files, and how many classes there are: one more than the largest label."""
+
+    def part(*names: str) -> Any:
+        if path.is_dir():
+            return ArraySource([{name: path / f"{name}.npy" for name in names}])
+        return as_source(open_source(path, columns=names))
+
+    rows, labels = part("image", "label"), part("label")
+    leaf = labels.spec["label"]
+    if leaf.shape or leaf.dtype.kind not in "iu":
         raise ValueError(
-            f"data is a .npz file with arrays image and label, or a directory with image.npy and label.npy, "
-            f"got {path}; numpy.savez('{path.stem}.npz', image=..., label=...) writes one"
+            f"label must be one integer a row, {path} has {leaf.dtype}{list(leaf.shape)}; turn one-hot labels "
+            "into class numbers with argmax(axis=-1)"
         )
-    files = {name: path / f"{name}.npy" for name in _LEAVES}
-    rows = ArraySource([files]) if path.is_dir() else open_arrays(path)
-    if sorted(rows.spec) != sorted(_LEAVES):
-        raise ValueError(
-            f"the arrays must be named image and label, {path} has {', '.join(sorted(rows.spec))}; "
-            f"numpy.savez('{path.stem}.npz', image=..., label=...) writes such a file"
-        )
-    return rows
-
-
-def _classes(path: Path) -> int:
-    """One more than the largest label: labels are class numbers from 0."""
-    label: npt.NDArray[Any]
-    if path.is_dir():
-        label = np.load(path / "label.npy", mmap_mode="r")
-    else:
-        with np.load(path) as arrays:
-            label = arrays["label"]
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise ValueError(
-            f"label must be one integer a row, int [n], {path} has {label.dtype}{list(label.shape)}; "
-            "turn one-hot labels into class numbers with argmax(axis=-1)"
-        )
+    label = np.empty(len(labels), leaf.dtype)
+    labels.read(np.arange(len(label)), {"label": label})
+    labels.close()
     least, most = int(label.min()), int(label.max())
     if least < 0 or most >= len(label):
         raise ValueError(
             f"labels must be class numbers 0, 1, 2, …, {path} has {least} to {most} in {len(label)} rows; "
             "numpy.unique(label, return_inverse=True) renumbers them"
         )
-    return most + 1
+    return rows, most + 1

@@ -12,8 +12,7 @@ from feedline._src.options import checked_integer
 _DEFAULT_EPOCHS = 40
 DEFAULT_SAVE_EVERY = 100
 _COUNTS = (
-    "rows", "features", "classes", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices",
-    "steps_per_call",
+    "rows", "batch_size", "steps", "epochs", "layers", "width", "save_every", "cpu_devices", "steps_per_call",
 )  # fmt: skip
 
 
@@ -24,14 +23,12 @@ class TrainOptions:
     Attributes:
       mode: jit_single: one device. jit_multi: all devices, one program over a mesh. pmap: all devices,
         one program each. All three take the same batches and reach the same losses.
-      data: what to learn: digits, synthetic (see --rows), or a path. The path is a .npz file with the
-        arrays image [n, ...] (any numbers; uint8 is divided by 255, other dtypes are not scaled) and
-        label int [n] (0, 1, 2, ...), or a directory with image.npy and label.npy.
+      data: what to learn: digits, synthetic (see --rows), or a path of rows with the leaves image [...] (any
+        numbers; uint8 is divided by 255, other dtypes are not scaled) and label, an integer (0, 1, 2, ...): a .npz
+        file, for example, a glob of Parquet files, or a directory with image.npy and label.npy.
       test_data: path of rows to test on, in the same format. None: rows 0, 5, 10, ... of --data are held
         out, and not trained on.
-      rows: training rows of --data synthetic; one fifth of that number is generated for the test.
-      features: bytes in one row of --data synthetic.
-      classes: classes of --data synthetic.
+      rows: training rows of --data synthetic, of 256 bytes; one fifth of that number is generated for the test.
       batch_size: rows in the global batch, over all devices of all processes.
       steps: batches to train on, over as many epochs as needed. Not together with --epochs.
       epochs: passes over the training rows. None: 40, unless --steps is given.
@@ -52,12 +49,8 @@ class TrainOptions:
         --mode jit_multi.
       steps_per_call: training steps in one compiled call. More than 1 saves time where a step takes less than some
         milliseconds. Divides the steps, and those of an epoch.
-      compilation_cache: folder of JAX's persistent compilation cache: a program that was compiled before is
-        loaded.
       memory: warn of memory that grows with the steps, and at the end print what devices and the host held at the
         start of this run, after 40 steps and at the end.
-      memory_profile: file in which JAX's profile of the device memory at the end of training is saved: what is
-        held, by place of allocation. pprof shows it.
       quiet: show no line of progress while training.
       json: print the result as one line of JSON on standard output, in place of the summary.
     """
@@ -66,8 +59,6 @@ class TrainOptions:
     data: str = "digits"
     test_data: Path | None = None
     rows: int = 1_000_000
-    features: int = 256
-    classes: int = 10
     batch_size: int = 128
     steps: int | None = None
     epochs: int | None = None
@@ -84,9 +75,7 @@ class TrainOptions:
     remat: Literal["none", "all", "cheap"] = "none"
     shard_state: bool = False
     steps_per_call: int = 1
-    compilation_cache: Path | None = None
     memory: bool = False
-    memory_profile: Path | None = None
     quiet: bool = False
     json: bool = False
 
@@ -101,10 +90,9 @@ class TrainOptions:
         Raises:
           ValueError: an option is wrong, or two contradict each other.
         """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in _COUNTS and value is not None:
-                checked_integer(_option(field.name), value, at_least=1)
+        for name in _COUNTS:
+            if (value := getattr(self, name)) is not None:
+                checked_integer(f"--{name.replace('_', '-')}", value, at_least=1)
         if self.steps is not None and self.epochs is not None:
             raise ValueError(
                 f"training ends after --steps or after --epochs, got --steps {self.steps} and "
@@ -118,7 +106,3 @@ class TrainOptions:
             raise ValueError(f"--learning-rate must be a positive number, got {self.learning_rate}")
         if self.test_data is not None and self.data in ("digits", "synthetic"):
             raise ValueError(f"--test-data goes with a path as --data, which is {self.data}; leave it out")
-
-
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"

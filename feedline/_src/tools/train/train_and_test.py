@@ -45,9 +45,6 @@ def train_and_test(options: TrainOptions) -> int:
       EndedBySignal: Ctrl-C or SIGTERM, with checkpoints: all processes have saved the same step. After a signal
         that came after the last step, also the result is printed.
     """
-    if options.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", str(options.compilation_cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # JAX's own limit is a second
     data = _data(options)
     order, per_call = Order(seed=options.seed), options.steps_per_call
     with (
@@ -56,10 +53,6 @@ def train_and_test(options: TrainOptions) -> int:
     ):
         with _reporting_memory(options, feed) as watch:
             fitted, ended_by = _fitted(options, data, feed, watch)
-            if options.memory_profile is not None and _is_first_process():
-                jax.profiler.save_device_memory_profile(str(options.memory_profile))
-                opened = f"pprof -http=: {options.memory_profile}"
-                print(f"feedline: saved; open it with {opened} (github.com/google/pprof)", file=sys.stderr)
         tested = fitted.evaluate(test_feed)
         result = _result(options, feed, fitted, tested)
     if _is_first_process():
@@ -176,7 +169,7 @@ def _data(options: TrainOptions) -> Labelled:
     if options.data == "digits":
         data = labelled.digits()
     elif options.data == "synthetic":
-        data = labelled.synthetic(options.rows, options.features, options.classes)
+        data = labelled.synthetic(options.rows)
     else:
         data = labelled.from_files(Path(options.data), options.test_data)
     if options.batch_size > len(data.train):
