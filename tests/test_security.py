@@ -524,7 +524,7 @@ def bombs(tmp_path_factory):
 
 
 IMAGES = ["a.png", "a.jpg", "a.gif", "a.bmp", "a.tiff", "a.webp", "a.ppm", "a.avif"]
-NAMES = ["b.npz", "a.tfrecord", "size.tar", "longname.tar", "pax.tar", "paxsize.tar", "sparse.tar", "expands.h5",
+NAMES = ["b.npz", "a.tfrecord", "size.tar", "longname.tar", "pax.tar", "paxsize.tar", "sparse.tar",
          "wide.h5", "a.arrow", "zlib.zarr", "zstd.zarr", *IMAGES]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedline._src.stores.opening import RemoteObjects
 
 Array = npt.NDArray[Any]
-_ARROW, _HDF5 = (".arrow", ".feather"), (".h5", ".hdf5")
+_ARROW = (".arrow", ".feather")
 """Files whose rows may lie in several pieces."""
 
 
@@ -68,7 +68,7 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
     """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
     if isinstance(shard, str | os.PathLike):
         path, name = Path(shard), os.fspath(shard)
-        if path.suffix in (*_ARROW, *_HDF5):
+        if path.suffix in _ARROW:
             return _in_pieces(path, name, options, opened)
         arrays = opened.load(name, options.dtype)
         shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
@@ -80,22 +80,20 @@ def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any
 
 
 def _in_pieces(path: Path, name: str, options: OpenOptions, opened: OpenedArrays) -> list[Any]:
-    """The arrays of an Arrow or HDF5 file, of each of its pieces a tree."""
+    """The arrays of an Arrow file, of each of its pieces a tree."""
     from feedline._src.sources.formats import arrow
     from feedline._src.sources.formats.file_version import FileVersion
-    from feedline._src.sources.hdf5 import columns
     from feedline._src.sources.remote import arrow as remote_arrow
     from feedline._src.stores.urls import is_url
 
     if opened.objects is not None and is_url(name):
-        item = opened.objects.by_url[name]
-        trees = remote_arrow.mapped(item, options) if path.suffix in _ARROW else columns.mapped(item, options)
+        trees = remote_arrow.mapped(opened.objects.by_url[name], options)
         if trees is None:
             raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
         return trees
     if path.is_file():  # before it is mapped, so that no change is missed
         opened.versions[os.path.abspath(path)] = FileVersion.of(path)
-    return arrow.mapped(path, options) if path.suffix in _ARROW else columns.mapped(path, options)
+    return arrow.mapped(path, options)
 
 
 def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:

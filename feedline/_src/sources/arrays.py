@@ -47,6 +47,7 @@ class ArraySource(IndexedSource):
         paths to `.npy` files, all of one structure. The source has the rows of the first shard, then of the
         second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
+      names: of the shards, for errors; by default, their paths or numbers.
 
     Raises:
       ValueError: no rows, or leaves or shards that do not fit together.
@@ -60,8 +61,11 @@ class ArraySource(IndexedSource):
       [[4, 5], [0, 1]]
     """
 
-    def __init__(self, shards: Sequence[Any], options: OpenOptions | None = None) -> None:
+    def __init__(
+        self, shards: Sequence[Any], options: OpenOptions | None = None, names: Sequence[str] | None = None
+    ) -> None:
         self._given = list(shards)
+        self._names = names
         self._options = options or OpenOptions()
         leaves = jax.tree.leaves(self._given)
         self._paths = [os.fspath(leaf) for leaf in leaves if isinstance(leaf, str | os.PathLike)]
@@ -100,7 +104,8 @@ class ArraySource(IndexedSource):
         for i, shard in enumerate(self._given):
             opened = as_trees(shard, self._options, self._opened)
             trees += opened
-            names += [os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"] * len(opened)
+            name = os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"
+            names += [name if self._names is None else self._names[i]] * len(opened)
         self._files_to_check = itertools.cycle(self._opened.versions.items())
         parts = [checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))

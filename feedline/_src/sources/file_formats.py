@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,15 +18,13 @@ from feedline._src.sources.encoded.shard_index import Form
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.table_files import arrow_file, parquet_file
 from feedline._src.sources.encoded.tables import TableSource
-from feedline._src.sources.formats import array_record, arrow, parquet, zarr
+from feedline._src.sources.formats import array_record, arrow, hdf5, parquet, zarr
 from feedline._src.sources.formats.array_record import ArrayRecordSource
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.versioned_files import VersionedFiles
 from feedline._src.sources.groups import GroupSource
-from feedline._src.sources.hdf5 import columns as hdf5_columns
-from feedline._src.sources.hdf5 import files as hdf5
-from feedline._src.sources.hdf5.records import Hdf5Records
 from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
+from feedline._src.sources.mapped import MappedSource
 from feedline._src.sources.remote import arrow as remote_arrow
 from feedline._src.sources.remote import folder as remote_folder
 from feedline._src.sources.remote import zarr as remote_zarr
@@ -44,10 +42,10 @@ class Format(NamedTuple):
 
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    first = VersionedFiles(paths[:1], options.store)
-    if parquet_file(first[0], options) is not None:
-        return TableSource(parquet_file, paths, options)
-    return GroupSource(parquet.grouped, paths, options)
+    files = VersionedFiles(paths, options.store)
+    if files.opened(0, parquet_file, options) is not None:
+        return TableSource(parquet_file, paths, options, files)
+    return GroupSource(parquet.grouped, paths, options, files)
 
 
 def _open_remote_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -75,29 +73,18 @@ def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    opened = VersionedFiles(paths, options.store)
-    opened.begin()
-    files = [hdf5.read_file(opened[number], options) for number in range(len(paths))]
-    has_bytes = [file.has_bytes for file in files]
-    if all(has_bytes):
-        return Hdf5Records(_hdf5_groups, paths, options)
-    if any(has_bytes):
-        raise ValueError(
-            f"files must agree in datasets and their types; {paths[has_bytes.index(True)]} has bytes or text, "
-            f"{paths[has_bytes.index(False)]} has not; choose columns=[...] that they share, or write them again"
-        )
-    if all(file.is_mapped for file in files):
-        return ArraySource(paths, options)
-    return _hdf5_groups(paths, options)
-
-
-def _hdf5_groups(paths: Sequence[str], options: OpenOptions) -> GroupSource:
-    return GroupSource(hdf5_columns.grouped, paths, options)
+    files = VersionedFiles(paths, options.store)
+    if files.opened(0, hdf5.table, options) is not None:
+        return TableSource(hdf5.table, paths, options, files)
+    if all(files.opened(number, hdf5.is_mapped, options) for number in range(len(paths))):
+        return MappedSource(hdf5.mapped, paths, options, files)
+    return GroupSource(hdf5.grouped, paths, options, files)
 
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
     if is_url(paths[0]):
-        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options)
+        files = VersionedFiles(paths, options.store, folders=True)
+        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options, files)
     return GroupSource(zarr.ZarrFolders(), paths, options)
 
 

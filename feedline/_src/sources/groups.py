@@ -42,28 +42,26 @@ class GroupSource(IndexedSource):
       open_file: (path or object in a store, options) → the open file.
       paths: of the files, in the order of their rows.
       options: columns and cache_bytes.
-      versions: the expected versions of the files, None for a directory; by default, the present ones.
+      versions: the expected versions of the files, None for a directory; by default, the present ones. Or the
+        files themselves, open.
 
     Raises:
       ValueError: no rows, or files that do not fit together.
       FeedError: a file does not have the expected version.
     """
 
-    folders = False
-    """Whether each path is a folder."""
-
     def __init__(
         self,
         open_file: Callable[[Any, OpenOptions], GroupedFile],
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Versions | None = None,
+        versions: Versions | VersionedFiles | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options.store, versions, folders=self.folders)
-        self._files = [self._opened(file) for file in range(len(paths))]
+        self._versioned = VersionedFiles.of(paths, options.store, versions)
+        self._files = [self._versioned.opened(file, open_file, options) for file in range(len(paths))]
         self.spec = self._files[0].spec
         for path, file in zip(paths, self._files, strict=True):
             check_fits(file, path, self._files[0], paths[0])
@@ -206,12 +204,6 @@ class GroupSource(IndexedSource):
             row=int(rows[first]),
             file=str(self._paths[file]),
         )
-
-    def _opened(self, file: int) -> GroupedFile:
-        self._versioned.check(file)
-        opened = self._open_file(self._versioned[file], self._options)
-        self._versioned.check(file)
-        return opened
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:

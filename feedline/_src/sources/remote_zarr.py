@@ -15,8 +15,6 @@ from feedline._src.sources.remote.zarr_array import RemoteZarrArray
 class RemoteZarrSource(GroupSource):
     """A `GroupSource` over Zarr folders in stores. Its `open_file` is a `ZarrObjects`."""
 
-    folders = True
-
     @property
     def will_read(self) -> Callable[[Indices, int], bool]:
         """As of a `ToldSource`."""

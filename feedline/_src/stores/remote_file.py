@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import BinaryIO, cast
 
-from feedline._src.errors import FeedError
 from feedline._src.stores.remote_object import RemoteObject
 
 SMALL_BYTES = 1 << 14
@@ -20,17 +19,11 @@ class RemoteFile(io.RawIOBase):
     Args:
       item: the object. The file does not own it.
       sequential: most of it is read, from its start to its end: blocks are fetched ahead.
-      exact: of small reads, only their bytes are fetched.
-
-    Attributes:
-      error: of the store, in the last read that failed: a library may show another one in its place.
     """
 
-    def __init__(self, item: RemoteObject, sequential: bool = False, exact: bool = True) -> None:
+    def __init__(self, item: RemoteObject, sequential: bool = False) -> None:
         self._item = item
         self._sequential = sequential
-        self._exact = exact
-        self.error: FeedError | None = None
         self._at = 0
 
     def readable(self) -> bool:
@@ -52,12 +45,7 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """As of any file."""
-        try:
-            data = self._read(len(buffer))
-        except FeedError as error:
-            self.error = error
-            raise
-        self.error = None
+        data = self._read(len(buffer))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -65,7 +53,7 @@ class RemoteFile(io.RawIOBase):
     def _read(self, wanted: int) -> bytes:
         if self._sequential:
             self._item.read_on_from(self._at)
-        elif self._exact and wanted <= _EXACT_BYTES and not self._item.comes(self._at, wanted):
+        elif wanted <= _EXACT_BYTES and not self._item.comes(self._at, wanted):
             return self._item.samples([(self._at, wanted)])[0]
         return self._item.read(self._at, wanted)
 

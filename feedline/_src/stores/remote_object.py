@@ -126,12 +126,6 @@ class RemoteObject:
         """Start to fetch the blocks of some (offset, length), all at once."""
         self.fetch((self._blocks_of_parts(parts) - self.first_block).tolist())
 
-    def read_parts(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As `read` of each of some (offset, length), fetched all at once."""
-        with self._residency.reading():
-            self._residency.wait_for(self._blocks_of_parts(parts))
-            return [bytes(self.memory[min(at, self.size) : at + length]) for at, length in parts]
-
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES

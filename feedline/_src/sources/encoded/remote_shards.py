@@ -37,24 +37,6 @@ class RemoteParts:
         ]
 
 
-class FetchedParts:
-    """An object as `OpenFile`, of whose parts the blocks are fetched when they are read.
-
-    Args:
-      item: the object.
-    """
-
-    def __init__(self, item: RemoteObject) -> None:
-        self._item = item
-
-    def check(self) -> None:
-        """Do nothing: the version is compared whenever a block is fetched."""
-
-    def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """As of an `OpenFile`. FeedError: they cannot be fetched."""
-        return self._item.read_parts(list(zip(offsets.tolist(), lengths.tolist(), strict=True)))
-
-
 class RemoteShards:
     """The objects of a source of records.
 

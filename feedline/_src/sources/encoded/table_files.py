@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from feedline._src.sources.encoded.byte_columns import Columns, column_of, is_bytes, names_with_bytes
 from feedline._src.sources.formats import arrow, extras
 from feedline._src.sources.formats.arrow_columns import naming_file, rows_by_name
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import opening, readable
 from feedline._src.sources.formats.parquet import extent_of
+from feedline._src.sources.formats.table_file import Columns, TableFile, column_of, is_bytes, names_with_bytes
 from feedline._src.stores.remote_object import RemoteObject
-
-
-class TableFile(NamedTuple):
-    """An open file.
-
-    Attributes:
-      kinds: the type of each chosen column, by name.
-      lengths: the rows of each group.
-      read: group → its columns. Called from many threads.
-      mapped: whether `read` gives views of the mapped file, at no cost.
-      extents: group → offset and length of the bytes that `read` needs, for objects in stores.
-    """
-
-    kinds: dict[str, str]
-    lengths: Sequence[int]
-    read: Callable[[int], Columns]
-    mapped: bool = False
-    extents: Callable[[int], list[tuple[int, int]]] = lambda group: []
 
 
 def parquet_file(path: Path | RemoteObject, options: OpenOptions) -> TableFile | None:
@@ -102,7 +84,7 @@ def arrow_file(path: Path, options: OpenOptions) -> TableFile | None:
         groups = _mapped(whole, batches, names)
         if groups is not None:
             lengths = [count for count, _ in groups]
-            return TableFile(kinds, lengths, lambda group: groups[group][1], mapped=True)
+            return TableFile(kinds, lengths, lambda group: groups[group][1], reads="mapped")
         if not arrow.is_file(whole):
             raise ValueError("it is a compressed stream, which has no index of its record batches")
         return _compressed(path, schema, kinds)

@@ -11,20 +11,19 @@ import numpy as np
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.runtime.ending import check_may_read
-from feedline._src.sources.encoded.byte_columns import Columns
 from feedline._src.sources.encoded.encoded_rows import EncodedRows, read_by_shard
 from feedline._src.sources.encoded.records import Record
-from feedline._src.sources.encoded.table_files import TableFile
 from feedline._src.sources.formats.lru_cache import LruCache
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of
+from feedline._src.sources.formats.table_file import Rows, TableFile
 from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
 
 
 class TableSource(EncodedRows):
-    """An `EncodedSource` over Parquet or Arrow files with columns of bytes or text.
+    """An `EncodedSource` over Parquet, Arrow or HDF5 files with columns of bytes or text.
 
     Groups of rows that can only be read whole stay in a cache of at most `cache_bytes`. Reads are thread-safe.
 
@@ -32,7 +31,7 @@ class TableSource(EncodedRows):
       open_file: (path or object in a store, options) → the open file.
       paths: of the files, whose rows follow each other.
       options: columns and cache_bytes.
-      versions: the expected versions of the files; by default, the present ones.
+      versions: the expected versions of the files; by default, the present ones. Or the files themselves, open.
 
     Raises:
       ValueError: no rows, or files with different columns.
@@ -49,12 +48,12 @@ class TableSource(EncodedRows):
         open_file: OpenTable,
         paths: Sequence[str],
         options: OpenOptions,
-        versions: Versions | None = None,
+        versions: Versions | VersionedFiles | None = None,
     ) -> None:
         self._open_file = open_file
         self._paths = paths
         self._options = options
-        self._versioned = VersionedFiles(paths, options.store, versions)
+        self._versioned = VersionedFiles.of(paths, options.store, versions)
         self._files = [self._opened(file) for file in range(len(paths))]
         self._kinds = self._files[0].kinds
         for path, file in zip(paths, self._files, strict=True):
@@ -68,7 +67,7 @@ class TableSource(EncodedRows):
         self._rows = Shards([rows for file in self._files for rows in file.lengths] or [0])
         if len(self._rows) == 0:
             raise ValueError(f"a source must have at least one row, got {paths[0]} with none; check what wrote it")
-        self._cache: LruCache[Columns] = LruCache(options.cache_bytes)
+        self._cache: LruCache[Rows] = LruCache(options.cache_bytes)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class TableSource(EncodedRows):
         digested = [digest_of(self._versioned[file]) for file in range(len(self._paths))]
         for file in range(len(self._paths)):
             self._versioned.check(file)
-        return {"kind": "table", "columns": list(self._kinds), "files": digested}
+        return {"kind": self._files[0].form, "columns": list(self._kinds), "files": digested}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -115,21 +114,27 @@ class TableSource(EncodedRows):
     def _read(self, group: int, local: Indices) -> Sequence[Record]:
         """Rows of one group."""
         file = int(self._groups.of(np.array([group]))[0])
-        first = int(self._rows.firsts[group])
+        first, reads = int(self._rows.firsts[group]), self._files[file].reads
+        check_may_read()
         try:
-            if self._files[file].mapped:
-                self._versioned.check_open(file)
-                columns = self._group(file, group)
+            if reads == "group":
+                found = self._cache.get(group, functools.partial(self._group, file, group))
             else:
-                columns = self._cache.get(group, functools.partial(self._group, file, group))
-            null = columns.nulls(local)
-            records = columns.take(local) if null is None else []
+                check = self._versioned.check_open if reads == "mapped" else self._versioned.check
+                check(file)
+                found = self._files[file].read(group - int(self._groups.firsts[file]))
+            null = found.nulls(local)
+            records = found.take(local) if null is None else []
+            if reads == "rows":
+                self._versioned.check(file)
         except FeedError:
             raise
         except Exception as error:
             self._versioned.check(file)  # a change explains any other error, and is no bad row
+            if reads != "group" and len(local) > 1:  # which row it is
+                return [self._read(group, local[i : i + 1])[0] for i in range(len(local))]
             raise RowError(
-                f"rows that are stored together could not be read: {error}",
+                f"{'a row' if reads == 'rows' else 'rows that are stored together'} could not be read: {error}",
                 stage="read",
                 row=first + int(local[0]),
                 file=self._paths[file],
@@ -146,23 +151,18 @@ class TableSource(EncodedRows):
             )
         return records if self.fields is not None else [next(iter(record.values())) for record in records]
 
-    def _group(self, file: int, group: int) -> Columns:
-        if self._files[file].mapped:
-            return self._files[file].read(group - int(self._groups.firsts[file]))
-        check_may_read()
+    def _group(self, file: int, group: int) -> Rows:
         self._versioned.check(file)
-        columns = self._files[file].read(group - int(self._groups.firsts[file]))
+        found = self._files[file].read(group - int(self._groups.firsts[file]))
         self._versioned.check(file)
         wanted = int(self._rows.ends[group] - self._rows.firsts[group])
-        if columns.row_count != wanted:
-            raise ValueError(f"its metadata promises {wanted} rows, and it has {columns.row_count}")
-        return columns
+        if found.row_count != wanted:
+            raise ValueError(f"its metadata promises {wanted} rows, and it has {found.row_count}")
+        return found
 
     def _opened(self, file: int) -> TableFile:
         path = self._paths[file]
-        self._versioned.check(file)
-        opened = self._open_file(self._versioned[file], self._options)
-        self._versioned.check(file)
+        opened = self._versioned.opened(file, self._open_file, self._options)
         if opened is None:
             raise ValueError(
                 f"files must agree in columns and their types; {path} has no column of bytes, {self._paths[0]} "

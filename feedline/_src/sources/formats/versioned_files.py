@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from feedline._src.sources.formats.file_version import FileVersion
+from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
+from feedline._src.stores.whole_files import WholeFiles
 
+T = TypeVar("T")
 Versions = Sequence[FileVersion | Version | None]
+_WHOLE = (".h5", ".hdf5")
+"""Formats whose libraries read local files: objects are fetched whole into the cache."""
 
 
 class VersionedFiles:
@@ -23,7 +28,7 @@ class VersionedFiles:
     Attributes:
       paths: of the files, or addresses of the objects.
       versions: that they must have; None of a directory.
-      in_store: whether they lie in a store.
+      in_store: whether they are objects in a store of which parts are fetched.
 
     Args:
       store: how objects are read.
@@ -35,16 +40,45 @@ class VersionedFiles:
         self, paths: Sequence[str], store: Store | None, versions: Versions | None = None, folders: bool = False
     ) -> None:
         self.paths = paths
-        self.in_store = is_url(paths[0]) and not folders
+        remote = is_url(paths[0]) and not folders and (versions is None or versions[0] is not None)
+        whole = remote and paths[0].endswith(_WHOLE)
+        self.in_store = remote and not whole
         self._objects = RemoteObjects(paths, store or Store()) if self.in_store else None
+        self._whole = WholeFiles(paths, store or Store()) if whole else None
         self.versions = self._present_versions() if versions is None else versions
+        if self._whole is not None:
+            for path, version, now in zip(paths, self.versions, self._whole.versions, strict=True):
+                assert isinstance(version, Version)
+                version.check(now, path)
+
+    @classmethod
+    def of(
+        cls, paths: Sequence[str], store: Store | None, versions: Versions | VersionedFiles | None
+    ) -> VersionedFiles:
+        """Files that may be open already."""
+        return versions if isinstance(versions, VersionedFiles) else cls(paths, store, versions)
 
     def __getitem__(self, number: int) -> Any:
-        """A path, an object, or the address of a folder."""
+        """A path, an object of which parts are fetched, or the address of a folder."""
+        if self._whole is not None:
+            return Path(self._whole.paths[number])
         path = self.paths[number]
         if self._objects is not None:
             return self._objects.by_url[path]
         return path if is_url(path) else Path(path)
+
+    def opened(self, number: int, open_file: Callable[[Any, OpenOptions], T], options: OpenOptions) -> T:
+        """What `open_file` makes of a file. It must not change meanwhile; errors name it as the user did."""
+        self.check(number)
+        file = self[number]
+        try:
+            found = open_file(file, options)
+        except (ValueError, TypeError) as error:
+            if self._whole is None or str(file) not in str(error):
+                raise
+            raise type(error)(str(error).replace(str(file), self.paths[number])) from error
+        self.check(number)
+        return found
 
     def check(self, number: int) -> None:
         """Refuse a file that was changed, with a FeedError. Fetching a block of an object does so, too."""
@@ -72,12 +106,6 @@ class VersionedFiles:
             blocks.append(self._objects.by_url[self.paths[number]].blocks_of(*extent))
         return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
 
-    def begin(self) -> None:
-        """Start to fetch the first block of each object, since files are opened one after the other."""
-        if self._objects is not None:
-            for item in self._objects.by_url.values():
-                item.fetch(range(min(1, item.blocks)))
-
     def are_here(self, extents: Iterable[tuple[int, tuple[int, int]]]) -> bool:
         """Whether bytes of objects can be read without waiting for the store. Arguments as of `fetch_ahead`."""
         assert self._objects is not None
@@ -87,10 +115,14 @@ class VersionedFiles:
         """Give up what is being fetched."""
         if self._objects is not None:
             self._objects.close()
+        if self._whole is not None:
+            self._whole.close()
 
     def _present_versions(self) -> Versions:
         if self._objects is not None:
             return [self._objects.by_url[path].version for path in self.paths]
+        if self._whole is not None:
+            return self._whole.versions
         return [
             FileVersion.of(path) if Path(path).is_file() else None for path in self.paths
         ]  # opening reports it

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.sources.encoded.byte_columns import Columns, column_of, names_with_bytes
-from feedline._src.sources.encoded.table_files import TableFile, kinds_of
+from feedline._src.sources.encoded.table_files import kinds_of
 from feedline._src.sources.formats import arrow, extras
 from feedline._src.sources.formats.arrow_columns import naming_file, rows_of, spec_of
 from feedline._src.sources.formats.grouped_file import MOST_ROWS, Group, GroupedFile
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of, readable
+from feedline._src.sources.formats.table_file import Columns, TableFile, column_of, names_with_bytes
 from feedline._src.sources.remote import arrow_stream
 from feedline._src.sources.remote.flatbuffer import Table
 from feedline._src.stores.remote_object import RemoteObject

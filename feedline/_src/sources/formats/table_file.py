@@ -1,9 +1,9 @@
-"""Columns of bytes or text in Arrow memory, and groups of rows that have such columns."""
+"""The interface of a file with columns of bytes or text, and such columns in Arrow memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,47 @@ class ByteColumn(NamedTuple):
         return [bytes(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
+class Rows(Protocol):
+    """A group of rows."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory."""
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows; -1 if columns differ."""
+
+    def nulls(self, rows: Indices) -> tuple[str, int] | None:
+        """The first column with a null in one of these rows, and the place of the first such row in `rows`."""
+
+    def take(self, rows: Indices) -> list[dict[str, Any]]:
+        """These rows: values of bytes, and numbers as NumPy scalars or arrays, by name."""
+
+
+class TableFile(NamedTuple):
+    """An open file.
+
+    Attributes:
+      kinds: the type of each chosen column, by name.
+      lengths: the rows of each group.
+      read: group → its rows. Called from many threads.
+      reads: what `read` does: read a "group" whole, which may be cached; give views of a "mapped" file; or nothing
+        yet, where "rows" are read from the file as they are taken.
+      extents: group → offset and length of the bytes that `read` needs, for objects in stores.
+      form: what the identity says that the file is.
+    """
+
+    kinds: dict[str, str]
+    lengths: Sequence[int]
+    read: Callable[[int], Rows]
+    reads: Literal["group", "mapped", "rows"] = "group"
+    extents: Callable[[int], list[tuple[int, int]]] = lambda group: []
+    form: str = "table"
+
+
 class Columns(NamedTuple):
-    """The chosen columns of a group of rows."""
+    """The chosen columns of a group of rows, as `Rows`."""
 
     by_name: Mapping[str, Group | ByteColumn]
 
