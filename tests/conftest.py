@@ -1,7 +1,9 @@
-"""Settings for every test: eight CPU devices, set before jax is imported, signals, markers, garbage."""
+"""Settings for every test: eight CPU devices, compilations, signals, lanes, garbage."""
 
 import gc
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,12 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs this small take longer to optimise than to run
 
+COMPILED = tempfile.TemporaryDirectory(prefix="feedline-compiled-")
+"""JAX's compilation cache for this process: most tests compile what another test has compiled. Child processes do not
+share it: JAX writes an entry in place, and a process that is killed would leave half of one.
+"""
+ONLY_SLOW_TESTS = "\npytestmark = pytest.mark.slow\n"
+
 restore_signals()
 
 # a busy machine is no failure
@@ -22,12 +30,29 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", COMPILED.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    COMPILED.cleanup()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast lane imports no file that has slow tests only: it may need what only `[test-all]` installs."""
+    fast = config.option.markexpr == "not slow" and collection_path.suffix == ".py"
+    return True if fast and ONLY_SLOW_TESTS in collection_path.read_text() else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What the markers imply, and which tests one worker of pytest-xdist runs."""
     for item in items:
         if item.get_closest_marker("cluster") or item.get_closest_marker("timed"):
-            item.add_marker("slow")  # `-m "not slow"` replaces the default `-m`
+            item.add_marker("slow")
         if item.path.parent.name == "processes":
             item.add_marker(pytest.mark.xdist_group("processes"))  # they share what their processes return
         elif item.get_closest_marker("slow"):

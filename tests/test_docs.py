@@ -15,8 +15,6 @@ import numpy as np
 import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
 
 import feedline
 from feedline._src.agreement.stop import stopping
@@ -259,8 +257,12 @@ def test_paths_and_modules_exist(page):
         pkgutil.resolve_name(name)
 
 
+@pytest.mark.slow
 def test_the_boxes_and_brackets_of_the_flow_hold_their_words():
     """In DejaVu Sans, which is wider than what browsers show for system-ui."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
     areas = []  # left, right, top, bottom
     for box in _drawn("rect"):
         x, y, width, height = (float(box.get(name, 0)) for name in ("x", "y", "width", "height"))

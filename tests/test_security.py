@@ -13,7 +13,6 @@ import zlib
 from pathlib import Path
 
 import cv2
-import datasets
 import h5py
 import jax
 import numpy as np
@@ -625,7 +624,10 @@ def test_a_chunk_of_a_png_that_promises_gigabytes_is_refused():
         decode(png[:33] + struct.pack(">I", (1 << 31) - 1) + png[37:], out, Row(0, 0, 0, 7))
 
 
+@pytest.mark.slow
 def test_an_image_of_a_dataset_that_lies_at_a_pipe_is_not_waited_for(tmp_path):
+    import datasets
+
     os.mkfifo(tmp_path / "pipe")
     kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
     table = pyarrow.table({"image": pyarrow.array([{"bytes": None, "path": str(tmp_path / "pipe")}], kind)})

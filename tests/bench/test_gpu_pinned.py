@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from gpu import pinned as module
 
+pytestmark = pytest.mark.slow
+
 COUNT = 8
 
 

@@ -10,6 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from peers import plot as peers_plot
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import programs
 import pytest
 import yaml
-from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 from feedline._src.cluster.detect import find
 
@@ -135,14 +134,18 @@ def unknown_fields(manifest):
 
     The models are generated from the published schema of Kubernetes and JobSet.
     """
+    from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
     return list(lost(manifest, JobsetV1alpha2JobSet.from_dict(manifest).to_dict()))
 
 
+@pytest.mark.slow
 def test_each_field_of_the_jobset_is_one_of_the_published_schema():
     (jobset,) = yaml.safe_load_all((EXAMPLES / "jobset.yaml").read_text())
     assert unknown_fields(jobset) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

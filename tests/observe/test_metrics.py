@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import feedline
 from feedline._src.observe.metrics import METRICS, samples, scalars
@@ -101,6 +100,8 @@ def test_scalars_are_rates_since_the_statistics_before():
 
 def read(folder):
     """{name: {step: value}} as TensorBoard shows a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
 

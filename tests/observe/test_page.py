@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import programs
 import pytest
-from matplotlib import image
+from PIL import Image
 
 import feedline
 from feedline._src.observe.report import Change, Report, Straggler
@@ -390,7 +390,7 @@ def screenshot(path, width, dark):
     """The pixels of a page."""
     picture = path.with_name(f"{width}{'-dark' * dark}.png")
     browse(path, width, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={0 if dark else 1}")
-    return image.imread(picture)[..., :3]
+    return np.asarray(Image.open(picture).convert("RGB")) / 255
 
 
 @pytest.mark.slow

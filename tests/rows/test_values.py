@@ -11,6 +11,8 @@ from feedline._src.rows.spec import is_numeric
 from feedline._src.rows.values import as_array
 from feedline._src.sources.open_source import as_source
 
+pytestmark = pytest.mark.slow
+
 BIG = (1 << 24) + 1
 
 

@@ -24,6 +24,8 @@ from datasets import Array2D, Array3D, ClassLabel, Dataset, Features, Image, Lis
 import feedline
 from feedline._src.sources.encoded.records import EncodedSource
 
+pytestmark = pytest.mark.slow
+
 datasets.disable_progress_bars()
 COUNT = 40
 NUMBERS = Features(

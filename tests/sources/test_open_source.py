@@ -5,7 +5,6 @@ from pathlib import Path
 
 import grain
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -29,7 +28,7 @@ def test_what_a_feed_takes_as_it_is(taken):
 
 @pytest.mark.parametrize(
     "refused",
-    [pd.DataFrame({"x": [1]}), pa.table({"x": [1]}), [np.arange(3)], 7, iter([1]), None],
+    [pa.table({"x": [1]}), [np.arange(3)], 7, iter([1]), None],
     ids=lambda value: type(value).__name__,
 )
 def test_what_a_feed_refuses_has_the_error_of_a_feed(refused):

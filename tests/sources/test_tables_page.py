@@ -9,10 +9,11 @@ import pytest
 
 import feedline
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
 
 
-@pytest.mark.slow
 def test_its_leaves_are_those_of_the_table(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}

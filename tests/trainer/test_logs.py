@@ -15,7 +15,6 @@ import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import feedline
 from feedline._src.trainer import logs
@@ -47,6 +46,8 @@ def steps(path):
 
 def scalars(folder):
     """{name: {step: value}} as TensorBoard shows a folder. Each step stands there once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     found = {
         name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]
