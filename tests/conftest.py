@@ -18,8 +18,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # programs this small take longer to optimise than to run
 
 COMPILED = tempfile.TemporaryDirectory(prefix="feedline-compiled-")
-"""JAX's compilation cache for this process: most tests compile what another test has compiled. Child processes do not
-share it: JAX writes an entry in place, and a process that is killed would leave half of one.
+"""JAX's compilation cache for this process: most tests compile what another test has compiled. Child processes do
+not share it: JAX writes an entry in place, and a process that is killed would leave half of one.
 """
 ONLY_SLOW_TESTS = "\npytestmark = pytest.mark.slow\n"
 

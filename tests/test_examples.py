@@ -10,8 +10,6 @@ import pytest
 from launched import launched
 from timed import timed
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
     "smallest.py": "60 steps on 8 devices, loss 0.000000",
@@ -30,6 +28,9 @@ PRINTED = {
     "copies.py": "fori_loop, total donated      1 array, in the same memory",
 }
 
+FAST = ["smallest.py", "existing_iterator.py", "row_source.py", "checkpoints.py"]
+"""One of each kind, for the fast lane."""
+
 
 def printed(name):
     optimised = {key: value for key, value in os.environ.items() if key != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
@@ -44,11 +45,14 @@ def printed(name):
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PRINTED]
+)
 def test_example(name):
     assert printed(name)[-1] == PRINTED[name]
 
 
+@pytest.mark.slow
 @timed
 def test_a_loop_that_waits_and_then_does_not():
     lines = printed("waiting.py")
@@ -59,11 +63,13 @@ def test_a_loop_that_waits_and_then_does_not():
     assert any(line.startswith("  fetch ") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_net_learns_photographs():
     found = re.fullmatch(r"400 images for training; of 100 others (\d+)% are recognised", printed("photos.py")[-1])
     assert int(found[1]) >= 90
 
 
+@pytest.mark.slow
 def test_common_advice():
     lines = dict(line.split(": ", 1) for line in printed("advice.py"))
     assert lines["pinned=True"].startswith("no such argument; memory kinds of a device: ")
@@ -81,6 +87,7 @@ def test_common_advice():
     assert re.search(r"\d% of the time", lines["asynchronous dispatch"])
 
 
+@pytest.mark.slow
 def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     few, many = 4, 16
     found = {}
@@ -97,6 +104,7 @@ def test_a_loop_in_pmap_grows_with_its_length_in_the_first_forms_only():
     assert found["replicated"][0] == tuple(weights + 8 * blocks * 8 for blocks in (few, many))
 
 
+@pytest.mark.slow
 def test_metrics():
     values = dict(line.rsplit(" ", 1) for line in printed("metrics.py"))
     assert values.pop('feedline_rows_total{feed="train",process="0"}') == "80000.0"
@@ -105,12 +113,14 @@ def test_metrics():
     assert stages == {"read", "transform", "stage", "place"}
 
 
+@pytest.mark.slow
 def test_two_processes():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "two_processes.py")
     steps = [line for line in done.stdout.splitlines() if "steps" in line]  # Gloo's threads print there too
     assert steps == ["[0] 60 steps on 4 devices of 2 processes, 400 of 800 rows read here, loss 0.000000"]
 
 
+@pytest.mark.slow
 def test_two_processes_skip_the_same_rows():
     done = launched(sys.executable, "-W", "error", EXAMPLES / "skip_after_spike.py")
     lines = [line for line in done.stdout.splitlines() if line.startswith("[0]") and "loss" in line]
@@ -120,6 +130,7 @@ def test_two_processes_skip_the_same_rows():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("digits_convnet.py", 0.98), ("equinox_model.py", 0.97)])
 def test_models_of_digits(name, least):
     *before, last = printed(name)

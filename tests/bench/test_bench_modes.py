@@ -23,6 +23,7 @@ SHORT = Path(__file__).parent / "short_preset.py"
 TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)
 
 
+@pytest.mark.slow
 def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
     found = {mode: modes.batch_figures(TINY, mode, 0.01) for mode in modes.MODES}
     for figures in found.values():
@@ -38,6 +39,7 @@ def test_the_modes_have_the_same_losses_and_only_jit_single_needs_more_memory():
     assert total["jit_single"] > total["jit_multi"] == pytest.approx(total["pmap"], rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
 def test_twice_the_devices_halve_the_activations(mode):
     """The parameters are replicated, so their part of the temporary memory stays; many rows make it small."""
@@ -67,6 +69,7 @@ def test_flops_are_those_that_the_compiler_counts():
     assert counted == pytest.approx(workload.flops, rel=0.05)  # it also counts Adam, ReLU, biases
 
 
+@pytest.mark.slow
 def test_the_largest_batch_just_fits_by_the_compiler(monkeypatch):
     limit = 8 << 20
     monkeypatch.setattr(modes, "device_limit", lambda: limit)
@@ -80,6 +83,7 @@ def test_the_largest_batch_just_fits_by_the_compiler(monkeypatch):
     assert 0.95 * limit < needs[0] <= limit < needs[1]
 
 
+@pytest.mark.slow
 def test_the_greatest_depth_is_near_the_one_that_fits(monkeypatch):
     workload = Workload(depth=4, width=64, inputs=64, outputs=4, rows=4096)
     monkeypatch.setattr(modes, "device_limit", lambda: 3 << 20)

@@ -72,6 +72,7 @@ def counted():
     return {processes: messages(processes, {"rows": VAST}, Costs()) for processes in (16, 1024)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", scale.FLAT)
 def test_neither_the_calls_nor_the_bytes_of_a_process_grow(case, counted):
     few, many = counted[16][case], counted[1024][case]
@@ -96,6 +97,7 @@ def test_to_delete_the_keys_of_the_build_before_is_one_call_of_all():
     assert both == 2 * messages(64, {}, Costs())["build"]["all_calls"] + 1
 
 
+@pytest.mark.slow
 def test_while_one_is_late_process_0_is_not_kept_busy():
     processes, late_s = 4096, 6
 

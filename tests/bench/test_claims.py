@@ -52,6 +52,7 @@ def test_overlap(run):
     assert found["depths"][0]["step_s"] > 2e-3  # nothing overlaps there, and the load alone takes that
 
 
+@pytest.mark.slow
 def test_memory(run):
     found = run("memory", "--batches", 60)
     assert [each["transform"] for each in found] == [False, True]

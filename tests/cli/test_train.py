@@ -114,6 +114,7 @@ def test_practices_reach_the_same_loss():
     assert half["final_loss"] == pytest.approx(plain["final_loss"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_run_is_reported(capsys):
     assert main(["train", "--data", "synthetic", "--rows", "400", "--steps", "60", "--memory"]) == 0
     lines = capsys.readouterr().err.splitlines()

@@ -163,6 +163,7 @@ def await_full(pipe):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["signal", "timeout", "failure", "two signals"])
 def test_a_launcher_whose_output_nobody_reads_obeys_signals_and_deadlines(end):
     """As `feedline launch ... | less`: a write blocks there until somebody reads on."""
@@ -199,6 +200,7 @@ def test_output_that_is_read_late_is_complete():
     assert [out.count(f"[{process}] {process}\n") for process in range(2)] == [30000, 30000]
 
 
+@pytest.mark.slow
 def test_output_that_is_read_slowly_is_complete():
     """The reader takes longer for what was read from the process at once than the launcher waits for a read."""
     with started(sh("yes | head -c 65536"), processes=1, unread_s=2) as launcher:
@@ -234,6 +236,7 @@ def test_the_first_failure_ends_the_others_and_is_reported():
     assert sorted(last.splitlines()) == ["[1] ready", "[1] the cause"]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_ended_as_by_sigterm():
     """Process 1 then ends with a code, for which process 0 must not get a second SIGTERM. Process 2 has ended."""
     script = (
@@ -251,6 +254,7 @@ def test_a_run_that_takes_too_long_is_ended_as_by_sigterm():
     assert (heading, last.splitlines()) == (told, ["[0] ready", "[0] SIGTERM 1"])
 
 
+@pytest.mark.slow
 def test_processes_that_ignore_the_end_of_their_time_are_killed():
     done = finished(sh("trap '' TERM; sleep 1000"), timeout_s=2, stop_s=0.1)
     assert done.returncode == 124

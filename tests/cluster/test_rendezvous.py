@@ -50,6 +50,7 @@ def test_processes_arrive_in_any_order_and_the_port_is_free_afterwards(port):
     socket.create_server(("127.0.0.1", port)).close()
 
 
+@pytest.mark.slow
 def test_missing_processes_are_named_in_every_process(port, monkeypatch, capfd):
     monkeypatch.setattr(rendezvous, "_TELL_S", 2)
     waiting = [met(port, 0, 4, within_s=4), met(port, 2, 4)]
@@ -72,6 +73,7 @@ def dying(port, process, processes):
         yield
 
 
+@pytest.mark.slow
 def test_a_process_that_came_and_then_ended_is_missing(port, capfd):
     first, other = met(port, 0, 3, within_s=4), met(port, 2, 3)
     with dying(port, 1, 3):

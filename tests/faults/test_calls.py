@@ -58,6 +58,7 @@ def called_at(line, call, function):
     return called, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prefetch", "batch"), [(0, 1), (2, 0), (2, 1)])
 def test_close_at_any_line_of_next_ends_the_feed(tmp_path, prefetch, batch):
     """As in a signal handler, or in a finalizer that the garbage collector runs there."""

@@ -36,6 +36,7 @@ def feed_of(folder, seconds_of_row=None, **limits):
     )
 
 
+@pytest.mark.slow
 def test_a_read_that_hangs_is_warned_of_and_then_raised(folder, caplog):
     with feed_of(folder, stall_warning_s=2, stall_error_s=5) as feed:
         (folder / "40").rename(folder / "file")
@@ -59,6 +60,7 @@ def test_a_read_that_hangs_is_warned_of_and_then_raised(folder, caplog):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feedline-read")]
 
 
+@pytest.mark.slow
 def test_a_read_that_is_slow_is_warned_of_and_goes_on(folder, caplog):
     with feed_of(folder, {24: 7}, stall_warning_s=2) as feed:
         rows = [row for batch in feed for row in batch.tolist()]

@@ -227,6 +227,7 @@ def test_statistics_of_a_real_feed_agree_with_the_clock():
     assert last.transfer_s == pytest.approx(last.place_s / last.batches, rel=0.3)
 
 
+@pytest.mark.slow
 def test_the_times_of_workers_come_with_their_batches(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((64, 4), np.float32))
     reading = feedline.Reading(workers=1)

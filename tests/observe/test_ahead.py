@@ -271,6 +271,7 @@ def test_one_glance_is_awaited_at_a_time_and_each_ends_its_thread(watch):
         time.sleep(1e-3)
 
 
+@pytest.mark.slow
 def test_a_step_that_its_call_computes_is_no_idle_time(watch):
     """The CPU backend computes it on the calling thread, and it has no arrays until then."""
     program = jax.jit(lambda x: jnp.linalg.svd(x)[1])

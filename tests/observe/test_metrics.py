@@ -112,6 +112,7 @@ def feed(sharding):
         yield feed
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_metrics_beside_the_loss(feed, tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "_FEED_EVERY_S", 0.0)
     with TensorBoardLog(tmp_path, feed=feed) as log:
@@ -130,6 +131,7 @@ def test_tensorboard_shows_the_metrics_beside_the_loss(feed, tmp_path, monkeypat
     assert {"loss", "rows_per_s", "wait_share"} == {name for name in shown if "/" not in name}
 
 
+@pytest.mark.slow
 def test_tensorboard_asks_a_feed_at_most_once_a_second(feed, tmp_path, monkeypatch):
     now_s = 100.0
     monkeypatch.setattr(tensorboard.time, "monotonic", lambda: now_s)
@@ -144,6 +146,7 @@ def test_tensorboard_asks_a_feed_at_most_once_a_second(feed, tmp_path, monkeypat
     assert shown["feedline/rows_per_second"] == {9: 512.0, 17: 512.0, 25: 512.0}
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_writes_values_and_a_later_run_hides_what_it_repeats(tmp_path):
     for loss, first in ((1.0, 10), (2.0, 30)):
         with TensorBoardLog(tmp_path) as log:

@@ -181,7 +181,6 @@ def test_a_transform_gets_the_rows_and_the_leaf(sharding):
         assert_delivers(feed, {**whole, "source": whole["source"] + 10}, 5)
 
 
-@pytest.mark.slow
 def test_workers_give_the_same_batches_also_where_their_size_changes(sharding, tmp_path):
     mixture = Mixture(npy(tmp_path), WEIGHTS, orders=ORDERS)
     assert mixture.picklable

@@ -112,6 +112,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_cache_and_may_be_killed(tmp_path):
     """Whatever is there is whole, and the limit holds, while three processes write and two are killed."""
     with contextlib.ExitStack() as stack:

@@ -64,6 +64,7 @@ def rows_of(source):
     return [source[row] for row in range(0, len(source), len(source) // 20)]
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_deleted_all_the_time_changes_no_row(url, options):
     expected = rows_of(feedline.open_source(url, store=options))
     with deleted_all_the_time(options.folder):

@@ -103,6 +103,7 @@ def test_patience_is_a_limit_on_time_without_progress(store, tmp_path):
     read_all(source)
 
 
+@pytest.mark.slow
 def test_an_answer_that_trickles_is_given_up_and_a_slow_one_is_not(store, options, monkeypatch):
     monkeypatch.setattr("feedline._src.stores.client._SHORTEST_S", 1.0)
     store.objects["/x.bin"] = bytes(3 << 20)
@@ -263,6 +264,7 @@ print(source[4999].sum())
 """
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_fork_is_refused_and_its_parent_reads_on(store, tmp_path):
     store.objects["/x.npy"] = npy(ROWS)
     command = [

@@ -11,6 +11,8 @@ from test_arrays_in_stores import ROWS, npy
 import feedline
 from feedline._src.stores.client import client_of
 
+pytestmark = pytest.mark.slow
+
 SECRET = "not-to-be-seen"
 
 

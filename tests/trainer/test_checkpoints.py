@@ -169,6 +169,7 @@ def test_the_newest_three_are_kept_and_incomplete_ones_are_removed(tmp_path):
     assert saved(tmp_path) == ["3", "4", "5"]
 
 
+@pytest.mark.slow
 def test_a_step_is_saved_once_and_none_from_a_bad_loss_on(tmp_path):
     program = program_of("jit_multi", SMALL)
     with (
@@ -186,6 +187,7 @@ def test_a_step_is_saved_once_and_none_from_a_bad_loss_on(tmp_path):
     assert saved(tmp_path) == ["1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trained", "delivered", "named"), [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
 def test_a_checkpoint_of_different_steps_is_refused(tmp_path, trained, delivered, named):
     program = program_of("jit_multi", SMALL)

@@ -120,6 +120,7 @@ def test_a_batch_may_be_any_tree():
     assert fitted.history[-1]["loss"] < 0.3 * fitted.history[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_resumed_run_has_the_parameters_and_history_of_one_that_never_stopped(mode, tmp_path):
     whole = fit_on(feed_of(mode), mode, steps=30)
@@ -166,6 +167,7 @@ def test_evaluation_counts_each_row_once_and_stands_in_the_history(mode):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_bad_loss_names_its_step_and_rows_and_keeps_the_last_good_checkpoint(mode, tmp_path):
     x = X.copy()
@@ -196,6 +198,7 @@ def test_a_bad_loss_names_its_step_and_rows_and_keeps_the_last_good_checkpoint(m
         assert max(int(path.name) for path in tmp_path.glob("[0-9]*")) == step - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_several_steps_a_call_are_the_same_steps(mode, tmp_path):
     """Five steps a call, then four, resumed from a checkpoint between two epochs, against one step a call."""
@@ -218,6 +221,7 @@ def test_several_steps_a_call_are_the_same_steps(mode, tmp_path):
         assert entry == pytest.approx(by_step[entry["step"]], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_bad_loss_inside_a_call_names_its_own_step_and_rows():
     x = X.copy()
     x[77, 1] = np.nan
@@ -302,6 +306,7 @@ def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
     assert fit_on(feed_of(steps_per_call=4), steps=41, checkpoint_dir=tmp_path).progress.step == 42  # none to do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "per_call"), [(1, 1), (2, 1), (3, 1), (10, 10), (20, 10), (10, 4)])
 def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
     steps = 40
@@ -320,6 +325,7 @@ def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
     assert fitted.history[-1].get("eval_loss", last.metrics["loss"]) == pytest.approx(last.metrics["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_call", [1, 4, 7])
 @pytest.mark.parametrize("step", [1, 10, 11, 29, 30, 31])
 def test_the_first_bad_loss_is_found_in_any_call(per_call, step):

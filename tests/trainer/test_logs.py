@@ -100,6 +100,7 @@ def assert_logged(history, folder):
         assert all(cell >= 0 for cell in cells.values())
 
 
+@pytest.mark.slow
 def test_both_logs_hold_the_history_also_of_a_run_that_was_interrupted_and_resumed(tmp_path):
     with CSVLog(tmp_path / "log.csv") as table_log, TensorBoardLog(tmp_path / "events") as events_log:
         whole = fit_with([table_log, events_log], steps=45)
@@ -120,6 +121,7 @@ def test_both_logs_hold_the_history_also_of_a_run_that_was_interrupted_and_resum
     assert len(list((folder / "events").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_one_log_may_serve_several_runs(tmp_path):
     run = {"steps": 45, "checkpoint_dir": tmp_path / "checkpoints", "save_every": 20}
     with CSVLog(tmp_path / "log.csv") as table_log, TensorBoardLog(tmp_path / "events") as events_log:
@@ -239,6 +241,7 @@ def test_ctrl_c_while_the_file_is_written_anew_keeps_the_old_one(tmp_path, monke
 # --- TensorBoard ---
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_an_event_when_the_callback_returns(tmp_path):
     with TensorBoardLog(tmp_path / "new" / "folder") as log:
         log(report(1))
@@ -253,6 +256,7 @@ def test_tensorboard_shows_an_event_when_the_callback_returns(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_tensorboard_hides_what_a_resumed_run_repeats(tmp_path):
     for resumed, loss in ((0, 1.0), (20, 2.0), (10, 3.0)):
         with TensorBoardLog(tmp_path) as log:
@@ -289,6 +293,7 @@ def test_a_folder_that_cannot_be_written_is_named(log, tmp_path):
     assert (tmp_path / "file" / "log.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
     path = tmp_path / "log.csv"
@@ -309,6 +314,7 @@ def test_a_full_disk_is_named_and_what_was_written_stays_whole(log, tmp_path):
     assert (steps(path) if log is CSVLog else list(scalars(path)["loss"])) == [1, 10, 30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_nothing_is_made_before_the_first_report_and_a_second_close_is_harmless(log, tmp_path):
     with log(tmp_path / "log.csv") as opened:

@@ -176,6 +176,7 @@ def test_there_are_no_implicit_transfers_and_the_loss_falls(mode):
     assert seen[-1].loss < 0.5 * seen[0].loss
 
 
+@pytest.mark.slow
 def test_an_implicit_transfer_in_the_step_is_an_error():
     program = mlp_tasks.program_of("jit_multi", Sizes(features=64, classes=10, width=32))
     batches = [mlp_tasks.placed(made_up_rows(64), "jit_multi"), made_up_rows(64)]

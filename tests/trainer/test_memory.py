@@ -106,6 +106,7 @@ def test_memory_that_only_varies_is_not_blamed():
     assert names(watched(step)) == []
 
 
+@pytest.mark.slow
 def test_arrays_of_many_shapes_are_told_from_memory_without_arrays(caplog):
     kept = []
     with caplog.at_level(logging.WARNING, "feedline"):
@@ -115,6 +116,7 @@ def test_arrays_of_many_shapes_are_told_from_memory_without_arrays(caplog):
     assert message.endswith("Arrays are kept that have many shapes, or are kept only now and then")
 
 
+@pytest.mark.slow
 def test_small_arrays_do_not_hide_large_ones_of_many_shapes():
     kept = []
     watch = watched(lambda i: kept.extend((jnp.zeros(60_000 + i), jnp.float32(i))))

@@ -77,6 +77,7 @@ def test_first_weights_are_the_same_bits_in_all_modes(mode):
         np.testing.assert_array_equal(a[0], b[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_step_transfers_nothing_between_host_and_devices(mode):
     program = program_of(mode, SIZES)
@@ -89,6 +90,7 @@ def test_a_step_transfers_nothing_between_host_and_devices(mode):
     assert np.isfinite(recent).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_recent_metrics_are_those_of_the_last_steps(mode):
     program = program_of(mode, SIZES)

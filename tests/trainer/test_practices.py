@@ -43,6 +43,7 @@ def losses(result):
     return [entry["loss"] for entry in result.history]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
 @pytest.mark.parametrize(
     "practices",
@@ -63,6 +64,7 @@ def test_the_losses_stay_the_same(mode, practices):
     np.testing.assert_allclose(losses(fitted(Practices(**practices), mode)), losses(fitted(mode=mode)), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["all", "cheap"])
 def test_rematerialisation_changes_no_loss_and_saves_memory(remat):
     np.testing.assert_allclose(losses(fitted(remat=remat)), losses(fitted()), rtol=1e-5)
@@ -81,6 +83,7 @@ def test_rematerialisation_changes_no_loss_and_saves_memory(remat):
     assert temporary[remat] < 0.8 * temporary["none"], temporary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_multi", "pmap"])
 def test_bfloat16_is_computed_with_float32_weights(mode):
     result = fitted(Practices(compute="bfloat16"), mode, steps=60)
@@ -108,6 +111,7 @@ def after_one_step(practices, mode="jit_multi"):
     return state, batch, program.step(state, program.recent(1), batch)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 def test_what_is_donated_is_deleted(mode):
     for practices, deleted in [
@@ -119,6 +123,7 @@ def test_what_is_donated_is_deleted(mode):
         assert (state.params["scores"]["kernel"][...].is_deleted(), batch["image"].is_deleted()) == deleted
 
 
+@pytest.mark.slow
 def test_a_sharded_state_lies_in_parts_on_the_devices():
     state, _, after = after_one_step(Practices(shard_state=True))
     whole, _, _ = after_one_step(Practices(donate_state=False))
@@ -193,6 +198,7 @@ def test_a_synchronous_save_is_whole_when_the_next_batch_is_asked_for(tmp_path):
     assert (5, True) in seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_training_waits_for_an_evaluation_or_not(asynchronous, monkeypatch):
     events, usual = [], Evaluating.result

@@ -69,6 +69,7 @@ def assert_sound(run, limits):
     assert [run.look() for _ in range(20)] == [None] * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("name", LOADS)
 def test_it_is_as_good_as_an_exhaustive_search(name, noise):
@@ -166,6 +167,7 @@ def test_fewer_calls_are_tried_first_where_no_promise_ends_the_waits_and_once():
         assert after.change.setting == "Reading.threads"
 
 
+@pytest.mark.slow
 @QUICKLY
 @given(
     load=st.builds(

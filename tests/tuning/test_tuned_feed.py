@@ -109,6 +109,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "".join(options) or "plain")
 @pytest.mark.parametrize("seed", range(2))
 def test_batches_states_and_counts_are_those_without_changes(restless, options, seed):
@@ -147,6 +148,7 @@ def test_a_stream_goes_on_where_it_was(restless, source):
     assert len(changes) > 10
 
 
+@pytest.mark.slow
 def test_errors_set_state_and_seek_in_between(restless):
     with Feed(Columns(), B, SHARDING) as plain:
         expected = [batch for batch, _ in taken(plain, 300)]
@@ -175,6 +177,7 @@ def test_errors_set_state_and_seek_in_between(restless):
 WHERE = [(Stages, "tuned"), (Feed, "_stop"), (Observing, "changed")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("where", WHERE, ids=lambda where: where[1])
 def test_an_interrupt_at_each_point_of_a_change(restless, monkeypatch, where, before):
@@ -243,6 +246,7 @@ class Slow(Columns):
         super().read(rows, out)
 
 
+@pytest.mark.slow
 def test_it_finds_threads_and_says_so(caplog):
     caplog.set_level(logging.INFO, "feedline")
     reading = Reading(threads="auto", limits=Limits(cores=2))

@@ -189,6 +189,7 @@ feedline.open_source(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_chunk_must_fit_into_what_is_left_of_a_limit(tmp_path):
     """Else TensorStore would abort the process when it reads it."""
     path = edit(write(tmp_path / "x.zarr", 2), 2, chunks=[(3 << 26) + 1, 4])
