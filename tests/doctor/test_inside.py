@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from feedline._src.tools.doctor.inside.lines import is_users, user_line
-from feedline._src.tools.doctor.inside.probe import busy_seconds, waiting_seconds
-from feedline._src.tools.doctor.inside.program import longest_run, unrolled
+import feedline
+from feedline._src.tools.doctor.inside import loop
+from feedline._src.tools.doctor.inside.loop import StepProfile, thread_times
+from feedline._src.tools.doctor.inside.program import unrolled
 from feedline._src.tools.doctor.inside.record import Record
+from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, PLACE, activity, is_users, user_line
+from feedline._src.tools.doctor.inside.watched import changed
 from feedline._src.tools.doctor.job_checks import job_checks
 
 X = np.ones((4, 4), np.float32)
@@ -55,15 +58,10 @@ def test_no_unrolled_loop(function):
     assert program(function, X) is None
 
 
-@pytest.mark.parametrize(("flags", "run"), [([], (0, 0)), ([0, 0], (0, 0)), ([1], (0, 1)), ([1, 0, 1, 1], (2, 2))])
-def test_longest_run(flags, run):
-    assert longest_run(np.array(flags, bool)) == run
-
-
 def test_the_line_is_the_users():
-    here = user_line()
+    here = user_line(sys._getframe())
     assert here.endswith(f"test_inside.py:{sys._getframe().f_lineno - 1}")
-    called = jax.tree.map(lambda _: user_line(), [0])[0]
+    called = jax.tree.map(lambda _: user_line(sys._getframe()), [0])[0]
     assert called.endswith(f"test_inside.py:{sys._getframe().f_lineno - 1}")
     assert not is_users(jax.__file__)
     assert not is_users(os.path.join(sysconfig.get_path("stdlib"), "threading.py"))
@@ -82,11 +80,63 @@ def test_a_hook_that_fails_is_something_that_could_not_be_checked(tmp_path):
     assert checks["hook for arguments"].finding == "failed: KeyError: 'x'"
 
 
-def test_a_forked_process_does_not_write_the_record(tmp_path, monkeypatch):
-    record = Record(tmp_path)
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    record.write()
-    assert not list(tmp_path.iterdir())
+def test_what_a_stack_shows():
+    """The stack inside of a call of jax, from a profile function of this thread."""
+    seen = []
+
+    def note(frame, event, _):
+        if event == "call":
+            seen.append(activity(frame))
+
+    array = jax.numpy.float32(3)
+    sys.setprofile(note)
+    float(array)
+    jax.device_put(
+        X,
+    )
+    next(iter(feedline.prefetch_to_mesh([{"x": X}], jax.devices()[0], prefetch=0)))
+    sys.setprofile(None)
+    kinds = {kind: text for kind, line, text in seen if kind}
+    assert kinds[FETCH] == "float(array)"
+    assert kinds[PLACE] == "jax.device_put(…"
+    assert kinds[INPUT].startswith("next(iter(")
+
+
+def test_a_profile_of_steps_leaves_that_of_the_user_alone():
+    mine = lambda *_: None  # noqa: E731
+    sys.setprofile(mine)
+    profile = StepProfile()
+    profile.begin()
+    assert sys.getprofile() is mine
+    profile.end()
+    assert sys.getprofile() is mine
+    sys.setprofile(None)
+    assert profile.steps == 0
+
+
+def test_a_profile_of_steps_sees_what_each_step_does():
+    profile, values = StepProfile(), [jnp.float32(i) for i in range(9)]
+    for value in values:
+        profile.end()
+        profile.begin()
+        jax.device_put(X)
+        if float(value) == 3:
+            break
+    profile.end()
+    assert sys.getprofile() is None
+    assert {(seen.kind, seen.text): count for seen, count in profile.lines.items()} == {
+        (PLACE, "jax.device_put(X)"): 3,
+        (FETCH, "float(value)"): 3,
+    }
+
+
+def test_a_profile_ends_if_no_step_follows(monkeypatch):
+    monkeypatch.setattr(loop, "_MAX_EVENTS", 50)
+    profile = StepProfile()
+    profile.begin()
+    for _ in range(100):
+        user_line(None)
+    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize(
@@ -96,5 +146,11 @@ def test_a_forked_process_does_not_write_the_record(tmp_path, monkeypatch):
 def test_how_long_a_thread_was_busy(files, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert busy_seconds(tmp_path) == 3
-    assert waiting_seconds(tmp_path) == (1 if "schedstat" in files else 0)
+    assert thread_times(tmp_path) == ((2, 1) if "schedstat" in files else (3, 0))
+
+
+def test_what_changed():
+    assert changed({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b: 2 → 3"
+    assert changed({"a": "1"}, {"b": "1"}) == "a: 1 → none, b: none → 1"
+    many = {str(i): "0" for i in range(5)}
+    assert changed(many, dict.fromkeys(many, "1")) == "0: 0 → 1, 1: 0 → 1 and 3 more arguments"

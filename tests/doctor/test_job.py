@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import programs
@@ -63,29 +62,54 @@ kept = []
 for i in range(100):
     state, loss = step(state, {"x": rows[: 64 - i % 4]})  # LINE: numpy, shapes
     kept.append(state)
-    if float(loss) == -1.0:  # LINE: float
-        break
+    time.sleep(0.01)  # the step of a larger model
+"""
+WAITS = """
+import feedline
+
+def slow(batch, rows):
+    time.sleep(0.02)
+    return batch
+
+@jax.jit
+def step(state, batch):
+    y = jax.lax.fori_loop(0, 100, lambda _, x: jnp.tanh(x @ state), batch["x"])
+    return state * 0.99, y.mean()
+
+one = jax.devices()[0]
+state, large = jax.device_put(state, one), np.ones(32 << 20, np.uint8)
+feed = feedline.Feed({"x": rows}, 64, one, transform=slow, prefetch=0)
+for i, batch in zip(range(30), feed):  # LINE: next
+    state, loss = step(state, batch)
+    jnp.array(large)  # LINE: place
+    float(loss)  # LINE: float
 """
 OTHERS = """
 step = jax.jit(lambda state, batch, metadata: state * batch["x"].mean())
 for i in range(20):
-    batch = jax.device_put({"x": np.full((512, 64), i % 256, np.float32)}, replicated)  # LINE: device_put
+    batch = jax.device_put({"x": np.full((512, 64), i % 256, np.float32)}, replicated)  # LINE: put
     small = [jax.device_put(np.full(4, i + k, np.float32), replicated) for k in range(20)]
     state = step(state, batch, small)
     double = jax.jit(lambda x: 2 * x)  # LINE: jit
     double(state)
     jnp.ones(i + 3).sum()  # LINE: eager
-    jax.block_until_ready(state)  # LINE: wait
 jax.pmap(lambda x: x + 1)(np.ones((4, 2), np.float32))  # LINE: pmap
 """
+SAMPLED = {"transfers to the host", "transfers to the devices", "waiting for input", "GIL"}
+"""Checks of how long something takes: they may find something on a machine that is busy with other programs."""
+
+
+def run(script, tmp_path, **environ):
+    """The observed script, and the text that ran."""
+    text = textwrap.dedent(HEAD + textwrap.dedent(script))
+    (tmp_path / "train.py").write_text(text)
+    wanted = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    return job.run([sys.executable, str(tmp_path / "train.py")], {**os.environ, **wanted, **environ}, 240), text
 
 
 def observed(tmp_path, script, **environ):
     """The checks of a command by name, and a function for the line with a mark."""
-    text = textwrap.dedent(HEAD + script)
-    (tmp_path / "train.py").write_text(text)
-    wanted = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    ran = job.run([sys.executable, str(tmp_path / "train.py")], {**os.environ, **wanted, **environ}, 60)
+    ran, text = run(script, tmp_path, **environ)
     found = {check.name: check for check in command_checks(ran)}
 
     def line(mark):
@@ -95,78 +119,74 @@ def observed(tmp_path, script, **environ):
     return found, line
 
 
-def test_a_sound_job(tmp_path):
+def warning(found, name):
+    assert found[name].severity == "warning", found[name]
+    return found[name].finding
+
+
+def test_a_sound_job_has_no_troubles(tmp_path):
     found, _ = observed(tmp_path, SOUND)
-    assert "interpreter's lock" in found  # a machine that is busy with other programs may be told there
+    assert found.keys() >= {*SAMPLED, "memory that grows", "sharding of the batch"}
     troubles = {
-        name: check.finding
-        for name, check in found.items()
-        if check.severity != "ok" and name != "interpreter's lock"
+        name: check.finding for name, check in found.items() if check.severity != "ok" and name not in SAMPLED
     }
     assert troubles == {"fragmentation of device memory": "no device reported its free blocks"}
-    assert "memory that grows" in found
-    assert "sharding of the batch" in found
 
 
-def test_transfers_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
+def test_shapes_kept_arrays_an_unrolled_loop_and_a_busy_thread(tmp_path):
     found, line = observed(tmp_path, MANY)
-
-    def finding(name):
-        assert found[name].severity == "warning", found[name]
-        return found[name].finding
-
-    waits = found["transfers to the host"]  # how long it waits beside the busy thread differs from run to run
-    assert waits.severity in ("warning", "note")
-    assert f"{line('float')} float() 100 times, 400 B" in waits.finding
-    assert f"{line('numpy')} step() of NumPy arrays 100 times, 6.1 MiB" in finding("transfers to the devices")
-    recompilation = finding("recompilation")
+    passed = warning(found, "transfers to the devices")
+    assert passed.endswith(f"{line('numpy')} passes NumPy arrays to step, 62 KiB in each call")  # of call 10
+    recompilation = warning(found, "recompilation")
     assert "step" in recompilation
     assert "was compiled 3 times more" in recompilation
     assert "argument 1['x']: float32[64, 256] of NumPy → float32[63, 256] of NumPy" in recompilation
-    assert "got 256 KiB of its results back as arguments" in finding("donation")
-    assert "holds 20 equal iterations in a row, of 3 operations" in finding("unrolled loops")
-    assert "arrays float32[256, 256]" in finding("memory that grows")
-    lock = finding("interpreter's lock")
-    assert "thread 'hog' was busy for" in lock
+    assert "got 256 KiB of its results back as arguments" in warning(found, "donation")
+    assert "holds 20 equal iterations of 3 operations" in warning(found, "unrolled loops")
+    assert "arrays float32[256, 256]" in warning(found, "memory that grows")
+    assert "thread 'hog' was busy for" in warning(found, "GIL")
+
+
+def test_lines_that_wait_are_sampled(tmp_path):
+    found, line = observed(tmp_path, WAITS)
+    loop = "zip(range(30), feed)" if sys.version_info >= (3, 12) else "for i, batch in zip(range(30), feed):…"
+    assert f"{line('next')} {loop} (" in warning(found, "waiting for input")
+    assert f"{line('float')} float(loss) (" in warning(found, "transfers to the host")
+    assert f"{line('place')} jnp.array(large) (" in warning(found, "transfers to the devices")
 
 
 def test_replicated_wide_and_many_leaves_pmap_and_functions_made_in_the_loop(tmp_path):
     found, line = observed(tmp_path, OTHERS)
-    assert {name: found[name].severity for name in ("sharding of the batch", "dtypes of the batch")} == {
-        "sharding of the batch": "warning",
-        "dtypes of the batch": "warning",
-    }
-    assert "argument 1['x'] float32[512, 64] is replicated on 4 devices" in found["sharding of the batch"].finding
-    assert "argument 1['x'] is float32 and fits uint8" in found["dtypes of the batch"].finding
+    replicated = warning(found, "sharding of the batch")
+    assert "argument 1['x'] float32[512, 64] is replicated on 4 devices" in replicated
+    assert "argument 1['x'] is float32 and fits uint8" in warning(found, "dtypes of the batch")
     assert "20 of 21 leaves" in found["number of leaves"].finding
-    assert f"{line('device_put')} jax.device_put 20 times" in found["transfers to the devices"].finding
-    assert f"{line('wait')} jax.block_until_ready 20 times" in found["transfers to the host"].finding
     assert line("pmap") in found["pmap"].finding
-    again = found["recompilation"].finding
+    again = warning(found, "recompilation")
     assert f"{line('jit')}) was compiled 19 times more" in again
     assert f"{line('eager')} (" in again
-    assert "unknown" in found["memory that grows"].severity  # 20 steps are too few
+    assert found["memory that grows"].severity == "unknown"  # 20 steps are too few
 
 
-def test_a_program_that_was_compiled_ahead(tmp_path):
+def test_a_program_that_was_compiled_ahead_is_observed(tmp_path):
     ahead = """
     batch = jax.device_put(rows, sharded)
-    step = jax.jit(lambda state, batch: (state * 0.9, batch.sum())).lower(state, batch).compile()
+    lowered = jax.jit(lambda state, batch: (state * 0.9, batch.sum())).lower(state, batch)
+    step = lowered.compile()
     for i in range(20):
         state, loss = step(state, jax.device_put(rows + i, sharded))
-        loss.item()  # LINE: item
-        if loss > 1e9: break  # LINE: if
-    __import__("os")._exit(0)  # as a program that does not wait for its threads
+    assert isinstance(step, jax.stages.Compiled) and isinstance(lowered, jax.stages.Lowered)
+    assert step.cost_analysis() is not None and "stablehlo" in lowered.as_text()
+    assert not callable(lowered) and step.as_text()
     """
-    found, line = observed(tmp_path, textwrap.dedent(ahead))
-    assert "256 KiB of its results" in found["donation"].finding
-    assert f"{line('if')} bool() 20 times" in found["transfers to the host"].finding
-    assert f"{line('item')} .item() 20 times" in found["transfers to the host"].finding
+    found, _ = observed(tmp_path, ahead)
+    assert found["the command"].severity == "ok"
+    assert "256 KiB of its results" in warning(found, "donation")
 
 
-def test_wrapped_functions_behave_as_usual(tmp_path):
+def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     usual = """
-    import inspect
+    import copy, inspect, pickle, cloudpickle
     class Model:
         @jax.jit
         def twice(x): return 2 * x
@@ -175,29 +195,100 @@ def test_wrapped_functions_behave_as_usual(tmp_path):
         def __hash__(self): return 1
         def __eq__(self, other): return True
 
+    traced = []
     @jax.jit(static_argnames="n")
-    def power(x, n):
+    def power(x, n: int = 2):
         '''A docstring.'''
+        traced.append(n)
         return x ** n
 
-    assert power.__doc__ == "A docstring." and power.__name__ == "power"
-    assert list(inspect.signature(power).parameters) == ["x", "n"]
-    assert float(power(jnp.float32(3), n=2)) == 9
+    plain = power._watched_original
+    assert power.__doc__ == "A docstring." and power.__name__ == "power" and power.__module__ == "__main__"
+    assert list(inspect.signature(power).parameters) == ["x", "n"] and power.__annotations__ == {"n": int}
+    assert inspect.unwrap(power) is power.__wrapped__ is plain.__wrapped__
+    assert isinstance(power, type(plain)) and isinstance(power, jax.stages.Wrapped) and repr(power) == repr(plain)
+    assert float(power(jnp.float32(3), n=2)) == float(power(jnp.float32(3), n=2)) == 9
+    assert traced == [2]  # the doctor's look at the program traces nothing again
     assert float(Model().scaled(jnp.float32(3), by=2)) == 6 and Model.twice(jnp.float32(1)) == 2
-    assert jax.grad(lambda x: power(x, n=3))(2.0) == 12
+    assert jax.grad(lambda x: power(x, n=3))(2.0) == 12 and jax.grad(power)(3.0) == 6
     assert jax.vmap(lambda x: power(x, n=2))(jnp.arange(3.0)).tolist() == [0, 1, 4]
     assert power.lower(jnp.float32(3), n=2).compile()(jnp.float32(3)) == 9
-    assert jax.eval_shape(lambda x: power(x, n=2), jnp.float32(1)).shape == ()
-    assert np.asarray(jnp.arange(3)).tolist() == [0, 1, 2] and f"{jnp.float32(2):.1f}" == "2.0"
+    assert power.trace(jnp.float32(3), n=2).lower().compile()(jnp.float32(3)) == 9
+    assert power.eval_shape(jnp.float32(3)).shape == jax.eval_shape(lambda x: power(x, n=2), 1.0).shape == ()
+    assert jax.jit(power)(3.0) == 9 and jax.make_jaxpr(power)(3.0).eqns
+    for made in (copy.copy(power), copy.deepcopy(power), pickle.loads(cloudpickle.dumps(power))):
+        assert made(jnp.float32(3), n=2) == 9 and type(made) is type(plain)
+    assert copy.deepcopy({"step": Model.twice})["step"](1) == 2
+    power.note = "mine"
+    assert power.note == "mine" and {power: 1}[power] == 1 and not hasattr(power, "none")
+    power.clear_cache()
+    try:
+        power(object())
+    except TypeError as error:
+        assert "power" in str(error)
     key = jax.random.key(0)
     for _ in range(4):
         key, sub = jax.jit(jax.random.split)(key)
-    jax.block_until_ready(jax.device_get({"a": state}))
-    power.clear_cache()
+    with jax.disable_jit():
+        count = len(traced)
+        for _ in range(3):
+            power(jnp.float32(3))
+        assert len(traced) == count + 3
+    thread = threading.Thread(target=lambda: power(jnp.float32(3)))
+    thread.start(), thread.join()
+    assert np.asarray(jnp.arange(3)).tolist() == [0, 1, 2] and f"{jnp.float32(2):.1f}" == "2.0"
     """
-    found, _ = observed(tmp_path, textwrap.dedent(usual), PYTHONWARNINGS="error")
+    found, _ = observed(tmp_path, usual, PYTHONWARNINGS="error")
     assert found["the command"].severity == "ok"
-    assert not [name for name in found if name.startswith("hook")]
+    assert not [check for name, check in found.items() if name.startswith("hook")]
+
+
+def test_filtering_transformations_work_on_top(tmp_path):
+    equinox, nnx = pytest.importorskip("equinox"), pytest.importorskip("flax")
+    assert equinox
+    assert nnx
+    script = """
+    import equinox as eqx
+    from flax import nnx
+
+    model = eqx.nn.MLP(4, 1, 8, 2, key=jax.random.key(0))
+    @eqx.filter_jit
+    def loss(model, x): return jnp.mean(jax.vmap(model)(x) ** 2)
+    gradient = eqx.filter_jit(eqx.filter_grad(loss))
+    for _ in range(20):
+        model = eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradient(model, rows[:, :4])))
+    linear = nnx.Linear(256, 8, rngs=nnx.Rngs(0))
+    @nnx.jit
+    def step(linear, x):
+        value, gradient = nnx.value_and_grad(lambda linear: jnp.mean(linear(x) ** 2))(linear)
+        nnx.update(linear, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(linear, nnx.Param), gradient))
+        return value
+    losses = [float(step(linear, rows)) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    """
+    found, _ = observed(tmp_path, script)
+    assert found["the command"].severity == "ok"
+    assert not [check for name, check in found.items() if name.startswith("hook")]
+
+
+def test_hooks_that_fail_do_not_change_the_job(tmp_path):
+    script = """
+    from feedline._src.tools.doctor.inside import watched
+
+    def broken(*args, **kwargs):
+        raise ArithmeticError("a fault of the doctor")
+
+    for name in ("_named", "unrolled", "Loop"):
+        setattr(watched, name, broken)
+    step = jax.jit(lambda x: x + 1)
+    x = step(step(step(step(jnp.zeros(3)))))
+    watched.Function.__init__ = watched.user_line = broken
+    assert jax.jit(lambda x: x + 1, donate_argnums=0)(x).tolist() == [5, 5, 5]
+    print("computed")
+    """
+    found, _ = observed(tmp_path, script)
+    assert found["the command"].severity == "ok"
+    assert "a fault of the doctor" in found["hook for arguments"].finding
 
 
 def test_wide_types_under_x64(tmp_path):
@@ -206,8 +297,41 @@ def test_wide_types_under_x64(tmp_path):
     for i in range(10):
         step(jax.device_put(np.random.random((64, 256)), sharded))
     """
-    found, _ = observed(tmp_path, textwrap.dedent(wide), JAX_ENABLE_X64="1")
+    found, _ = observed(tmp_path, wide, JAX_ENABLE_X64="1")
     assert "argument 0 is float64 and fits float32" in found["dtypes of the batch"].finding
+
+
+def test_a_forked_process_does_not_replace_the_record(tmp_path):
+    forks = """
+    import atexit, os, sys
+    step = jax.jit(lambda x: x + 1)
+    for _ in range(5):
+        state = step(state)
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    """
+    ran, _ = run(forks, tmp_path, PYTHONWARNINGS="ignore")
+    (process,) = ran.processes
+    assert (ran.code, process["functions"][0]["calls"]) == (0, 5)
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(9)"])
+def test_what_a_process_saw_before_it_ends_at_once(tmp_path, end):
+    killed = f"""
+    import os, pathlib
+    folder = pathlib.Path(sys.modules["sitecustomize"].__file__).parent
+    step = jax.jit(lambda x: x + 1)
+    while not list(folder.glob("*.json")):
+        state = step(state)
+    {end}
+    """
+    found, _ = observed(tmp_path, "import sys\n" + textwrap.dedent(killed))
+    assert found["the command"].measured["exit_code"] in (9, 128 + 9)
+    assert found["donation"].severity == "warning"
 
 
 # --- the command line ---
@@ -234,14 +358,11 @@ def test_the_output_and_the_exit_code_of_a_command_are_passed_on():
     assert checks["donation"]["severity"] == "ok"
 
 
-def test_a_command_that_goes_on_is_ended_after_its_time(tmp_path):
-    endless = "import jax; f = jax.jit(lambda x: x + 1); x = f(0)\nwhile True: x = f(x)"
-    ran = job.run([sys.executable, "-c", endless], {**os.environ, "JAX_PLATFORMS": "cpu"}, 4)
+def test_a_command_that_goes_on_is_ended_after_its_time():
+    ran = job.run([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, 1)
     assert ran.stopped
     found = {check.name: check for check in command_checks(ran)}
     assert found["the command"].finding == "it was stopped before its end"
-    if ran.processes:  # on a busy machine jax is not imported yet
-        assert found["interpreter's lock"].severity in ("ok", "unknown")
 
 
 def test_ctrl_c_ends_the_command_and_shows_what_was_found():
@@ -266,8 +387,10 @@ def test_sigterm_is_passed_on_to_the_command(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_without_jax_is_not_observed():
-    found = {check.name: check for check in command_checks(job.run(["true"], os.environ, None))}
+@pytest.mark.parametrize("command", [["true"], [sys.executable, "-I", "-c", "import jax"]])
+def test_a_command_that_cannot_be_observed(command):
+    found = {check.name: check for check in command_checks(job.run(command, os.environ, None))}
+    assert found["the command"].severity == "ok"
     assert found["the job"].severity == "unknown"
     assert "no process of the command imported jax" in found["the job"].finding
 
@@ -300,35 +423,27 @@ def test_wrong_arguments(arguments, told):
     with contextlib.redirect_stderr(err):
         assert main(["doctor", *arguments]) == 2
     assert told in err.getvalue()
-    assert threading.active_count() >= 1
 
 
 def test_the_example_shows_what_its_page_says():
     root = Path(__file__).parents[2]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     environ.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
-    ran = job.run([sys.executable, str(root / "examples" / "slow_training.py")], environ, 100)
+    ran = job.run([sys.executable, str(root / "examples" / "slow_training.py")], environ, 240)
     found = {check.name: check for check in command_checks(ran)}
-    for name in ("transfers to the devices", "donation", "unrolled loops", "memory that grows"):
+    for name in (
+        "donation",
+        "unrolled loops",
+        "memory that grows",
+        "sharding of the batch",
+        "dtypes of the batch",
+    ):
         assert found[name].severity == "warning", found[name]
-    for name in ("sharding of the batch", "dtypes of the batch"):
-        assert found[name].severity == "warning", found[name]
+    assert "fits uint8" in warning(found, "dtypes of the batch")
     assert found["recompilation"].severity == "note"
-    assert "float() 80 times" in found["transfers to the host"].finding
+    assert "slow_training.py:42 float(loss) (" in warning(found, "transfers to the host")
+    placed = warning(found, "transfers to the devices")
+    assert "slow_training.py:38 jax.device_put(" in placed
+    assert "in each step" in placed
     page = (root / "docs" / "doctor.md").read_text()
     assert not [name for name in found if name not in page]  # each check is in the tables
-
-
-def test_a_process_that_is_killed_has_written_before(tmp_path):
-    killed = """
-    import os, signal
-    step = jax.jit(lambda x: x + 1)
-    began, x = time.monotonic(), state
-    while time.monotonic() < began + 12:
-        x = step(x)
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-    """
-    found, _ = observed(tmp_path, textwrap.dedent(killed))
-    assert found["the command"].measured["exit_code"] == 128 + signal.SIGKILL
-    assert found["donation"].severity == "warning"

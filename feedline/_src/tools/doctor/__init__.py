@@ -10,6 +10,4 @@ A map::
       batches     shardings, dtypes and leaves of a batch                                         pure
     job         runs a command while it is observed; inside/ is what observes in its processes
     job_checks  all checks of a job, from what was observed                                       pure
-      functions     pmap, donation, unrolled loops                                                pure
-      compilations  what was compiled again, and what had changed                                 pure
 """

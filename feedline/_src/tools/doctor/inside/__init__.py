@@ -3,15 +3,12 @@
 A map::
 
     start     called when Python starts in a process of the command; begins when jax has been imported
-    diagnose  another start, of `feedline diagnose`
+    diagnose  the start of `feedline diagnose`
     record    what was observed in this process, and the file to which it is written
-    lines     the line of the user's code that led to a call
-    fetches   transfers and waits on the training thread
-    compiled  the functions of jax that compile
-    calls     what is observed in the calls of one function
-    growth    memory that grows with the steps
-    program   a loop of Python that was unrolled into a compiled function                               pure
-    probe     how long a thread waits for the interpreter's lock, and which threads compute
+    watched   `jax.jit` and `jax.pmap` whose functions are observed when they are called
+    program   finds a Python loop that was unrolled into a compiled function                        pure
+    loop      samples of what the training thread is doing, who holds the GIL, and what grows
+    stacks    what a stack shows: the user's line, and what it waits for
 
-Only public functions of jax are wrapped. A failure of a hook never changes what the job computes.
+Nothing of jax is replaced but `jax.jit` and `jax.pmap`. A hook that fails never changes what the job computes.
 """

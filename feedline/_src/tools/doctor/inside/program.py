@@ -1,18 +1,16 @@
-"""Finds a loop of Python that was unrolled into a compiled function: the same equations, one after the other."""
+"""Finds a Python loop that was unrolled into a compiled function: equal equations that feed each other."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from feedline._src.tools.doctor.inside.stacks import is_users, shown
 
-from feedline._src.tools.doctor.inside.lines import is_users, shown
-
-_LEAST_REPEATS, _LEAST_EQUATIONS = 8, 48
-_LONGEST_PERIOD, _MOST_EQUATIONS = 512, 50_000
+_MIN_REPEATS, _MIN_EQUATIONS, _MAX_EQUATIONS = 8, 48, 20_000
+_MAX_CANDIDATES = 8
 _CHAINED = 0.9
 
 
@@ -20,8 +18,8 @@ class Unrolled(NamedTuple):
     """A loop that was unrolled.
 
     Attributes:
-      repeats: how often its body stands in the program.
-      body: equations of the body.
+      repeats: iterations.
+      body: equations of an iteration.
       line: of the user's code, of the first equation; empty if it is not known.
       equations: of the whole program.
     """
@@ -39,6 +37,7 @@ def unrolled(jaxpr: Any) -> Unrolled | None:
 
     Example:
       >>> import jax
+      >>> import numpy as np
       >>> def step(x):
       ...     for _ in range(30):
       ...         x = jax.numpy.sin(x) @ x
@@ -54,9 +53,8 @@ def unrolled(jaxpr: Any) -> Unrolled | None:
 
 def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
     """The equations of a program, and of each program inside of it."""
-    equations = jaxpr.eqns
-    yield equations
-    for equation in equations:
+    yield jaxpr.eqns
+    for equation in jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if getattr(inner, "eqns", None) is not None:
@@ -64,63 +62,41 @@ def _programs(jaxpr: Any) -> Iterator[Sequence[Any]]:
 
 
 def _longest(equations: Sequence[Any], total: int) -> Unrolled | None:
-    if not _LEAST_EQUATIONS <= len(equations) <= _MOST_EQUATIONS:
+    """An iteration has one equation of each kind, so kinds that occur equally often are the body of a loop."""
+    if not _MIN_EQUATIONS <= len(equations) <= _MAX_EQUATIONS:
         return None
-    kinds: dict[Any, int] = {}
-    ids = np.array([kinds.setdefault(_kind(equation), len(kinds)) for equation in equations])
-    best: tuple[int, int, int] | None = None  # (equations, start, period)
-    for period in range(1, min(_LONGEST_PERIOD, len(ids) // _LEAST_REPEATS) + 1):
-        start, length = longest_run(ids[period:] == ids[:-period])
-        covered = (length + period) // period * period
-        if (
-            covered >= _LEAST_REPEATS * period
-            and covered >= _LEAST_EQUATIONS
-            and (best is None or covered > best[0])
-            and _is_chained(equations, start, period, covered)
-        ):
-            best = (covered, start, period)
-    if best is None:
-        return None
-    covered, start, period = best
-    return Unrolled(covered // period, period, _line_of(equations[start : start + period]), total)
+    kinds: dict[Hashable, list[int]] = defaultdict(list)
+    for i, equation in enumerate(equations):
+        kinds[_kind(equation)].append(i)
+    bodies: dict[int, list[list[int]]] = defaultdict(list)
+    for members in kinds.values():
+        bodies[len(members)].append(members)
+    candidates = [n for n in bodies if n >= _MIN_REPEATS and n * len(bodies[n]) >= _MIN_EQUATIONS]
+    for n in sorted(candidates, key=lambda n: -n * len(bodies[n]))[:_MAX_CANDIDATES]:
+        if any(_chain(equations, members) >= _CHAINED * n for members in bodies[n][:_MAX_CANDIDATES]):
+            return Unrolled(n, len(bodies[n]), _line_of(equations[bodies[n][0][0]]), total)
+    return None
 
 
-def longest_run(flags: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """(start, length) of the longest run of True.
-
-    Example:
-      >>> longest_run(np.array([True, False, True, True]))
-      (2, 2)
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    if not len(edges):
-        return 0, 0
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    longest = int(np.argmax(lengths))
-    return int(starts[longest]), int(lengths[longest])
-
-
-def _kind(equation: Any) -> Any:
-    inside = equation.params.get("name", "")
+def _kind(equation: Any) -> Hashable:
+    """The operation, its shapes and its line; the gradient of an operation has the line of the operation."""
     shapes = tuple(str(var.aval) for var in itertools.chain(equation.invars, equation.outvars))
-    return (equation.primitive.name, inside, shapes)
+    is_transposed = "transpose" in str(equation.source_info.name_stack)
+    return equation.primitive.name, equation.params.get("name", ""), shapes, _line_of(equation), is_transposed
 
 
-def _is_chained(equations: Sequence[Any], start: int, period: int, covered: int) -> bool:
-    """Whether each iteration uses a result of the one before."""
-    before: set[int] = set()
-    chained = 0
-    for first in range(start, start + covered, period):
-        body = equations[first : first + period]
-        chained += any(id(var) in before for equation in body for var in equation.invars)
-        before = {id(var) for equation in body for var in equation.outvars}
-    return chained >= _CHAINED * (covered // period - 1)
+def _chain(equations: Sequence[Any], members: Sequence[int]) -> int:
+    """The most of these equations on one path through the program."""
+    counted, depths = set(members), dict[int, int]()
+    for i, equation in enumerate(equations):
+        depth = max((depths.get(id(var), 0) for var in equation.invars), default=0) + (i in counted)
+        depths |= {id(var): depth for var in equation.outvars}
+    return max(depths.values(), default=0)
 
 
-def _line_of(equations: Sequence[Any]) -> str:
-    for equation in equations:
-        traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
-        for frame in traceback.frames if traceback else ():
-            if is_users(frame.file_name):
-                return shown(frame.file_name, frame.line_num)
+def _line_of(equation: Any) -> str:
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if is_users(frame.file_name):
+            return shown(frame.file_name, frame.line_num)
     return ""

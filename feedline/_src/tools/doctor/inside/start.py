@@ -5,13 +5,11 @@ from __future__ import annotations
 import atexit
 import importlib.abc
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 
 def start(folder: str) -> None:
@@ -20,34 +18,21 @@ def start(folder: str) -> None:
     Args:
       folder: where the record of this process is written.
     """
-    after_import("jax", lambda: _observe(Path(folder)))
-
-
-def after_import(module: str, then: Callable[[], None]) -> None:
-    """Call `then` once this process has imported the module, which must not be imported yet."""
-    sys.meta_path.insert(0, _After(module, then))
+    sys.meta_path.insert(0, _AfterImport("jax", lambda: _observe(Path(folder))))
 
 
 def _observe(folder: Path) -> None:
-    """Install all hooks. Runs right after `import jax`, before any device is used."""
-    from feedline._src.tools.doctor.inside import compiled, fetches
+    """Wrap jax's functions. Runs right after `import jax`, before any device is used."""
+    from feedline._src.tools.doctor.inside import watched
     from feedline._src.tools.doctor.inside.record import Record
 
     record = Record(folder)
-    fetches.install(record)
-    compiled.install(record)
+    watched.install(record)
     atexit.register(record.write)
-    leave = os._exit
-
-    def write_and_leave(status: int) -> Any:  # atexit does not run then
-        record.write()
-        leave(status)
-
-    os._exit = write_and_leave
 
 
-class _After(importlib.abc.MetaPathFinder):
-    """Finds a module as usual, and calls `then` once it has been executed."""
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds a module as usual, and calls `then` once it has been executed. It must not be imported yet."""
 
     def __init__(self, module: str, then: Callable[[], None]) -> None:
         self._module = module
