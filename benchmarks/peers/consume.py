@@ -2,8 +2,7 @@
 
 `python consume.py READER.py` runs in the peer's own environment. The reader is a file with
 
-    SETTINGS: dict                                      # the keyword arguments of batches
-    def batches(task, **settings) -> Iterator           # batches as task.spec says, placed by task.sharding
+    def batches(task) -> Iterator                       # batches as task.spec says, placed by task.sharding
     def prepare(task) -> None                           # optional: converts the rows to the peer's own format
     AT_ONCE: int                                        # optional: how many batches arrive together, by default 1
 
@@ -38,10 +37,10 @@ from rows_task import Rows
 TASKS = {"rows": Rows, "images": Images}
 
 
-def measure(reader, task, settings, warm_up_s, seconds):
+def measure(reader, task, warm_up_s, seconds):
     """Rows and seconds of one round, after a warm-up that also uses up batches read ahead."""
     at_once = getattr(reader, "AT_ONCE", 1)
-    batches = reader.batches(task, **settings)
+    batches = reader.batches(task)
     first = next(batches)
     jax.tree.map(functools.partial(_check_leaf, task.sharding), task.spec, first)
     del first
@@ -71,22 +70,22 @@ def draw(batches, seconds, at_least):
     return count, time.perf_counter() - started
 
 
-def check(reader, task, settings, limit):
+def check(reader, task, limit):
     """Compare the first `limit` batches (None: a whole epoch) with the data."""
-    batches = reader.batches(dataclasses.replace(task, epochs=1), **settings)
+    batches = reader.batches(dataclasses.replace(task, epochs=1))
     found = task.compare(itertools.islice(batches, limit), limit)
     batches.close()
     return found
 
 
-def train(reader, task, settings, steps, step_s):
+def train(reader, task, steps, step_s):
     """The cost of a batch for a training loop that sleeps between two batches, as if it waited for accelerators.
 
     Returns:
       for each step the microseconds in `next` and in releasing the batch before, and the resident memory.
     """
     found = {"next_us": [], "release_us": [], "resident_bytes": []}
-    batches = reader.batches(task, **settings)
+    batches = reader.batches(task)
     batch = next(batches)
     time.sleep(5 * step_s)  # as for a checkpoint: all buffers get full, which needs the most memory
     for _ in range(steps):
@@ -130,21 +129,12 @@ def versions():
 
 def answer(reader, request):
     """The answer to one request."""
-    settings = reader.SETTINGS
-    if request["do"] == "describe":
-        return {"settings": settings, "versions": versions()}
-    fields = dict(request["task"])
+    do = request.pop("do")
+    if do == "describe":
+        return {"versions": versions()}
+    fields = request.pop("task")
     task = TASKS[fields.pop("kind")](**fields)
-    match request["do"]:
-        case "prepare":
-            return prepare(reader, task)
-        case "check":
-            return check(reader, task, settings, request["limit"])
-        case "measure":
-            return measure(reader, task, settings, request["warm_up_s"], request["seconds"])
-        case "train":
-            return train(reader, task, settings, request["steps"], request["step_s"])
-    raise ValueError(f"a request is one of describe, prepare, check, measure, train, got {request['do']!r}")
+    return {"prepare": prepare, "check": check, "measure": measure, "train": train}[do](reader, task, **request)
 
 
 def main(path):

@@ -89,7 +89,7 @@ def contest(
       table: (result, row_bytes) → the standings of a case as text.
 
     Returns:
-      JSON values: machine, plan, entrants (settings and versions), failures {name: why}, checks,
+      JSON values: machine, plan, entrants (versions of their packages), failures {name: why}, checks,
       samples (each round of each entrant), standings {row_bytes: ...}.
     """
     machine = describe()

@@ -110,7 +110,7 @@ def reader(spoil):
         for order in task.orders():
             yield from spoil(rows, order.reshape(-1, task.batch_rows))
 
-    return types.SimpleNamespace(batches=batches, SETTINGS={})
+    return types.SimpleNamespace(batches=batches)
 
 
 def whole(rows, indices):
@@ -148,14 +148,14 @@ def in_order(rows, indices):
 )
 def test_rows_that_are_not_right_are_counted(consume, tmp_path, spoil, expected):
     task = rows(consume, random_bytes(tmp_path, 16 * 1024 + 40))
-    found = consume.check(reader(spoil), task, {}, None)
+    found = consume.check(reader(spoil), task, None)
     assert {key: found[key] for key in expected} == expected
     assert 0.9 < found["jump"] < 1.1
 
 
 def test_an_unshuffled_order_has_a_small_jump(consume, tmp_path):
     task = rows(consume, random_bytes(tmp_path, 16 * 1024))
-    found = consume.check(reader(in_order), task, {}, 2)
+    found = consume.check(reader(in_order), task, 2)
     assert (found["rows"], found["missing"]) == (128, 0)
     assert found["jump"] < 0.01
 
@@ -164,9 +164,9 @@ def test_a_batch_must_lie_on_the_mesh(consume, tmp_path):
     task = rows(consume, random_bytes(tmp_path, 16 * 1024))
     on_one = reader(lambda rows, indices: (jax.device_put(rows[index], jax.devices()[0]) for index in indices))
     with pytest.raises(ValueError, match="must lie on all devices"):
-        consume.measure(on_one, task, {}, 0.0, 0.0)
+        consume.measure(on_one, task, 0.0, 0.0)
     with pytest.raises(ValueError, match=r"must be uint8\[64, 16\], got uint8\(32, 16\)"):
-        consume.measure(reader(lambda rows, indices: iter([rows[:32]])), task, {}, 0.0, 0.0)
+        consume.measure(reader(lambda rows, indices: iter([rows[:32]])), task, 0.0, 0.0)
 
 
 # --- processes ---

@@ -33,10 +33,6 @@ class Rows(Task):
         rows = len(flat) // (self.row_bytes * self.batch_rows) * self.batch_rows
         return flat[: rows * self.row_bytes].reshape(rows, self.row_bytes)
 
-    def records(self):
-        """The rows as a sequence that can be pickled."""
-        return Records(self)
-
     def compare(self, batches, limit):
         """Compare batches with the rows themselves. Of all rows, `limit` batches are expected; None: all rows.
 
@@ -55,19 +51,3 @@ class Rows(Task):
             indices.append(index)
         expected = len(rows) if limit is None else min(len(rows), limit * self.batch_rows)
         return self.report(np.concatenate(indices), wrong, expected)
-
-
-class Records:
-    """The rows of the mapped file as a sequence. When unpickled it opens the file again, so no array is copied."""
-
-    def __init__(self, task):
-        self.task, self.rows = task, task.load(mapped=True)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self.rows[index]
-
-    def __reduce__(self):
-        return Records, (self.task,)

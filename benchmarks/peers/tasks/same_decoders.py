@@ -1,4 +1,4 @@
-"""feedline's decoders for another loader. Its environment lacks feedline, which is imported from this tree."""
+"""feedline's decoders for other loaders, whose environments lack feedline: it is imported from this tree."""
 
 import dataclasses
 import sys
@@ -18,13 +18,13 @@ class FileDecoder:
 
     task: object
 
-    def into(self, image, path, key):
-        """Write the image in the file to `image`: a crop that depends on the key."""
+    def into(self, image, data, key):
+        """Decode a file's bytes into `image`: a crop that depends on the key."""
         decode = ImageDecoder(self.task.size, "random", True, self.task.scale, self.task.ratio, False, None, None)
-        decode(Path(path).read_bytes(), {"image": image}, Row(0, 0, 0, key))
+        decode(data, {"image": image}, Row(0, 0, 0, key))
 
     def array(self, path, key):
         """The image as a new array."""
         image = np.empty((self.task.size, self.task.size, 3), np.uint8)
-        self.into(image, path, key)
+        self.into(image, Path(path).read_bytes(), key)
         return image

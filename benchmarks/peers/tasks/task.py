@@ -28,6 +28,17 @@ class Task:
         """Rows over all eight devices."""
         return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
 
+    def placed(self, batch):
+        """A batch of a NumPy array on the mesh."""
+        return jax.device_put(batch, self.sharding)
+
+    def again(self, loader):
+        """What a loader yields, once for each epoch."""
+        epoch = 0
+        while self.epochs is None or epoch < self.epochs:
+            yield from loader
+            epoch += 1
+
     def orders(self, seed=0):
         """A random permutation of all rows for each epoch."""
         generator, epoch = np.random.default_rng(seed), 0

@@ -2,8 +2,6 @@
 
 import feedline
 
-SETTINGS = {}
-
 
 def batches(task):
     """A feed, closed at the end."""

@@ -14,13 +14,10 @@ import grain  # noqa: E402
 
 import feedline  # noqa: E402
 
-SETTINGS = {"threads": 1, "workers": 0}
 
-
-def batches(task, threads, workers):
+def batches(task):
     """A feed over a dataset whose element is a row."""
-    source = task.records() if workers else task.load()
-    dataset = grain.MapDataset.source(source).seed(42).shuffle()
-    reading = feedline.Reading(threads=threads, workers=workers)
+    dataset = grain.MapDataset.source(task.load()).seed(42).shuffle()
+    reading = feedline.Reading(threads=1)
     with feedline.Feed(dataset, task.batch_rows, task.sharding, epochs=task.epochs, reading=reading) as feed:
         yield from feed

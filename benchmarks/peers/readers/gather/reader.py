@@ -8,10 +8,9 @@ sys.path.append(str(Path(__file__).parents[3]))
 
 from shared.limit import fastest_gather
 
-SETTINGS = {"buffers": 6}
 copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))["copied"]
 
 
-def batches(task, buffers):
+def batches(task):
     """The buffers as they get full; a buffer is written again when the next one is asked for."""
-    return copied(task, buffers, fastest_gather(task.load()))
+    return copied(task, fastest_gather(task.load()))

@@ -6,7 +6,6 @@ tuned: ReadOptions() has 16 threads, each of which makes a batch.
 
 import grain
 
-SETTINGS = {}
 AT_ONCE = 16
 
 

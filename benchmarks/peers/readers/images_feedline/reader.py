@@ -2,16 +2,12 @@
 
 import feedline
 
-SETTINGS = {"buffer": 2, "prefetch": 2}
 
-
-def batches(task, buffer, prefetch):
+def batches(task):
     """A feed, closed at the end."""
     source = feedline.images.decode(
         task.images, task.size, "random", flip=True, scale=task.scale, ratio=task.ratio
     )
-    reading = feedline.Reading(threads=task.threads, buffer=buffer)
-    with feedline.Feed(
-        source, task.batch_rows, task.sharding, epochs=task.epochs, reading=reading, prefetch=prefetch
-    ) as feed:
+    reading = feedline.Reading(threads=task.threads)
+    with feedline.Feed(source, task.batch_rows, task.sharding, epochs=task.epochs, reading=reading) as feed:
         yield from feed

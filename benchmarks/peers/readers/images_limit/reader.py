@@ -6,24 +6,20 @@ The files are in this process's memory. Nothing is read, and nothing is placed. 
 import runpy
 from pathlib import Path
 
-from feedline._src.images import ImageDecoder
-from feedline._src.sources.decoded import Row
+from same_decoders import FileDecoder
 
-SETTINGS = {"buffers": 6}
 AT_ONCE = 2
 copied = runpy.run_path(str(Path(__file__).parents[1] / "limit" / "reader.py"))["copied"]
 
 
-def batches(task, buffers):
+def batches(task):
     """The buffers as they get full; a buffer is written again when the next one is asked for."""
-    decode = ImageDecoder(task.size, "random", True, task.scale, task.ratio, False, "file", "label")
-    records = [
-        {"file": Path(path).read_bytes(), "label": label} for path, label in zip(*task.files(), strict=True)
-    ]
+    decoder, (paths, labels) = FileDecoder(task), task.files()
+    files = [Path(path).read_bytes() for path in paths]
 
     def fill(indices, out):
         for place, index in enumerate(indices.tolist()):
-            into = {"image": out["image"][place], "label": out["label"][place, ...]}
-            decode(records[index], into, Row(index, 0, place, index << 20 | place))
+            decoder.into(out["image"][place], files[index], index << 20 | place)
+            out["label"][place] = labels[index]
 
-    return copied(task, buffers, fill)
+    return copied(task, fill)

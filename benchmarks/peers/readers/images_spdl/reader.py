@@ -12,11 +12,11 @@ import numpy as np
 import spdl.io
 from spdl.pipeline import PipelineBuilder
 
-SETTINGS = {"threads": 2, "at_once": 32, "scaler": "bilinear"}
+THREADS, AT_ONCE_DECODED = 2, 32
 
 
-def batches(task, threads, at_once, scaler):
-    """A call decodes `at_once` images."""
+def batches(task):
+    """A call decodes 32 images."""
     paths, labels = task.files()
     labels = np.array(labels, np.int32)
 
@@ -24,7 +24,7 @@ def batches(task, threads, at_once, scaler):
         frames = []
         for index in indices:
             packets = spdl.io.demux_image(paths[index])
-            steps = crop(packets.width, packets.height, task, scaler)
+            steps = crop(packets.width, packets.height, task)
             frames.append(spdl.io.decode_packets(packets, filter_desc=steps))
         return spdl.io.to_numpy(spdl.io.convert_frames(frames)), labels[indices]
 
@@ -35,15 +35,15 @@ def batches(task, threads, at_once, scaler):
         for order in task.orders():
             yield from order[: len(order) // at_once * at_once].reshape(-1, at_once)
 
-    at_once = math.gcd(at_once, task.batch_rows)
-    builder = PipelineBuilder().add_source(chunks()).pipe(decode, concurrency=threads)
+    at_once = math.gcd(AT_ONCE_DECODED, task.batch_rows)
+    builder = PipelineBuilder().add_source(chunks()).pipe(decode, concurrency=THREADS)
     builder = builder.aggregate(task.batch_rows // at_once, drop_last=True).pipe(join).add_sink(2)
-    pipeline = builder.build(num_threads=threads + 1)
+    pipeline = builder.build(num_threads=THREADS + 1)
     with pipeline.auto_stop():
         yield from pipeline.get_iterator()
 
 
-def crop(width, height, task, scaler):
+def crop(width, height, task):
     """FFmpeg's filters for a random crop, resized, that is mirrored half of the time."""
     mirror = "hflip," if random.random() < 0.5 else ""
     for _ in range(10):
@@ -56,6 +56,6 @@ def crop(width, height, task, scaler):
         wide, tall = min(width, int(height * task.ratio[1])), min(height, int(width / task.ratio[0]))
     left, top = random.randint(0, width - wide), random.randint(0, height - tall)
     return (
-        f"crop={wide}:{tall}:{left}:{top}:exact=1,scale={task.size}:{task.size}:flags={scaler},"
+        f"crop={wide}:{tall}:{left}:{top}:exact=1,scale={task.size}:{task.size}:flags=bilinear,"
         f"{mirror}format=pix_fmts=rgb24"
     )

@@ -4,18 +4,20 @@ Sources: facebookresearch.github.io/spdl/0.8.0, "Building and Running Pipeline" 
 function that releases the interpreter's lock can be a stage.
 """
 
+from pathlib import Path
+
 import numpy as np
 from same_decoders import FileDecoder
 from spdl.pipeline import PipelineBuilder
 
-SETTINGS = {"threads": 2, "parts": 2}
+THREADS, PARTS = 2, 2
 
 
-def batches(task, threads, parts):
-    """The source splits a batch in `parts`, each of which a thread decodes; the last stage places it."""
+def batches(task):
+    """The source splits a batch in parts, each of which a thread decodes; the last stage places it."""
     decoder, (paths, labels) = FileDecoder(task), task.files()
     labels, rng = np.array(labels, np.int32), np.random.default_rng(0)
-    size = task.batch_rows // parts
+    size = task.batch_rows // PARTS
 
     def split():
         for order in task.orders():
@@ -29,11 +31,11 @@ def batches(task, threads, parts):
     def decode(part):
         batch, batch_labels, start, indices, keys = part
         for place, (index, key) in enumerate(zip(indices, keys, strict=True), start):
-            decoder.into(batch[place], paths[index], key)
+            decoder.into(batch[place], Path(paths[index]).read_bytes(), key)
         return batch, batch_labels
 
-    builder = PipelineBuilder().add_source(split()).pipe(decode, concurrency=threads, output_order="input")
-    builder = builder.aggregate(parts).pipe(lambda done: task.placed(*done[0])).add_sink(2)
-    pipeline = builder.build(num_threads=threads + 1)
+    builder = PipelineBuilder().add_source(split()).pipe(decode, concurrency=THREADS, output_order="input")
+    builder = builder.aggregate(PARTS).pipe(lambda done: task.placed(*done[0])).add_sink(2)
+    pipeline = builder.build(num_threads=THREADS + 1)
     with pipeline.auto_stop():
         yield from pipeline.get_iterator()

@@ -6,13 +6,10 @@ documentation; the crop is that of tf.image.sample_distorted_bounding_box, as in
 
 import tensorflow as tf
 
-SETTINGS = {"parallel": 2, "prefetch": 2, "fast": True}
 
-
-def batches(task, parallel, prefetch, fast):
-    """`fast`: libjpeg's less exact transform, which TensorFlow's models use."""
+def batches(task):
+    """Decoded by libjpeg's less exact transform, which TensorFlow's models use."""
     paths, labels = task.files()
-    method = "INTEGER_FAST" if fast else "INTEGER_ACCURATE"
 
     def decoded(path, label):
         data = tf.io.read_file(path)
@@ -26,13 +23,13 @@ def batches(task, parallel, prefetch, fast):
             use_image_if_no_bounding_boxes=True,
         )
         window = tf.concat([begin[:2], extent[:2]], axis=0)
-        image = tf.io.decode_and_crop_jpeg(data, window, channels=3, dct_method=method)
+        image = tf.io.decode_and_crop_jpeg(data, window, channels=3, dct_method="INTEGER_FAST")
         image = tf.image.resize(image, (task.size, task.size))
         return tf.cast(tf.image.random_flip_left_right(image) + 0.5, tf.uint8), label
 
     dataset = tf.data.Dataset.from_tensor_slices((paths, tf.constant(labels, tf.int32)))
     dataset = dataset.shuffle(len(paths)).repeat(task.epochs)
-    dataset = dataset.map(decoded, num_parallel_calls=parallel, deterministic=False)
-    dataset = dataset.batch(task.batch_rows, drop_remainder=True).prefetch(prefetch)
+    dataset = dataset.map(decoded, num_parallel_calls=2, deterministic=False)
+    dataset = dataset.batch(task.batch_rows, drop_remainder=True).prefetch(2)
     for image, label in dataset.as_numpy_iterator():
         yield task.placed(image, label)

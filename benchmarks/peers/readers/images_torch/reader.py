@@ -1,42 +1,35 @@
 """PyTorch's DataLoader over torchvision's ImageFolder, with its v2 transforms in worker processes.
 
 Sources: docs.pytorch.org/vision/stable/transforms.html ("Performance considerations": v2 transforms on uint8
-tensors), and docs.pytorch.org/docs/stable/data.html. Files are decoded by torchvision.io, or by Pillow.
+tensors), and docs.pytorch.org/docs/stable/data.html. Files are decoded by torchvision.io; Pillow was slower.
 """
 
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import pil_loader
 from torchvision.io import ImageReadMode, decode_image, read_file
 from torchvision.transforms import v2
 
-SETTINGS = {"workers": 2, "pillow": False, "antialias": True, "prefetch": 2}
 AT_ONCE = 2
 
 
-def batches(task, workers, pillow, antialias, prefetch):
+def batches(task):
     """The loader again for each epoch; workers stay."""
     steps = [
-        *([v2.PILToTensor()] if pillow else []),
-        v2.RandomResizedCrop(task.size, task.scale, task.ratio, antialias=antialias),
+        v2.RandomResizedCrop(task.size, task.scale, task.ratio, antialias=True),
         v2.RandomHorizontalFlip(),
         _pixels_last,
     ]
     loader = DataLoader(
-        ImageFolder(task.images, v2.Compose(steps), loader=pil_loader if pillow else _decoded),
+        ImageFolder(task.images, v2.Compose(steps), loader=_decoded),
         batch_size=task.batch_rows,
         shuffle=True,
         drop_last=True,
-        num_workers=workers,
-        prefetch_factor=prefetch,
+        num_workers=2,
         persistent_workers=True,
         multiprocessing_context="forkserver",
     )
-    epoch = 0
-    while task.epochs is None or epoch < task.epochs:
-        for image, label in loader:
-            yield task.placed(image.numpy(), label.numpy())
-        epoch += 1
+    for image, label in task.again(loader):
+        yield task.placed(image.numpy(), label.numpy())
 
 
 def _decoded(path):

@@ -13,16 +13,16 @@ import threading
 import jax
 import numpy as np
 
-SETTINGS = {"buffers": 6}
+BUFFERS = 6
 
 
-def batches(task, buffers):
+def batches(task):
     """The buffers as they get full; a buffer is written again when the next one is asked for."""
     rows = task.load()
-    return copied(task, buffers, lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip"))
+    return copied(task, lambda indices, out: np.take(rows, indices, axis=0, out=out, mode="clip"))
 
 
-def copied(task, buffers, gather):
+def copied(task, gather):
     """Batches that `gather(indices, out)` makes, on `task.threads` threads. A thread makes a whole batch."""
     order = next(task.orders())
     count = len(order) // task.batch_rows
@@ -40,7 +40,7 @@ def copied(task, buffers, gather):
             full.put(buffer)
 
     threads = [threading.Thread(target=copy) for _ in range(task.threads)]
-    for _ in range(buffers):
+    for _ in range(BUFFERS):
         free.put(jax.tree.map(_mapped, task.spec))
     for thread in threads:
         thread.start()

@@ -6,12 +6,9 @@ chunk; chunks themselves are shuffled, rows do not cross them. Its default, wind
 workers made no clear difference on two cores.
 """
 
-import jax
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
 from litdata.streaming.cache import Cache
-
-SETTINGS = {"workers": 0, "item_shuffle_window": 0}
 
 
 def prepare(task):
@@ -23,17 +20,11 @@ def prepare(task):
     cache.merge()
 
 
-def batches(task, workers, item_shuffle_window):
+def batches(task):
     """The loader again for each epoch."""
-    dataset = StreamingDataset(
-        f"{task.folder}/chunks",
-        item_loader=TokensLoader(block_size=task.row_bytes),
-        shuffle=True,
-        item_shuffle_window=item_shuffle_window,
-    )
-    loader = StreamingDataLoader(dataset, batch_size=task.batch_rows, num_workers=workers, drop_last=True)
-    sharding, epoch = task.sharding, 0
-    while task.epochs is None or epoch < task.epochs:
-        for batch in loader:
-            yield jax.device_put(batch.numpy(), sharding)
-        epoch += 1
+    blocks = TokensLoader(block_size=task.row_bytes)
+    dataset = StreamingDataset(f"{task.folder}/chunks", item_loader=blocks, shuffle=True, item_shuffle_window=0)
+    for batch in task.again(
+        StreamingDataLoader(dataset, batch_size=task.batch_rows, num_workers=0, drop_last=True)
+    ):
+        yield task.placed(batch.numpy())

@@ -8,7 +8,6 @@ Two workers were no clear gain on two cores.
 import sys
 import types
 
-import jax
 import numpy as np
 from torch.utils.data import DataLoader
 
@@ -18,8 +17,6 @@ sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
 from streaming import MDSWriter, StreamingDataset  # noqa: E402
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
-SETTINGS = {"workers": 0}
-
 
 def prepare(task):
     """A shard is 64 MiB, the default; a sample is one row."""
@@ -28,23 +25,12 @@ def prepare(task):
             writer.write({"row": row.tobytes()})
 
 
-def batches(task, workers):
+def batches(task):
     """Rows come as bytes and are joined to a batch at once, which spares a tensor for each."""
     clean_stale_shared_memory()
     dataset = StreamingDataset(local=f"{task.folder}/mds", shuffle=True, batch_size=task.batch_rows)
-    loader = DataLoader(
-        dataset,
-        batch_size=task.batch_rows,
-        num_workers=workers,
-        drop_last=True,
-        collate_fn=_joined,
-        persistent_workers=workers > 0,
-    )
-    sharding, epoch = task.sharding, 0
-    while task.epochs is None or epoch < task.epochs:
-        for batch in loader:
-            yield jax.device_put(batch.reshape(-1, task.row_bytes), sharding)
-        epoch += 1
+    for batch in task.again(DataLoader(dataset, task.batch_rows, drop_last=True, collate_fn=_joined)):
+        yield task.placed(batch.reshape(-1, task.row_bytes))
 
 
 def _joined(samples):

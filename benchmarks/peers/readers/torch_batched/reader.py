@@ -5,24 +5,21 @@ sampler whose elements are lists of indices. Better still: elements that are ten
 was 3 to 4 times as fast as rows[index]. Two workers were slower: each batch crosses shared memory.
 """
 
-import jax
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
-
-SETTINGS = {"workers": 0, "vectors": True, "select": True}
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Rows(Dataset):
-    """Rows that are had by a list or a tensor of indices."""
+    """Rows that are had by a tensor of indices."""
 
-    def __init__(self, rows, select):
-        self.rows, self.select = rows, select
+    def __init__(self, rows):
+        self.rows = rows
 
     def __len__(self):
         return len(self.rows)
 
     def __getitem__(self, index):
-        return self.rows.index_select(0, torch.as_tensor(index)) if self.select else self.rows[index]
+        return self.rows.index_select(0, index)
 
 
 class Vectors(Sampler):
@@ -38,19 +35,9 @@ class Vectors(Sampler):
         return self.count // self.batch_rows
 
 
-def batches(task, workers, vectors, select):
-    """The loader again for each epoch; workers stay."""
-    rows = Rows(torch.from_numpy(task.load()), select)
-    lists = BatchSampler(RandomSampler(rows), task.batch_rows, drop_last=True)
-    loader = DataLoader(
-        rows,
-        sampler=Vectors(len(rows), task.batch_rows) if vectors else lists,
-        batch_size=None,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-    sharding, epoch = task.sharding, 0
-    while task.epochs is None or epoch < task.epochs:
-        for batch in loader:
-            yield jax.device_put(batch.numpy(), sharding)
-        epoch += 1
+def batches(task):
+    """The loader again for each epoch."""
+    rows = Rows(torch.from_numpy(task.load()))
+    loader = DataLoader(rows, sampler=Vectors(len(rows), task.batch_rows), batch_size=None)
+    for batch in task.again(loader):
+        yield task.placed(batch.numpy())
