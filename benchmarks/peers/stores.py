@@ -13,7 +13,6 @@ shuffles inside a range of rows, LitData inside a shard; feedline's shuffle is g
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -149,33 +148,6 @@ def measure(entrant: Any, cache: str, count: int) -> dict[str, Any]:
     return found
 
 
-def serve(folder: str, latency_s: float, bytes_s: float) -> None:
-    """Serve the files of a folder as the objects of a bucket until the standard input ends."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "stores"))
-    from store_server import etag, serving
-
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    with serving({f"/{BUCKET}/{path.relative_to(folder)}": path.read_bytes() for path in files}) as store:
-        for data in store.objects.values():
-            etag(data)  # computed once
-        store.latency_s, store.bytes_s = latency_s, bytes_s or None
-        print(store.url, flush=True)
-        sys.stdin.read()
-
-
-@contextlib.contextmanager
-def server(*arguments: object) -> Iterator[str]:
-    """The address of a server in another process."""
-    command = [sys.executable, __file__, "serve", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.stdin.close()
-
-
 def in_its_environment(python: Path, *arguments: object, **variables: str) -> Any:
     """What a step of an entrant printed as its last line, as JSON."""
     command = [str(python), __file__, *map(str, arguments)]
@@ -198,7 +170,9 @@ def main() -> None:
     parser.add_argument("--out")
     given = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from peers.entrant import interpreter_for
+    from shared.store import served
+
+    from peers.entrant import interpreter_for  # not in the environments of the others
 
     count = given.mib * (1 << 20) // ROW_BYTES
     found: dict[str, list[Any]] = {name: [] for name in ENTRANTS}
@@ -210,7 +184,7 @@ def main() -> None:
         for number in range(given.rounds):
             for name, python in pythons.items():
                 cache = f"{folder}/cache-{number}-{name}"
-                with server(f"{folder}/{name}", given.latency_ms / 1e3, given.connection_mb_s * 1e6) as url:
+                with served(f"{folder}/{name}", given.latency_ms, given.connection_mb_s, BUCKET) as url:
                     found[name].append(
                         in_its_environment(
                             python, "measure", name, cache, count,
@@ -239,8 +213,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", folder, latency_s, bytes_s]:
-            serve(folder, float(latency_s), float(bytes_s))
         case ["prepare", name, folder, count]:
             ENTRANTS[name][0]().prepare(load(int(count)), folder)
             print("{}")

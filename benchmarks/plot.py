@@ -1,6 +1,6 @@
-"""Plots a saved result: of `feedline bench modes`, or of the claims core.py and scale.py.
+"""Plots a saved result: of `feedline bench modes`, of the claims core.py and scale.py, or of peers.py.
 
-    python benchmarks/claims/plot.py result.json picture.svg
+    python benchmarks/plot.py result.json picture.svg
 
 Needs matplotlib, which `pip install '.[bench]'` in the clone brings.
 """
@@ -19,8 +19,28 @@ from matplotlib.figure import Figure
 from feedline._src.tools.bench.modes import side_by_side
 
 _LIMITS = ("limit", "gather")
-_BLUE, _RED = "#30638e", "#d1495b"  # red: with feedline
+_BLUE, _RED, _GREY = "#30638e", "#d1495b", "#9aa0a6"  # red: with feedline; grey: places nothing
 _WHISKERS = {"ecolor": "black", "capsize": 3}
+_LIBRARIES = {
+    "gather": "fastest gather alone",
+    "limit": "np.take alone",
+    "feedline_records": "feedline",
+    "numpy": "NumPy and placement",
+    "grain_batches": "Grain",
+    "grain_records": "Grain",
+    "grain_records_best": "Grain",
+    "spdl": "SPDL",
+    "jax_dataloader": "jax-dataloader",
+    "torch_batched": "PyTorch DataLoader",
+    "torch_usual": "PyTorch DataLoader",
+    "tf_data_gather": "tf.data",
+    "tf_data_slices": "tf.data",
+    "mosaic_streaming": "MosaicML Streaming",
+    "litdata": "LitData",
+}
+"""The library of each entrant of peers.py; that of any other is its name."""
+_FULL_SHUFFLE = 0.5
+"""The least `jump` of a full shuffle, whose jump is about 1."""
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
@@ -145,6 +165,76 @@ def _draw_scale(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     return "What grows with the processes", "times: medians" + sampled * ", with the lowest and the highest"
 
 
+def _draw_peers(figure: Any, result: dict[str, Any]) -> tuple[str, str]:
+    """A chart for each row size, with the fastest entrant of each library, and lines to its extreme rounds."""
+    sizes, plan = list(result["standings"]), result["plan"]
+    libraries = list(
+        dict.fromkeys(name for size in sizes for name in fastest(result, size))
+    )  # in one order in all
+    figure.set_size_inches(9, 1.5 + 0.3 * len(libraries))
+    charts = figure.subplots(1, len(sizes), squeeze=False, sharey=True)
+    for chart, size in zip(charts[0], sizes, strict=True):
+        _bars(chart, result, size, libraries)
+    missing = [name for name in result["failures"] if _LIBRARIES.get(name, name) not in libraries]
+    return (
+        "Shuffled rows onto 8 CPU devices, each library at its fastest",
+        f"{plan['data_bytes'] / 2**30:g} GiB of rows, batches of {plan['batch_bytes'] / 2**20:g} MiB\n"
+        f"Bars: median of {plan['rounds']} rounds, with the slowest and the fastest round. "
+        "Grey: only copies the rows, places nothing" + f"\nNot measured: {', '.join(missing)}" * bool(missing),
+    )
+
+
+def fastest(result: dict[str, Any], size: str) -> dict[str, str]:
+    """{library: its fastest entrant for a row size}, the fastest library first.
+
+    Example:
+      >>> entrants = {"tf_data_gather": 9, "feedline": 8, "tf_data_slices": 3}
+      >>> found = {name: {"median_rows_per_s": rate} for name, rate in entrants.items()}
+      >>> fastest({"standings": {"256": {"entrants": found}}}, "256")
+      {'tf.data': 'tf_data_gather', 'feedline': 'feedline'}
+    """
+    found, best = result["standings"][size]["entrants"], dict[str, str]()
+    for name in sorted(found, key=lambda name: -found[name]["median_rows_per_s"]):
+        best.setdefault(_LIBRARIES.get(name, name), name)
+    return best
+
+
+def _bars(chart: Any, result: dict[str, Any], size: str, libraries: list[str]) -> None:
+    entrants, names = result["standings"][size]["entrants"], fastest(result, size)
+    nearby = {check["entrant"] for check in result["checks"] if check["jump"] < _FULL_SHUFFLE}
+    rates: dict[str, list[float]] = {}
+    for sample in result["samples"]:
+        if sample["row_bytes"] == int(size):
+            rates.setdefault(sample["entrant"], []).append(sample["rows_per_s"] / 1e6)
+    highest = max(max(of) for of in rates.values())
+    for at, library in enumerate(libraries):
+        if library not in names:
+            chart.text(0, at, " not measured", va="center", fontsize=9)
+            continue
+        name, found = names[library], entrants[names[library]]
+        colour = _RED if library == "feedline" else _GREY if name in _LIMITS else _BLUE
+        chart.barh(at, found["median_rows_per_s"] / 1e6, 0.7, color=colour)
+        ends = [min(rates[name]), max(rates[name])]
+        chart.plot(ends, [at, at], color="black", linewidth=1.2, marker="|", markersize=5)
+        label = _rate(found["median_rows_per_s"])
+        if colour == _BLUE and (over := found["feedline_over"]) is not None:
+            label += f": feedline {over['ratio']:,.{0 if over['ratio'] >= 10 else 1}f} ×"
+        label += ", shuffles nearby rows" * (name in nearby)
+        chart.text(ends[1] + highest / 50, at, label, va="center", fontsize=9)
+    chart.set_yticks(range(len(libraries)), libraries)
+    chart.set_ylim(len(libraries) - 0.5, -0.5)
+    chart.set_xlim(0, 1.45 * highest)  # room for the words
+    chart.set_xlabel("million rows per second", fontsize=9)
+    chart.set_title(f"rows of {int(size):,} bytes", fontsize=10, loc="left")
+    chart.tick_params(labelsize=9)
+    chart.spines[["top", "right"]].set_visible(False)
+
+
+def _rate(rows_per_s: float) -> str:
+    unit, word = next(((unit, word) for unit, word in ((1e6, " M"), (1e3, " k")) if rows_per_s >= unit), (1, ""))
+    return f"{rows_per_s / unit:#.3g}".rstrip(".") + word
+
+
 def _whiskers(samples: list[list[float]], medians: list[float]) -> list[list[float]]:
     """From each median down to the lowest sample, and up to the highest.
 
@@ -167,6 +257,7 @@ _DRAW: dict[str, Callable[[Any, Any], tuple[str, str]]] = {
     "feed": _draw_feeds,  # results of 2026-11-22
     "modes": _draw_modes,
     "scale": _draw_scale,
+    "peers": _draw_peers,
 }
 """Each draws a result on an empty figure. Returns the title, and what the caption says after the machine."""
 
