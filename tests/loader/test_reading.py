@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from feedline import Feed, Order, Reading, RowError
-from feedline._src.loader.worker_batches import check_workers
+from feedline._src.loader.worker_batches import check_main_guard
 from feedline._src.order.epoch import keys_at, rows_at
 
 
@@ -178,4 +178,4 @@ def test_no_reading_thread_outlives_the_feed(sharding, path):
 def test_a_feed_is_not_built_in_a_process_that_is_still_importing(monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(RuntimeError, match=r'put the code .* under `if __name__ == "__main__":`'):
-        check_workers(None)
+        check_main_guard()

@@ -330,6 +330,7 @@ SIZES = [(0, 16), (3, 32)]
         (ROWS, SIZES, {"prefetch": "auto"}),
         (ROWS, 16, {"steps_per_call": 4, "epochs": 1}),
         (ROWS, 16, {"steps_per_call": 2, "reading": Reading(workers=1)}),
+        (ROWS, 16, {"reading": Reading(workers=1)}),
         (RAGGED, 16, {"steps_per_call": 2}),
         (RAGGED, 16, {"transform": lambda batch, rows: batch}),
         (MIXTURE, 16, {"order": Order()}),
@@ -398,6 +399,13 @@ def test_lanes(lanes, processes, owners, window):
     assert plan.settings.buffer == window
     assert plan.memory.host_bytes == (window + 1) * 12 * 4 // processes
     assert plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes, process=0).settings == plan.settings
+
+
+def test_processes_with_other_lanes_need_one_prefetch():
+    for processes, count in ((1, 0), (2, 1)):
+        problems = plan_of(LANES, 16, processes=processes, prefetch="auto").problems
+        assert [text for text in problems if 'cannot be "auto"' in text] == list(problems)
+        assert len(problems) == count
 
 
 def test_a_batch_of_lanes_is_a_multiple_of_shards_and_lanes():

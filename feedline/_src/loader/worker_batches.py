@@ -219,23 +219,14 @@ def _collect_semaphores() -> None:
     gc.collect()
 
 
-def check_workers(reader: BatchReader, *, may_do_without: bool = False) -> None:
-    """Refuse workers for a source, or in a process, with which they cannot work.
-
-    Args:
-      may_do_without: whether threads may read instead, so that any source will do.
+def check_main_guard() -> None:
+    """Refuse a feed with workers in a worker that is importing a script without a `__main__` guard.
 
     Raises:
-      ValueError: the source lies in memory.
-      RuntimeError: this is a worker that is importing a script without a `__main__` guard.
+      RuntimeError: this process is such a worker.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "a feed with Reading(workers=...) was built while a worker process imports your script; put the "
             'code that builds and runs it under `if __name__ == "__main__":`'
-        )
-    if not may_do_without and not getattr(reader.source, "picklable", True):  # which a source may leave out
-        raise ValueError(
-            "sources travel to worker processes as paths, and this one holds arrays in memory; "
-            "use Reading(threads=...), or write a .npy and pass its path"
         )

@@ -16,16 +16,15 @@ from feedline._src.feed_options import FeedOptions
 from feedline._src.loader.batch_reader import BatchReader
 from feedline._src.loader.restarts import Restarts
 from feedline._src.options import Order, Reading
-from feedline._src.order.schedule import Cursor, Schedule
+from feedline._src.order.schedule import ENDLESS, Cursor, Schedule
 from feedline._src.pipeline.access import RandomAccess
 from feedline._src.pipeline.description import described, processes_of
 from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
-from feedline._src.plan.asked import PLACE, number_of, refused_options
+from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
 from feedline._src.prefetch.watch import alarmed
-from feedline._src.rows.indexed import IndexedSource, format_of, own_order_of
-from feedline._src.rows.row_source import RowSource, is_columnar, is_ragged
-from feedline._src.rows.spec import RowSpec
+from feedline._src.rows.indexed import IndexedSource, format_of
+from feedline._src.rows.row_source import RowSource
 from feedline._src.sources.lanes import Lanes
 from feedline._src.sources.open_source import as_source, read_first
 
@@ -126,13 +125,18 @@ def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
       key: a path for what the processes of this feed tell each other.
     """
     source, restarts = as_source(options.source), Restarts(options.reading.restart)
-    _check_options(options, source)
+    if isinstance(source, grain.IterDataset | Lanes):
+        from feedline._src.pipeline.build_stream import build_stream
+
+        return build_stream(options, Lanes.of(source), key)
+    metadata = SourceMetadata.of(source)
+    check_options(options, metadata)
     if isinstance(options.batch_size, int):
-        return _build(options, options.batch_size, source, key, restarts)
+        return _build(options, options.batch_size, source, metadata, key, restarts)
     change: tuple[int, Stages] | None = None
     seen: set[int | tuple[int, int]] = set()
     for step, size in reversed(options.batch_size):
-        built = _build(options, size, source, key, restarts)
+        built = _build(options, size, source, metadata, key, restarts)
         order = {**built.fingerprint["order"], "batch_sizes": [list(pair) for pair in options.batch_size]}
         owned = None if step else built.owned
         built = dataclasses.replace(
@@ -146,47 +150,36 @@ def _build_sizes(options: FeedOptions, key: str | None) -> Stages:
     return built
 
 
-def _check_options(options: FeedOptions, source: Any) -> None:
-    """Refuse options that do not go together with the kind of the source."""
-    if isinstance(source, grain.IterDataset | Lanes):
-        refused = refused_options(options, lanes=Lanes.of(source).count)
-    else:
-        ragged = source.ragged_leaves if is_ragged(source) else ()
-        refused = refused_options(options, own_order=own_order_of(source), ragged=ragged)
-    for problem in refused:
-        raise ValueError(problem)
-
-
-def _build(options: FeedOptions, batch_size: int, source: Any, key: str | None, restarts: Restarts) -> Stages:
-    """The stages for one batch size."""
-    if isinstance(source, grain.IterDataset | Lanes):
-        from feedline._src.pipeline.build_stream import build_stream
-
-        return build_stream(options, batch_size, Lanes.of(source), key)
+def _build(
+    options: FeedOptions,
+    batch_size: int,
+    source: RowSource,
+    metadata: SourceMetadata,
+    key: str | None,
+    restarts: Restarts,
+) -> Stages:
+    """The stages for one batch size, over rows with random access."""
     order = _order_of(options, source)
-    rows = len(source) if isinstance(order, Order) else order.rows
-    if rows < 1:
-        raise ValueError(f"a source must have at least one row, {type(source).__name__} has {rows}")
+    rows = ENDLESS if metadata.rows is None else metadata.rows
     schedule = Schedule(rows, batch_size, options.remainder, options.epochs)
-    spec = RowSpec.of(source.spec)
     form, placement = form_of(
         options,
         batch_size,
-        spec,
+        metadata.spec,
         order.seed,
         functools.partial(read_first, source),
-        reads_leaves=is_columnar(source),
-        ragged=source.ragged_leaves if is_ragged(source) else (),
+        reads_leaves=metadata.reads_columns,
+        ragged=metadata.ragged,
     )
     reader = BatchReader(source, order, schedule, form)
     settings, bounds = settings_of(options, form, placement)
     if options.reading.workers:
-        from feedline._src.loader.worker_batches import check_workers
+        from feedline._src.loader.worker_batches import check_main_guard
 
-        check_workers(reader, may_do_without=not settings.workers)
+        check_main_guard()
     fingerprint = {
         "rows": rows,
-        "spec": spec.as_json(),
+        "spec": metadata.spec.as_json(),
         "data": _digest(source, options.reading),
         "order": dataclasses.asdict(order) if isinstance(order, Order) else order.as_json(),
         "format": format_of(source),

@@ -13,8 +13,8 @@ from feedline._src.pipeline.access import StreamAccess
 from feedline._src.pipeline.forms import buffers_of, form_of, quarantine_of, settings_of
 from feedline._src.pipeline.stages import Stages
 from feedline._src.placement.owners import owners_of, read_everywhere, warn_of_shared_lanes
-from feedline._src.plan.asked import PLACE, number_of
-from feedline._src.plan.sizes import stream_window
+from feedline._src.plan.asked import PLACE, SourceMetadata, check_options, number_of
+from feedline._src.plan.sizes import refused_auto_prefetch, stream_window
 from feedline._src.sources.lanes import FirstItem, Lanes
 from feedline._src.streams.partial_batches import StreamDefinition
 
@@ -24,10 +24,19 @@ _AHEAD = 4
 """Batches in progress beside those that wait: one handed over, one placed, one read here, one read elsewhere."""
 
 
-def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str | None) -> Stages:
-    """The stages for a stream. Its arguments and errors are those of `build_stages`."""
+def build_stream(options: FeedOptions, lanes: Lanes, key: str | None) -> Stages:
+    """The stages for a stream.
+
+    Args:
+      key: a path for what the processes of this feed tell each other.
+
+    Raises:
+      ValueError, TypeError: the arguments do not fit together.
+      FeedError: the first item cannot be read.
+    """
+    batch_size, first = options.first_batch_size, FirstItem(lanes)
+    check_options(options, SourceMetadata(first.spec, None, lanes.count))
     lanes.check_batch_size(batch_size)
-    first = FirstItem(lanes)
     form, placement = form_of(options, batch_size, first.spec, 0, first.read, reads_leaves=False)
     settings, bounds = settings_of(options, form, placement, stream=True)
     fingerprint = {
@@ -43,11 +52,8 @@ def build_stream(options: FeedOptions, batch_size: int, lanes: Lanes, key: str |
     window = stream_window(settings.prefetch, read_everywhere=read_everywhere(owners))
     gather = None
     if not read_everywhere(owners):
-        if options.prefetch == "auto":
-            raise ValueError(
-                "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
-                'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
-            )
+        for reason in refused_auto_prefetch(options, read_everywhere=False):
+            raise ValueError(reason)
         gather = AllGather.connect(key, len(set(itertools.chain(*owners))), _PLACES * (window + _AHEAD))
     stream = StreamDefinition(lanes, first, form, batch_size, options.remainder, options.epochs, gather, window)
     access = StreamAccess(

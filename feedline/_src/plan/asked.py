@@ -65,6 +65,7 @@ class SourceMetadata:
       own_order: the order that it brings along.
       reads_columns: whether some columns of a leaf can be read alone.
       ragged: the numbers of the leaves whose axis 1 differs between batches, up to its size in `spec`.
+      picklable: whether worker processes can open it again.
     """
 
     spec: RowSpec
@@ -73,6 +74,7 @@ class SourceMetadata:
     own_order: OwnOrder = ""
     reads_columns: bool = False
     ragged: tuple[int, ...] = ()
+    picklable: bool = True
 
     @classmethod
     def of(cls, source: RowSource) -> SourceMetadata:
@@ -93,18 +95,27 @@ class SourceMetadata:
             own_order=own_order_of(source),
             reads_columns=is_columnar(source),
             ragged=source.ragged_leaves if is_ragged(source) else (),
+            picklable=bool(getattr(source, "picklable", True)),
         )
 
 
-def refused_options(
-    asked: Asked, *, lanes: int = 0, own_order: OwnOrder = "", ragged: tuple[int, ...] = ()
-) -> Iterator[str]:
-    """Why options do not go together with a kind of source. The arguments are those of `SourceMetadata`."""
-    steps = asked.steps_per_call
+def check_options(asked: Asked, source: SourceMetadata) -> None:
+    """Refuse options that do not go together with a kind of source.
+
+    Raises:
+      ValueError: the first reason.
+    """
+    for reason in refused_options(asked, source):
+        raise ValueError(reason)
+
+
+def refused_options(asked: Asked, source: SourceMetadata) -> Iterator[str]:
+    """Why options do not go together with a kind of source, each with a change that works."""
+    steps, own_order, ragged = asked.steps_per_call, source.own_order, source.ragged
     if not isinstance(asked.batch_size, int):
-        yield from _refused_with_sizes(asked, lanes)
-    if lanes:
-        yield from _refused_with_a_stream(asked, lanes)
+        yield from _refused_with_sizes(asked, source.lanes)
+    if source.lanes:
+        yield from _refused_with_a_stream(asked, source.lanes)
     if own_order.endswith("mixture") and asked.order is not None:
         yield (
             f"a mixture has an order of its own, got order={asked.order!r}; leave order=None, and give "
@@ -130,8 +141,15 @@ def refused_options(
             f"steps_per_call={steps} stacks batches of one shape, and ragged leaves differ in length between "
             "batches; leave steps_per_call=1"
         )
-    if steps > 1 and asked.first_settings(0).workers and not lanes:
+    if asked.reading.workers in (0, "auto") or source.lanes:
+        return
+    if steps > 1:
         yield f"steps_per_call={steps} needs threads that read; leave workers=0, or give steps_per_call=1"
+    if not source.picklable:
+        yield (
+            "sources travel to worker processes as paths, and this one holds arrays in memory; "
+            "use Reading(threads=...), or write a .npy and pass its path"
+        )
 
 
 def _refused_with_sizes(asked: Asked, lanes: int) -> Iterator[str]:

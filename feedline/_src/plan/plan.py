@@ -38,6 +38,7 @@ from feedline._src.plan.sizes import (
     Memory,
     fitting_size,
     next_sizes,
+    refused_auto_prefetch,
     refused_rows,
     refused_size,
     stream_window,
@@ -192,8 +193,9 @@ def plan_of(
     parts = [batches.part(index, owners[index]) for index in (owners if process is None else [process])]
     settings = asked.first_settings(default_threads=0)
     if source.lanes:
-        lanes = {batches.lanes(devices) for devices in owners.values()}
-        settings = settings._replace(buffer=stream_window(settings.prefetch, read_everywhere=len(lanes) == 1))
+        everywhere = len({batches.lanes(devices) for devices in owners.values()}) == 1
+        problems += refused_auto_prefetch(asked, read_everywhere=everywhere)
+        settings = settings._replace(buffer=stream_window(settings.prefetch, read_everywhere=everywhere))
     return Plan(
         rows=source.rows,
         lanes=source.lanes,
@@ -357,7 +359,7 @@ def _by_name(batch: Any) -> _Leaves:
 
 
 def _problems(source: SourceMetadata, asked: Asked, multiple: int, shards: int) -> Iterator[str]:
-    yield from refused_options(asked, lanes=source.lanes, own_order=source.own_order, ragged=source.ragged)
+    yield from refused_options(asked, source)
     changing = [asked.batch_size] if isinstance(asked.batch_size, int) else [size for _, size in asked.batch_size]
     for size in dict.fromkeys(changing):
         yield from refused_size(size, multiple, shards, source.lanes)

@@ -78,6 +78,15 @@ def whole_sizes(rows: int, batch_size: int, multiple: int, most: int = 4) -> lis
     return sorted(sorted(found, key=lambda size: max(size / batch_size, batch_size / size))[:most])
 
 
+def refused_auto_prefetch(asked: Asked, *, read_everywhere: bool) -> Iterator[str]:
+    """Why `prefetch` cannot be "auto" for a stream. The argument is that of `stream_window`."""
+    if "prefetch" in asked.tunable and not read_everywhere:
+        yield (
+            "processes that read different lanes agree on the ends of these in windows of `prefetch` batches, "
+            'so prefetch must be the same everywhere and cannot be "auto"; give a number, such as prefetch=2'
+        )
+
+
 def stream_window(prefetch: int, *, read_everywhere: bool) -> int:
     """Batches of a stream after which its processes agree on whether it has ended.
 
