@@ -245,7 +245,7 @@ def test_a_stream(feeds, capsys):
     assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
     text = capsys.readouterr().out
     text = " ".join(text.split())
-    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
+    assert "a stream of 4 lanes, items of 8 bytes. Only reading it to its end tells how many." in text
     assert "known only at the end of the stream." in text
 
 
@@ -288,7 +288,10 @@ def test_the_page_has_output():
             "rows.npz --mesh data=4 --spec model",
             "--spec takes axes of the mesh, which has data, got 'model' in 'model'",
         ),
-        ("rows.npz --mesh data=4,model=4", "--cpu-devices must be set before jax is imported"),  # in this process
+        (
+            "feeds_for_inspect:rows --mesh data=4,model=4",
+            "--cpu-devices must be set before jax is imported",
+        ),  # in this process
         (
             "rows.npz --mesh data=4 --processes 3",
             "processes must divide the 4 devices of the mesh into equal parts",
@@ -306,6 +309,7 @@ def test_the_page_has_output():
             "SOURCE is a path, a glob or module:name, and loading nothing:here failed with ModuleNotFound",
         ),
         ("feeds_for_inspect:nothing", "loading feeds_for_inspect:nothing failed with AttributeError"),
+        ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
         ("rows.npz --columns z", "z"),
         ("rows.npz --window 8 --columns x --dtype int8", "dtype is for"),
         ("feeds_for_inspect:rows --columns x", "--columns is for a path"),

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from feedline import FeedOptions, Reading
 from feedline._src.plan.plan import divided, plan_of
-from feedline._src.tools.inspect.show import show
-from feedline._src.tools.inspect.target import Target, contents_of, default_batch_size
-from feedline._src.tools.inspect.words import shown, spans
+from feedline._src.tools.inspect.show import show, shown, spans
+from feedline._src.tools.inspect.target import Target, contents_of, of_source
 
 DATA = P("data")
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -25,8 +24,8 @@ def screen(source, batch_size, sharding=DATA, width=80, processes=1, colours=Fal
     asked = FeedOptions(source, batch_size, sharding, **options)
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=colours, color_system="standard" if colours else None)
-    target = Target(contents_of(source, asked.transform), asked)
-    show("rows.npz", dict(mesh.shape), target, asked.plan(processes), console)
+    target = Target(mesh, contents_of(source, asked.transform), asked)
+    show("rows.npz", target, asked.plan(processes), console)
     return text.getvalue()
 
 
@@ -73,10 +72,10 @@ def test_memory_is_shown_as_formula_and_result():
     lines = screen({"x": np.ones((100, 4))}, 32, processes=2).splitlines()
     formulas = [" ".join(line.split()) for line in lines[lines.index("Memory for batches of 32 rows") + 1 :][:4]]
     assert formulas == [
-        "host, each process (buffer 2 + 1) × 256 B = 768 B",
-        "on CPU devices (buffer 2 + prefetch 2 + 3) × 256 B = 1.75 KiB",
-        "more, as read (buffer 2 + 1) × 512 B = 1.5 KiB",
-        "device, each (prefetch 2 + 2) × 128 B = 512 B",
+        "host, each process (buffer 2 + 1) × 256 bytes = 768 bytes",
+        "on CPU devices (buffer 2 + prefetch 2 + 3) × 256 bytes = 1.8 kB",
+        "more, as read (buffer 2 + 1) × 512 bytes = 1.5 kB",
+        "device, each (prefetch 2 + 2) × 128 bytes = 512 bytes",
     ]
 
 
@@ -93,7 +92,7 @@ def test_what_else_a_feed_may_have_is_told():
         "A transform on the host makes of them:",
         "Each process reads whole rows, and cuts the columns for its devices afterwards.",
         'At the start: buffer "auto" may grow, within feedline.Limits.',
-        "/dev/shm, for 2 workers: 10 × 32 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
+        "/dev/shm, for 2 workers: 10 × 32 bytes, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
     ):
         assert told in text
     text = screen({"x": np.ones((96, 4), np.float32)}, 32, steps_per_call=3)
@@ -105,10 +104,10 @@ def test_what_else_a_feed_may_have_is_told():
 )
 def test_a_feed_on_a_part_of_the_mesh(processes, more):
     asked = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
-    target = Target(contents_of(asked.source), asked)
+    target = Target(MESH, contents_of(asked.source), asked)
     plan = plan_of(target.contents.metadata, target.contents.out, asked, divided(range(8), processes))
     text = io.StringIO()
-    show("rows", dict(MESH.shape), target, plan, Console(file=text, width=80))
+    show("rows", target, plan, Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert f"The feed uses 1 of them.{more}" in lines
     assert "x: SingleDeviceSharding" in lines
@@ -176,7 +175,8 @@ def test_spans_of_nothing():
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 32), (20, 20), (5, 4), (1, 4)])
 def test_the_default_batch_size(rows, size):
-    assert default_batch_size(contents_of(np.zeros(rows)), NamedSharding(MESH, DATA)) == size
+    axes = {"data": 4, "model": 2}
+    assert of_source(np.zeros(rows), axes, ("data",), lambda options: options).options.batch_size == size
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_default_batch_size(rows, size):
         (np.array([np.nan, 1, 2, np.inf, -3.25]), "-3.25 to 2, 2 not finite"),
         (np.full(9, np.nan), "9 not finite"),
         (np.arange(9) % 2 == 0, "5 of 9 True"),
-        (np.full(5, 3 + 4j), "magnitudes all 5"),
+        (np.full(5, 3 + 4j), "all 5"),
         (np.zeros((0, 3)), "no values"),
         (np.ones(6, jax.numpy.bfloat16), "all 1"),
         (np.array([2**63 - 1] * 5 + [-(2**63)]), f"{-(2**63)} to {2**63 - 1}"),

@@ -97,7 +97,8 @@ class Plan:
       fitting_size: the batch size if it fits, else the next smaller one that does, else the smallest.
       multiple_of: batch sizes that fit are multiples of this: of `shards` and `lanes`.
       shards: of the batch axis.
-      problems: why a feed refuses these options, each with a change that works. Empty: it accepts them.
+      problems: why a feed refuses these options, each with a change that works. Empty: it accepts them, unless
+        rows cannot be read or the machine lacks something.
       processes: the number of processes among which the devices are divided.
       parts: of each process that owns a device of the sharding, or of the one that was asked for.
       remainder: as in the options.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Plan
-from feedline._src.tools.inspect.target import Contents
-from feedline._src.tools.inspect.words import in_words, leaf_title, shown, spans
+from feedline._src.tools.inspect.show import in_words, leaf_title, shown, spans
+from feedline._src.tools.inspect.target import Target
 
 
-def as_object(source: str, mesh: Mapping[str, int], contents: Contents, plan: Plan) -> dict[str, Any]:
+def as_object(source: str, target: Target, plan: Plan) -> dict[str, Any]:
     """What --json prints. docs/inspect.md names the keys. Spans are [first, after the last]."""
-    leaves, first = contents.metadata.spec.leaves, contents.first
+    leaves, first = target.contents.metadata.spec.leaves, target.contents.first
     return {
         "source": source,
         "fits": not plan.problems,
@@ -26,7 +25,7 @@ def as_object(source: str, mesh: Mapping[str, int], contents: Contents, plan: Pl
             {leaf_title(leaf.name): shown(values[row]) for leaf, values in zip(leaves, first, strict=True)}
             for row in range(len(first[0]))
         ],
-        "mesh": mesh,
+        "mesh": dict(target.mesh.shape),
         "processes": plan.processes,
         "batch_size": plan.batch_size,
         "described_batch_size": plan.fitting_size,

@@ -6,20 +6,23 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from feedline._src.options import checked_integer
 from feedline._src.tools.cli.options import is_name, open_options, source_named, use_cpu_devices
 from feedline._src.tools.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from feedline._src.feed_options import FeedOptions
     from feedline._src.tools.inspect.target import Target
+
+_MAX_DEVICES = 4096
+"""The CPU client of JAX takes 8 s to make so many devices, and much longer for more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Inspect:
     Attributes:
       source: a path or glob of rows; or module:name, found from the current folder, where the name is a source, as
         feedline.Feed takes it, or a function: make_feed(mesh) builds a feedline.Feed over the mesh.
-      mesh: names and sizes of the mesh axes, as data=4,model=2, on CPU devices. Empty: the axis data over the
-        devices that JAX finds, and for make_feed an axis model of size 1.
+      mesh: names and sizes of the mesh axes, as data=4,model=2; make_feed gets one of CPU devices. Empty: the axis
+        data over the devices that JAX finds, and for make_feed an axis model of size 1.
       spec: the PartitionSpec of the batch: for each axis of a leaf a mesh axis, several with + between, or None.
         Leaves with fewer axes take the first ones. Empty: the first mesh axis; make_feed has shardings of its own.
       processes: so many processes divide the devices equally, in the order of jax.devices().
@@ -72,41 +75,36 @@ class Inspect:
           ValueError, TypeError, OSError: an option is wrong, or there is no such source.
           FeedError: the first rows cannot be read.
         """
-        from feedline._src.tools.inspect import mesh as meshes
-
-        axes = meshes.parse_mesh(self.mesh) if self.mesh else None
-        if axes is not None:
+        axes = parse_mesh(self.mesh) if self.mesh else None
+        if axes is not None and is_name(self.source):  # the module may use the devices when it is imported
             _use_devices(math.prod(axes.values()))
         # of accelerators that a training uses, JAX would by default take all memory that is left
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import jax
-        import numpy as np
 
-        from feedline._src.plan.plan import divided, plan_of
+        from feedline._src.plan.plan import devices_by_process, plan_of
 
         if axes is None:
             axes = {"data": len(jax.devices()), **({"model": 1} if is_name(self.source) else {})}
-        devices = jax.devices()[: math.prod(axes.values())]
-        processes = divided([device.id for device in devices], self.processes)
-        entries = meshes.parse_spec(self.spec, axes) if self.spec else None
-        mesh = jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-        target = self._target(mesh, entries)
+        target = self._target(axes)
+        whole_mesh = jax.sharding.NamedSharding(target.mesh, jax.sharding.PartitionSpec())
+        processes = devices_by_process(whole_mesh, self.processes)
         plan = plan_of(target.contents.metadata, target.contents.out, target.options, processes)
         if target.refusal is not None and not plan.problems:
             raise target.refusal
         if self.json:
             from feedline._src.tools.inspect.as_json import as_object
 
-            print(json.dumps(as_object(self.source, axes, target.contents, plan)), flush=True)
+            print(json.dumps(as_object(self.source, target, plan)), flush=True)
         else:
             from rich.console import Console
 
             from feedline._src.tools.inspect.show import show
 
-            show(printable(self.source), axes, target, plan, Console())
+            show(printable(self.source), target, plan, Console())
         return 1 if plan.problems else 0
 
-    def _target(self, mesh: Mesh, entries: Sequence[Any] | None) -> Target:
+    def _target(self, axes: dict[str, int]) -> Target:
         from feedline._src.sources.open_source import open_source
         from feedline._src.tools.inspect.target import of_feed, of_source
 
@@ -117,12 +115,12 @@ class Inspect:
         elif given:
             named = open_source(named, **given)
         if not callable(named):
-            return of_source(named, mesh, mesh.axis_names[:1] if entries is None else entries, self.changed)
-        if entries is not None:
+            return of_source(named, axes, parse_spec(self.spec, axes) if self.spec else [*axes][:1], self.changed)
+        if self.spec:
             raise ValueError(
                 f"--spec is for a path or a source; {self.source} shards the batch itself. Leave --spec out"
             )
-        return of_feed(self.source, named, mesh, self.changed)
+        return of_feed(self.source, named, axes, self.changed)
 
     def changed(self, options: FeedOptions) -> FeedOptions:
         """The options with the arguments of the command line in their place."""
@@ -134,9 +132,68 @@ class Inspect:
 
 def _use_devices(count: int) -> None:
     """Make JAX run on `count` CPU devices, unless it has as many already."""
+    if count > _MAX_DEVICES:
+        raise ValueError(
+            f"--mesh may have at most {_MAX_DEVICES:,} devices for module:name, got {count:,}; make an axis and "
+            "the batch size smaller by the same factor, which leaves each process and device the same rows"
+        )
     if "jax" in sys.modules:
         import jax
 
         if len(jax.devices()) >= count:
             return
     use_cpu_devices(count)
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """{axis: size} of a mesh such as data=4,model=2.
+
+    Raises:
+      ValueError: it is no mesh.
+
+    Example:
+      >>> parse_mesh("data=4,model=2")
+      {'data': 4, 'model': 2}
+    """
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([^\W\d]\w*)\s*=\s*(\d+)\s*", part)
+        if found is None:
+            raise ValueError(
+                f"--mesh takes axis names and sizes with commas between, as data=4,model=2, got {text!r}"
+            )
+        if found[1] in axes:
+            raise ValueError(f"each axis of --mesh needs a name of its own, got {found[1]} twice in {text!r}")
+        axes[found[1]] = checked_integer(f"the size of axis {found[1]} in --mesh", int(found[2]), at_least=1)
+    return axes
+
+
+def parse_spec(text: str, axes: Mapping[str, int]) -> tuple[Any, ...]:
+    """The entries of the PartitionSpec of a batch, such as data or data+fsdp,None,model.
+
+    Args:
+      text: one entry for each axis of a leaf, the batch first: a mesh axis, several with + between, or None.
+
+    Raises:
+      ValueError: it names an axis that the mesh does not have, or names one twice.
+
+    Example:
+      >>> parse_spec("data+fsdp,None,model", {"data": 2, "fsdp": 2, "model": 2})
+      (('data', 'fsdp'), None, 'model')
+    """
+    entries: list[Any] = []
+    used: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        names = [] if part == "None" else [name.strip() for name in part.split("+")]
+        for name in names:
+            if name not in axes:
+                raise ValueError(
+                    f"--spec takes axes of the mesh, which has {', '.join(axes)}, got {name!r} in {text!r}; name "
+                    "one of them or None for each axis of a leaf, or give that axis a size in --mesh"
+                )
+        used += names
+        entries.append(tuple(names) if len(names) > 1 else names[0] if names else None)
+    twice = sorted({name for name in used if used.count(name) > 1})
+    if twice:
+        raise ValueError(f"--spec may name each axis of the mesh once, got {', '.join(twice)} twice in {text!r}")
+    return tuple(entries)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from rich.box import SIMPLE, SQUARE
 from rich.console import Console, RenderableType
+from rich.filesize import decimal as in_bytes
 from rich.table import Table
 from rich.text import Text
 
@@ -16,22 +20,23 @@ from feedline._src.observe.words import counted
 from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Plan
 from feedline._src.plan.sizes import Epoch
-from feedline._src.rows.spec import Leaf
+from feedline._src.rows.spec import Array, Leaf
 from feedline._src.tools.inspect.target import Contents, Target
-from feedline._src.tools.inspect.words import Span, in_bytes, in_spans, in_words, leaf_title, shown, spans
 
+Span = tuple[int, int]
+"""Adjacent indices: the first, and the one after the last."""
 _MAX_LEAVES, _MAX_PROCESSES, _MAX_BLOCKS, _MAX_COLUMNS = 12, 8, 12, 6
-_MAX_LINED = 8
+_MAX_LINED, _MAX_SPANS = 8, 3
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 
 
-def show(source: str, mesh: Mapping[str, int], target: Target, plan: Plan, console: Console) -> None:
+def show(source: str, target: Target, plan: Plan, console: Console) -> None:
     """Print everything for a reader who sees it for the first time."""
-    for part in _parts(source, mesh, target, plan):
+    for part in _parts(source, target, plan):
         console.print(part, markup=False, highlight=False)
 
 
-def _parts(source: str, mesh: Mapping[str, int], target: Target, plan: Plan) -> Iterator[RenderableType]:
+def _parts(source: str, target: Target, plan: Plan) -> Iterator[RenderableType]:
     contents, size = target.contents, f"{plan.fitting_size:,}"
     for problem in plan.problems:
         yield Text(f"A feed refuses this. {problem}", "red")
@@ -40,7 +45,7 @@ def _parts(source: str, mesh: Mapping[str, int], target: Target, plan: Plan) -> 
     yield Text("\nFirst item" if plan.lanes else "\nFirst rows", "bold")
     yield from _first_rows(contents)
     yield Text(f"\nWhich process reads which rows of a batch of {size}", "bold")
-    yield from _where(mesh, plan)
+    yield from _where(target.mesh.shape, plan)
     yield from _drawings(plan)
     yield _processes(plan)
     if any(part.cuts for part in plan.parts):
@@ -281,3 +286,77 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
     if not whole:
         yield f"No size near {size:,} that fits divides the {rows:,} rows."
     yield f'"wrap" continues into the next epoch, and leaves out no row: {rows / size:,.5g} batches an epoch.'
+
+
+# --- words ---
+
+
+def spans(indices: Iterable[int]) -> list[Span]:
+    """Ascending indices as spans of adjacent ones.
+
+    Example:
+      >>> spans([0, 1, 2, 6, 7])
+      [(0, 3), (6, 8)]
+    """
+    runs = itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
+    found = [[int(index) for _, index in run] for _, run in runs]
+    return [(run[0], run[-1] + 1) for run in found]
+
+
+def in_spans(found: Sequence[Span], letter: str = "") -> str:
+    """Spans as numbers with a letter in front; the end of a span belongs to it.
+
+    Example:
+      >>> in_spans([(0, 16), (32, 33)]), in_spans(spans(range(0, 20, 2)), "d")
+      ('0–15, 32', 'd0, d2, d4, … d18')
+    """
+    texts = [f"{letter}{start:,}" + (f"–{stop - 1:,}" if stop > start + 1 else "") for start, stop in found]
+    return ", ".join(texts if len(texts) <= _MAX_SPANS + 1 else [*texts[:_MAX_SPANS], f"… {texts[-1]}"])
+
+
+def leaf_title(name: str) -> str:
+    """A leaf's name without quotes and brackets.
+
+    Example:
+      >>> leaf_title("batch['image']"), leaf_title("batch['a'][0]"), leaf_title("batch")
+      ('image', 'a.0', 'batch')
+    """
+    parts = name.removeprefix("batch").replace("[", "").replace("'", "").split("]")
+    return ".".join(part for part in parts if part) or "batch"
+
+
+def in_words(sharding: jax.sharding.Sharding) -> str:
+    """The PartitionSpec of a sharding, as it is written with `P`; the kind of any other sharding."""
+    spec: Any = getattr(sharding, "spec", None)
+    return type(sharding).__name__ if spec is None else f"P({', '.join(map(repr, spec))})"
+
+
+def shown(values: Array) -> str:
+    """The values of one leaf of one row in a few characters: the values if they are few, else their range.
+
+    Example:
+      >>> shown(np.array([0.5, 1.25])), shown(np.arange(64, dtype=np.uint8).reshape(8, 8))
+      ('[0.5, 1.25]', '0 to 63')
+    """
+    if values.ndim == 0:
+        return _number(values)
+    if values.size == 0:
+        return "no values"
+    if values.ndim == 1 and values.size <= 4:
+        return f"[{', '.join(_number(value) for value in values)}]"
+    if values.dtype.kind == "b":
+        return f"{int(np.count_nonzero(values)):,} of {values.size:,} True"
+    values = np.abs(values) if values.dtype.kind == "c" else values  # magnitudes
+    numbers = values if values.dtype.kind in "iu" else values.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    others = values.size - finite.size
+    least, greatest = (_number(finite.min()), _number(finite.max())) if finite.size else ("", "")
+    found = [] if not finite.size else [f"all {least}"] if least == greatest else [f"{least} to {greatest}"]
+    return ", ".join([*found, *([f"{others:,} not finite"] if others else [])])
+
+
+def _number(value: Any) -> str:
+    kind = np.asarray(value).dtype.kind
+    if kind in "iub":
+        return str(value)
+    return f"{complex(value):.4g}" if kind == "c" else f"{float(value):.4g}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from feedline._src.building import building
 from feedline._src.errors import FeedError, RowError
@@ -28,13 +29,7 @@ _ROWS_PER_SHARD = 8
 
 
 class Contents(NamedTuple):
-    """What a source holds.
-
-    Attributes:
-      metadata: rows, lanes and spec.
-      out: the spec of a row after the transform; without one that of the source.
-      first: each leaf of the first rows, in the source's dtypes, with the rows along the first axis.
-    """
+    """What a source holds: its metadata, the spec of a row after the transform, each leaf of the first rows."""
 
     metadata: SourceMetadata
     out: RowSpec
@@ -42,23 +37,19 @@ class Contents(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is to be described.
+    """What is to be described: a feed over a mesh, and why the user's function could not build it."""
 
-    Attributes:
-      contents: of the source.
-      options: of the feed.
-      refusal: why the user's function could not build that feed; None if it could, or if there is no function.
-    """
-
+    mesh: Mesh | AbstractMesh
     contents: Contents
     options: FeedOptions
     refusal: Exception | None = None
 
 
-def of_source(source: Any, mesh: Mesh, entries: Sequence[Any], change: Change) -> Target:
-    """A source, and a feed of it over a mesh.
+def of_source(source: Any, axes: Mapping[str, int], entries: Sequence[Any], change: Change) -> Target:
+    """A source, and a feed of it over a mesh that need not be there.
 
     Args:
+      axes: names and sizes of the mesh axes.
       entries: of the batch's PartitionSpec; each leaf takes as many as it has axes.
       change: of the options.
 
@@ -66,20 +57,24 @@ def of_source(source: Any, mesh: Mesh, entries: Sequence[Any], change: Change) -
       ValueError, TypeError, OSError: there is no such source, or no feed of it.
       FeedError: its first rows cannot be read.
     """
-    contents = contents_of(source)
+    mesh, contents = AbstractMesh(tuple(axes.values()), tuple(axes)), contents_of(source)
     sharding = jax.tree.map(
         lambda row: NamedSharding(mesh, PartitionSpec(*entries[: 1 + len(row.shape)])), placed_rows(contents.out)
     )
-    options = FeedOptions(source, default_batch_size(contents, sharding), sharding)
-    return Target(contents, change(options))
+    multiple, _ = multiple_of(contents.out, sharding, contents.metadata.lanes)
+    most = _ROWS_PER_SHARD if contents.metadata.rows is None else contents.metadata.rows // multiple
+    options = FeedOptions(source, multiple * min(_ROWS_PER_SHARD, max(1, most)), sharding)
+    return Target(mesh, contents, change(options))
 
 
-def of_feed(name: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, change: Change) -> Target:
-    """The feed that a function makes, also if that feed is refused.
+def of_feed(name: str, make_feed: Callable[[Mesh], Any], axes: Mapping[str, int], change: Change) -> Target:
+    """The feed that a function makes over a mesh of the first devices, also if that feed is refused.
 
     Raises:
       TypeError: the function builds no feed, or returns another one.
     """
+    devices = np.array(jax.devices()[: math.prod(axes.values())])
+    mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
     asked: list[FeedOptions] = []
 
     def changed(options: FeedOptions) -> FeedOptions:
@@ -99,15 +94,7 @@ def of_feed(name: str, make_feed: Callable[[Mesh], Any], mesh: Mesh, change: Cha
                 raise TypeError(f"{name} must build a feedline.Feed and return it, got {feed!r}")
             options = feed.options
             feed.close()
-    return Target(contents_of(options.source, options.transform), options, refusal)
-
-
-def default_batch_size(contents: Contents, sharding: Any) -> int:
-    """Eight rows for each shard of the batch axis, or fewer if there are not as many rows."""
-    metadata = contents.metadata
-    multiple, _ = multiple_of(contents.out, sharding, metadata.lanes)
-    most = _ROWS_PER_SHARD if metadata.rows is None else metadata.rows // multiple
-    return multiple * min(_ROWS_PER_SHARD, max(1, most))
+    return Target(mesh, contents_of(options.source, options.transform), options, refusal)
 
 
 def contents_of(source: Any, transform: Transform | None = None) -> Contents:
