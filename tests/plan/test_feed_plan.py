@@ -319,30 +319,32 @@ SIZES = [(0, 16), (3, 32)]
 
 
 @pytest.mark.parametrize(
-    ("source", "size", "options"),
+    ("source", "size", "options", "told"),
     [
-        (LANES, 16, {"order": Order()}),
-        (LANES, 16, {"reading": Reading(workers=1)}),
-        (LANES, 16, {"steps_per_call": 2}),
-        (LANES, 16, {"remainder": "wrap"}),
-        (LANES, SIZES, {}),
-        (ROWS, SIZES, {"steps_per_call": 2}),
-        (ROWS, SIZES, {"prefetch": "auto"}),
-        (ROWS, 16, {"steps_per_call": 4, "epochs": 1}),
-        (ROWS, 16, {"steps_per_call": 2, "reading": Reading(workers=1)}),
-        (ROWS, 16, {"reading": Reading(workers=1)}),
-        (RAGGED, 16, {"steps_per_call": 2}),
-        (RAGGED, 16, {"transform": lambda batch, rows: batch}),
-        (MIXTURE, 16, {"order": Order()}),
-        (MIXTURE, 16, {"epochs": 1}),
-        (grain.MapDataset.range(5).repeat(), 4, {"order": Order()}),
-        (np.zeros((8, 3)), 8, {"remainder": "pad"}),
-        ((np.zeros(8), np.zeros(8)), 8, {"remainder": "pad"}),
-        ({"valid": np.zeros(8)}, 8, {"reading": Reading(bad_rows="mask")}),
+        (LANES, 16, {"order": Order()}, "a stream has no other order than its own"),
+        (LANES, 16, {"reading": Reading(workers=1)}, "a stream brings its own workers"),
+        (LANES, 16, {"steps_per_call": 2}, "a stream has no random access"),
+        (LANES, 16, {"remainder": "wrap"}, "needs one lane"),
+        (LANES, SIZES, {}, "got a stream; leave that out"),
+        (ROWS, SIZES, {"steps_per_call": 2}, "got steps_per_call=2; leave that out"),
+        (ROWS, SIZES, {"prefetch": "auto"}, 'got "auto" for prefetch; leave that out'),
+        (ROWS, 16, {"steps_per_call": 4, "epochs": 1}, "6 are left from epoch 0"),
+        (ROWS, 16, {"steps_per_call": 2, "reading": Reading(workers=1)}, "needs threads that read"),
+        (ROWS, 16, {"reading": Reading(workers=1)}, "this one holds arrays in memory"),
+        (RAGGED, 16, {"steps_per_call": 2}, "stacks batches of one shape"),
+        (RAGGED, 16, {"transform": lambda batch, rows: batch}, "a transform must return one shape"),
+        (MIXTURE, 16, {"order": Order()}, "a mixture has an order of its own"),
+        (MIXTURE, 16, {"epochs": 1}, "an endless mixture has no epochs to count"),
+        (grain.MapDataset.range(5).repeat(), 4, {"order": Order()}, "which no Order can shuffle"),
+        (np.zeros((8, 3)), 8, {"remainder": "pad"}, "one array without a name"),
+        ((np.zeros(8), np.zeros(8)), 8, {"remainder": "pad"}, "it is a tuple"),
+        ({"valid": np.zeros(8)}, 8, {"reading": Reading(bad_rows="mask")}, "it has the keys ['valid']"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused_as_by_a_feed(source, size, options):
-    assert plan_of(source, size, **options).problems[0] == refusal(source, size, DATA, **options)
+def test_options_that_do_not_go_together_are_refused_as_by_a_feed(source, size, options, told):
+    problem = plan_of(source, size, **options).problems[0]
+    assert told in problem
+    assert problem == refusal(source, size, DATA, **options)
 
 
 def test_all_sizes_must_fit():
