@@ -16,8 +16,6 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from feedline._src.tools.bench.modes import side_by_side
-
 _LIMITS = ("limit", "gather")
 _BLUE, _RED, _GREY = "#30638e", "#d1495b", "#9aa0a6"  # red: with feedline; grey: places nothing
 _WHISKERS = {"ecolor": "black", "capsize": 3}
@@ -90,10 +88,9 @@ def _draw_feeds(figure: Any, results: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
-    """Step times as bars; under them how the first kernel and a batch lie on the devices in each mode."""
+    """Step times as bars."""
     modes: dict[str, Any] = results["modes"]
-    figure.set_size_inches(9, 5.2)
-    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.3, 1))
+    axes = figure.subplots()
     ran = {mode: found for mode, found in modes.items() if "step_ms" in found}
     at = [list(modes).index(mode) for mode in ran]
     for side, name, label, colour in (
@@ -106,16 +103,8 @@ def _draw_modes(figure: Any, results: dict[str, Any]) -> tuple[str, str]:
     axes.set(ylabel="milliseconds a step", xlim=(-0.5, len(modes) - 0.5))
     axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # room for the legend
     axes.set_xticks(range(len(modes)), ["\n".join([mode, *_error(found)]) for mode, found in modes.items()])
-    axes.tick_params(labelbottom=True, length=0)
+    axes.tick_params(axis="x", length=0)
     axes.legend(loc="upper left", ncols=2)
-    below.axis("off")
-    for k, found in enumerate(modes.values()):
-        if "shardings" in found:
-            drawing = side_by_side(found["shardings"])
-            below.text(
-                k, 1, drawing, family="monospace", size=7, linespacing=0.95, va="top", ha="center", ma="left"
-            )
-    below.set_title("how the first kernel and a batch lie on the devices", size=10)
     rows = {found["rows"] for found in modes.values() if "rows" in found}
     return (
         f"A step in each mode, {' and '.join(f'{count:,}' for count in sorted(rows))} rows a batch",

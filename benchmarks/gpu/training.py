@@ -15,8 +15,7 @@ from shared.rounds import alternate
 
 import feedline
 from feedline._src.tools.bench import modes, practices
-from feedline._src.tools.bench.apart import in_a_process
-from feedline._src.tools.bench.memory import compiled_bytes, device_peak
+from feedline._src.tools.bench.machine import compiled_bytes, device_peak, in_a_process
 from feedline._src.trainer.loop import train
 from feedline._src.trainer.modes import AXIS, compiled, mesh_for
 from feedline._src.trainer.practices import Practices
@@ -69,7 +68,7 @@ def mode_figures(workload, mode, seconds):
 
 
 def _largest(mode, scale, known):
-    """It is compiled up to seven times. With several devices jit_multi stands for pmap, too."""
+    """With several devices jit_multi stands for pmap, too."""
     if mode not in known:
         raise RuntimeError(f'it starts from the figures of the case "{mode}", which are missing; run both')
     if mode == "jit_multi" and known[mode]["devices"] == 1:

@@ -8,7 +8,7 @@ import programs
 import pytest
 
 from feedline._src.tools.bench import practices
-from feedline._src.tools.bench.apart import KILLED
+from feedline._src.tools.bench.machine import KILLED
 from feedline._src.tools.bench.workload import Workload
 from feedline._src.trainer.practices import Practices
 

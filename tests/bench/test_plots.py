@@ -71,7 +71,7 @@ def test_entrants_that_failed_are_named():
 def test_a_step_in_each_mode_has_its_spread_and_says_why_it_is_missing():
     result = saved("modes")
     result["modes"]["pmap"] = {"devices": 8, "rows": 1024, "error": "ran out of memory"}
-    bars, _ = plot.drawn(result).axes
+    (bars,) = plot.drawn(result).axes
     assert len(bars.patches) == 4
     spreads = [line.get_segments()[0][:, 1] for line in bars.collections[:1]]
     samples = result["modes"]["jit_single"]["step_ms_samples"]

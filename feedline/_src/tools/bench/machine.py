@@ -1,16 +1,42 @@
-"""Describes the machine and the versions of a measurement."""
+"""The machine of a measurement: its description, the memory of its devices, and processes of their own."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
+import math
+import multiprocessing
 import os
 import platform
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from feedline._src.cluster.cores import own_cores
 from feedline._src.native.library import implementation
+
+KILLED = "its process was killed: the host ran out of memory, or someone ended it"
+
+
+def in_a_process(call: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """`call(*arguments)` in a new process with the same environment. {"error": ...} if that process was killed.
+
+    The call, its arguments and its result must be picklable. Exceptions come through.
+
+    Example:
+      >>> in_a_process(dict, [("answer", 42)])
+      {'answer': 42}
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+        try:
+            return pool.submit(call, *arguments).result()
+        except BrokenProcessPool:
+            return {"error": KILLED}
 
 
 def describe() -> dict[str, Any]:
@@ -35,10 +61,61 @@ def describe() -> dict[str, Any]:
     }
 
 
+def compiled_bytes(executable: jax.stages.Compiled, spec: Any = (), waiting: int = 0) -> dict[str, int]:
+    """What the compiler says that a step needs on each device: {"arguments", "temporary", "program", "total"}.
+
+    The total has the results that do not take the place of an argument, and so many batches that wait beside the
+    one in use.
+
+    Args:
+      spec: the batches, as `feed.spec`.
+      waiting: prefetched batches and the one that is being placed.
+    """
+    told: Any = executable.memory_analysis()
+    arguments, temporary = told.argument_size_in_bytes, told.temp_size_in_bytes
+    results = told.output_size_in_bytes - told.alias_size_in_bytes
+    program = told.generated_code_size_in_bytes
+    batch = sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(spec)
+    )
+    total = arguments + temporary + results + program + waiting * batch
+    return {"arguments": arguments, "temporary": temporary, "program": program, "total": total}
+
+
+def device_limit() -> int:
+    """Bytes that a device may use. On the CPU backend: its part of the host memory that is available now.
+
+    Example:
+      >>> device_limit() > 1 << 20
+      True
+    """
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit:
+        return int(limit)
+    return _available() // jax.local_device_count()
+
+
+def device_peak() -> int | None:
+    """The most bytes that a local device ever held; None where devices do not count, as on the CPU backend."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    names = [value for name, value in _lines("/proc/cpuinfo") if name == "model name"]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _available() -> int:
+    """Bytes of host memory that programs may still take. Where Linux does not say: those of all free pages."""
+    available = [int(value.split()[0]) * 1024 for name, value in _lines("/proc/meminfo") if name == "MemAvailable"]
+    return available[0] if available else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _lines(path: str) -> list[tuple[str, str]]:
+    """(name, value) of each line of a file in /proc; empty where there is none."""
+    text = Path(path).read_text() if Path(path).exists() else ""
+    return [
+        (name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in text.splitlines())
+    ]

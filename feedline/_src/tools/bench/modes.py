@@ -5,13 +5,11 @@ Each mode runs in a process of its own: a device never forgets its peak of memor
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -21,8 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline._src.feed import Feed
-from feedline._src.tools.bench.apart import in_a_process
-from feedline._src.tools.bench.memory import compiled_bytes, device_limit, device_peak
+from feedline._src.tools.bench.machine import compiled_bytes, device_limit, device_peak, in_a_process
 from feedline._src.tools.bench.workload import Workload
 from feedline._src.trainer.loop import Progress, train
 from feedline._src.trainer.modes import AXIS, Mode, Program, compiled, mesh_for
@@ -68,7 +65,6 @@ def measured(workload: Workload, mode: Mode, seconds: float, whole: bool) -> Fig
     found["doubled"] = batch_figures(twice, mode, seconds)
     if whole:
         found["largest"] = largest(workload, mode, found, found["doubled"])
-        found["shardings"] = shardings(workload, mode)
     return found
 
 
@@ -144,48 +140,20 @@ def _product_rate(workload: Workload, program: Program, x: jax.Array, seconds: f
 
 
 def largest(workload: Workload, mode: Mode, single: Figures, doubled: Figures) -> dict[str, int]:
-    """{"rows", "depth"}: the largest batch, and the most hidden layers, that the compiler says would fit.
+    """{"rows", "depth"}: about the largest batch, and the most hidden layers, that the compiler says would fit.
 
-    The batch is one that was compiled. The depth is extrapolated from this one and half of it, because compiling
-    takes longer with each layer.
+    Both are extrapolated: from this batch and twice as many rows, and from this depth and half of it.
     """
     limit, devices = single["limit_bytes"], mesh_for(mode).size
-    total, of_half = single["compiled_bytes"]["total"], max(1, workload.depth // 2)
-    a_layer = (total - _compiled_total(dataclasses.replace(workload, depth=of_half), mode)) / (
-        workload.depth - of_half
-    )
-
-    def with_rows(rows: int) -> int:
-        return _compiled_total(dataclasses.replace(workload, rows=rows), mode)
-
-    known = {workload.rows: total, doubled["rows"]: doubled["compiled_bytes"]["total"]}
+    total, of_twice = (each["compiled_bytes"]["total"] for each in (single, doubled))
+    of_half = max(1, workload.depth // 2)
+    shallow = _compiled_total(dataclasses.replace(workload, depth=of_half), mode)
+    a_row = (of_twice - total) / (doubled["rows"] - workload.rows)
+    a_layer = (total - shallow) / (workload.depth - of_half)
     return {
-        "rows": _most(with_rows, known, limit, devices),
+        "rows": max(0, int((limit - total) / a_row + workload.rows) // devices * devices),
         "depth": max(0, int((limit - total) / a_layer + workload.depth)),
     }
-
-
-def _most(total: Callable[[int], int], known: dict[int, int], limit: int, multiple: int) -> int:
-    """The largest multiple found whose total is within the limit: by secants, in at most six attempts.
-
-    Args:
-      total: size → bytes; it grows.
-      known: two sizes, and their bytes.
-
-    Example:
-      >>> _most(lambda size: 100 + 3 * size, {8: 124, 16: 148}, limit=1000, multiple=8)
-      296
-    """
-    for _ in range(6):
-        fit, over = (
-            [size for size in sorted(known) if (known[size] <= limit) == within] for within in (True, False)
-        )
-        a, b = (fit[-1], over[0]) if fit and over else sorted(known)[-2:] if fit else sorted(known)[:2]
-        size = int((limit - known[a]) * (b - a) / (known[b] - known[a]) + a) // multiple * multiple
-        if size in known or size < multiple:
-            break
-        known[size] = total(size)
-    return max((size for size, needed in known.items() if needed <= limit), default=0)
 
 
 def _compiled_total(workload: Workload, mode: Mode) -> int:
@@ -196,20 +164,6 @@ def _compiled_total(workload: Workload, mode: Mode) -> int:
     }
     executable = compiled(workload.task(), mode, spec).compile(_RECENT)[1]
     return compiled_bytes(executable, spec, waiting=_PREFETCH + 1)["total"]
-
-
-def shardings(workload: Workload, mode: Mode) -> dict[str, str]:
-    """{"kernel", "batch"}: drawings of how the first kernel and a batch lie on the devices."""
-    sharding = _sharding(mode)
-    x = jax.device_put(np.zeros((workload.rows, workload.inputs), np.float32), sharding)
-    program = compiled(workload.task(), mode, {"x": x, "y": x[:, : workload.outputs]})
-    return {"kernel": _drawn(program.start().params[0][0]), "batch": _drawn(x)}
-
-
-def _drawn(array: jax.Array) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        jax.debug.visualize_array_sharding(array, use_color=False)
-    return out.getvalue().rstrip()
 
 
 def _merged(rounds: list[Figures]) -> Figures:
@@ -241,7 +195,7 @@ def line(mode: str, found: Figures) -> str:
 
 
 def remarks(found: dict[str, Figures]) -> list[str]:
-    """What follows the table: ratios between the modes, what would fit, and how arrays lie on the devices."""
+    """What follows the table: ratios between the modes, and what would fit."""
     lines = []
     if found["jit_multi"].get("devices") == 1:
         lines.append("there is one device, so jit_multi and pmap split nothing; --cpu-devices 8 shows a mesh")
@@ -259,29 +213,10 @@ def remarks(found: dict[str, Figures]) -> list[str]:
         if "largest" in figures:
             most, limit = figures["largest"], figures["limit_bytes"] / 2**20
             lines.append(
-                f"{mode}: by the compiler, {limit:,.0f} MiB a device hold {most['rows']:,} rows a batch, or "
+                f"{mode}: by the compiler, {limit:,.0f} MiB a device hold about {most['rows']:,} rows a batch, or "
                 f"{most['depth']:,} layers"
             )
-    for mode, figures in found.items():
-        if "shardings" in figures:
-            lines += [f"\n{mode}", side_by_side(figures["shardings"])]
     return lines
-
-
-def side_by_side(drawings: Mapping[str, str]) -> str:
-    """Drawings under their names, from left to right.
-
-    Example:
-      >>> print(side_by_side({"kernel": "AA\\nAA", "batch": "B"}))
-      kernel   batch
-      AA       B
-      AA
-    """
-    columns = [[name, *drawing.splitlines()] for name, drawing in drawings.items()]
-    widths = [max(map(len, column)) + 3 for column in columns]
-    return "\n".join(
-        "".join(map(str.ljust, row, widths)).rstrip() for row in itertools.zip_longest(*columns, fillvalue="")
-    )
 
 
 def _sharding(mode: Mode) -> NamedSharding:

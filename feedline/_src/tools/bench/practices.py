@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from feedline._src.feed import Feed
-from feedline._src.tools.bench.apart import in_a_process
-from feedline._src.tools.bench.memory import compiled_bytes
+from feedline._src.tools.bench.machine import compiled_bytes, in_a_process
 from feedline._src.tools.bench.modes import step_s
 from feedline._src.tools.bench.workload import PRESETS, Workload
 from feedline._src.trainer.fitting import fit
@@ -47,7 +45,6 @@ class Setup:
     practices: Practices = Practices()  # noqa: RUF009  frozen
     steps_per_call: int = 1
     report_every: int = _REPORT_EVERY
-    cached: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +87,6 @@ def pairs(large: Workload) -> dict[str, Pair]:
         "steps_per_call": of(brief, "short", steps_per_call=_STEPS_PER_CALL),
         "metrics_ring": Pair("short", brief, Setup(short, report_every=1)),
         "transfer_guard": Pair("short", brief, Setup(short, unguarded)),
-        "compilation_cache": of(plain, cached=True),
         "asynchronous_saves": Pair("large", plain, Setup(large, Practices(save_asynchronously=False)), "saves"),
         "asynchronous_evaluation": Pair(
             "large", plain, Setup(large, Practices(evaluate_asynchronously=False)), "evaluations"
@@ -153,15 +149,12 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
                 steps_per_call=setup.steps_per_call,
             )
         )
-        with _compilation_cache() if setup.cached else contextlib.nullcontext():
-            if setup.cached:  # an earlier process has compiled the same
-                _compiled(setup, feed)
-                jax.clear_caches()
-            began = time.perf_counter()
-            program, executable = _compiled(setup, feed)
-            compile_s = time.perf_counter() - began
+        began = time.perf_counter()
+        program = compiled(workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
+        step, executable = program.compile(setup.report_every + setup.steps_per_call - 1)
+        program = program._replace(step=step)
         figures = {
-            "compile_s": compile_s,
+            "compile_s": time.perf_counter() - began,
             "compiled_bytes": compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1),
         }
         if measure != "loop":
@@ -190,12 +183,6 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
         yield run, figures
 
 
-def _compiled(setup: Setup, feed: Feed) -> Any:
-    program = compiled(setup.workload.task(), "jit_multi", feed.spec, setup.practices, setup.steps_per_call)
-    step, executable = program.compile(setup.report_every + setup.steps_per_call - 1)
-    return program._replace(step=step), executable
-
-
 def _fitted(setup: Setup, measure: str, feed: Feed, context: contextlib.ExitStack) -> Callable[[float], float]:
     """A function that runs `fit` with checkpoints or evaluations, and returns the mean time of a step."""
     task, folder = setup.workload.task(), Path(context.enter_context(tempfile.TemporaryDirectory()))
@@ -219,28 +206,6 @@ def _fitted(setup: Setup, measure: str, feed: Feed, context: contextlib.ExitStac
     return run
 
 
-@contextlib.contextmanager
-def _compilation_cache() -> Iterator[None]:
-    """JAX's persistent compilation cache in a new folder, for programs of any size."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    wanted = {
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in (*wanted, "jax_compilation_cache_dir")}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, value in {**wanted, "jax_compilation_cache_dir": folder}.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
-            compilation_cache.reset_cache()
-
-
 def line(name: str, found: Figures) -> str:
     """A line of the table under `COLUMNS`."""
     if "on" not in found:
@@ -248,10 +213,7 @@ def line(name: str, found: Figures) -> str:
     on, off = found["on"], found["off"]
     low, high = found["ratios"][0], found["ratios"][-1]
     mib = [each["peak_bytes"] / 2**20 for each in (on, off)]
-    compiling = ""
-    if name == "compilation_cache":
-        compiling = f"   compiled in {on['compile_s']:.2f} s, without {off['compile_s']:.2f} s"
     return (
         f"{name:<24} {found['workload']:<8} {on['step_ms']:>8.2f} {off['step_ms']:>8.2f}   "
-        f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] {mib[0]:>8.1f} {mib[1]:>8.1f}{compiling}"
+        f"{found['ratio']:.2f} [{low:.2f}, {high:.2f}] {mib[0]:>8.1f} {mib[1]:>8.1f}"
     )
