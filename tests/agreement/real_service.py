@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from jax._src.lib import _jax
 
 from feedline._src.agreement.coordination import Coordination
-from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.tools.launch.environments import reserved_port
 
 
 @contextlib.contextmanager
 def joined(processes):
     """One `Coordination` for each of so many processes, which are threads here."""
-    with _reserved_port() as port:
+    with reserved_port() as port:
         address = f"127.0.0.1:{port}"
         service = _jax.get_distributed_runtime_service(address, processes)
         clients = [

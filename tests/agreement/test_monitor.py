@@ -12,7 +12,7 @@ import programs
 import pytest
 
 from feedline._src.agreement.failure_lines import failed_process
-from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.tools.launch.environments import reserved_port
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ class Ended:
 def run_roles(tmp_path, *roles, abort_after_s=ABORT_AFTER_S, environ=ENVIRON):
     """Runs one process for each role; processes that fail do so once the others wait."""
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(_reserved_port())
+        port = stack.enter_context(reserved_port())
         processes = []
         for index, role in enumerate(roles):
             of_this = {
@@ -194,8 +194,8 @@ def test_the_failure_is_shown_under_feedline_launch_too():
         [
             sys.executable,
             "-c",
-            "import json, sys\nfrom feedline._src.tools.launch.launch import launch\n"
-            "sys.exit(launch(**json.loads(sys.argv[1]), cpu=True, grace_s=30))",
+            "import json, sys\nfrom feedline._src.tools.launch.command import Launch\n"
+            "sys.exit(Launch(**json.loads(sys.argv[1]), cpu=True, grace_s=30).run())",
             json.dumps(options),
         ],
         env={**os.environ, **ENVIRON},
@@ -223,7 +223,7 @@ print(poll_failure())
 
 def test_a_reported_failure_names_the_process_that_failed_not_the_reporter():
     """Several processes may raise the failure of one; the first of them to end reports it to the others."""
-    with _reserved_port() as port:
+    with reserved_port() as port:
         told = programs.run(
             [sys.executable, "-c", HEARD_OF_ANOTHER, f"127.0.0.1:{port}"],
             capture_output=True,

@@ -7,9 +7,9 @@ import programs
 import pytest
 
 import feedline
-import feedline._src.tools.launch.launch
 from feedline._src.native.library import implementation
 from feedline._src.tools.cli import interrupt, options, terminal
+from feedline._src.tools.launch.command import Launch
 from feedline._src.tools.main import main
 from feedline._src.tools.train.command import Train
 
@@ -139,15 +139,10 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
     ],
 )
 def test_launch_gets_its_command_untouched(arguments, command, monkeypatch):
-    seen = {}
-
-    def launch(given, **options):
-        seen.update(options, command=given)
-        return 7
-
-    monkeypatch.setattr(feedline._src.tools.launch.launch, "launch", launch)
+    seen = []
+    monkeypatch.setattr(Launch, "run", lambda self: seen.append(self) or 7)
     assert main(["launch", "--processes", "2", *arguments]) == 7
-    assert (seen["command"], seen["processes"], seen["cpu"]) == (command, 2, "--cpu" in arguments[:1])
+    assert seen == [Launch(2, cpu="--cpu" in arguments[:1], command=command)]
 
 
 def test_a_failed_program_does_not_wait_for_threads():

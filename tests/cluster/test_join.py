@@ -32,7 +32,7 @@ def info(port, process):
 def test_importing_the_package_imports_no_jax():
     done = python(
         "import sys, feedline.cluster, feedline._src.cluster.detect\n"
-        "import feedline._src.tools.launch.launch, feedline._src.tools.launch.command\n"
+        "import feedline._src.tools.launch.supervisor, feedline._src.tools.launch.environments\n"
         "assert callable(feedline.cluster.initialize)\n"
         "print({'jax', 'numpy'} & set(sys.modules))"
     )

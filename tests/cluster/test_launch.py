@@ -21,14 +21,14 @@ import time
 import programs
 import pytest
 
-from feedline._src.tools.launch.launch import launch
-from feedline._src.tools.launch.start_errors import cannot_start
+from feedline._src.tools.launch.command import Launch
+from feedline._src.tools.launch.supervisor import cannot_start
 
 DEADLINE_S = 30
 LAUNCHER = """
 import json, sys
-from feedline._src.tools.launch.launch import launch
-sys.exit(launch(**json.loads(sys.argv[1])))
+from feedline._src.tools.launch.command import Launch
+sys.exit(Launch(**json.loads(sys.argv[1])).run())
 """
 FEEDLINE = [sys.executable, "-m", "feedline._src.tools.main"]
 
@@ -116,8 +116,24 @@ def test_a_launcher_in_each_of_several_processes_starts_runs_of_its_own_and_says
     assert finished(sh("true"), processes=1).stderr == ""
 
 
-def test_a_last_line_without_an_end_is_shown():
-    assert finished(sh("printf end"), processes=1).stdout == "[0] end\n"
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("number", r"\[0\] a\n\[0\] end\n"),
+        ("slurm", r"0: a\n0: end\n"),
+        ("time", r"\[0 \d\d:\d\d:\d\d\.\d{3}\] a\n\[0 \d\d:\d\d:\d\d\.\d{3}\] end\n"),
+        ("none", r"a\nend\n"),
+    ],
+)
+def test_labels_also_before_a_last_line_without_an_end(label, shown):
+    assert re.fullmatch(shown, finished(sh("printf 'a\nend'"), processes=1, label=label).stdout)
+
+
+def test_a_very_long_line_is_split():
+    out = finished(sh("head -c 400000 /dev/zero | tr '\\0' x; echo; echo end"), processes=1).stdout
+    *pieces, end = (line.removeprefix("[0] ") for line in out.splitlines())
+    assert ("".join(pieces), end) == ("x" * 400000, "end")
+    assert max(map(len, pieces)) <= 1 << 17  # an incomplete line, and what completes it
 
 
 def test_lines_written_in_pieces_are_not_mixed():
@@ -490,7 +506,7 @@ def test_a_daemon_that_keeps_the_output_open_does_not_block_the_launcher():
     ],
 )
 def test_a_command_that_cannot_be_run(command, code, message, capfd):
-    assert launch([command], processes=2) == code
+    assert Launch(2, command=(command,)).run() == code
     assert message in capfd.readouterr().err
 
 
@@ -507,7 +523,7 @@ def test_a_script_without_its_interpreter_is_named(tmp_path, monkeypatch, capfd)
     script.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     for command in (str(script), "train"):
-        assert launch([command], processes=1) == 127
+        assert Launch(1, command=(command,)).run() == 127
         assert "its first line names an interpreter that is not there" in capfd.readouterr().err
 
 
@@ -516,9 +532,9 @@ def test_a_script_that_is_not_on_path_needs_its_path(tmp_path, monkeypatch, capf
     script.write_text("#!/bin/sh\n")
     script.chmod(0o700)
     monkeypatch.chdir(tmp_path)
-    assert launch(["train.py"], processes=1) == 127
+    assert Launch(1, command=("train.py",)).run() == 127
     assert "this folder has it, but PATH does not: give its path, as in `./train.py`, or" in capfd.readouterr().err
-    assert launch(["./train.py"], processes=1) == 0
+    assert Launch(1, command=("./train.py",)).run() == 0
 
 
 def test_too_few_files_for_all_processes():
@@ -532,8 +548,6 @@ def test_too_few_files_for_all_processes():
     ("number", "fix"),
     [
         (errno.EAGAIN, "raise the limit (`ulimit -u`, or pids.max of the control group)"),
-        (errno.ENFILE, "raise fs.file-max"),
-        (errno.ENOMEM, "there is no memory for another process"),
         (errno.E2BIG, "the environment variables are too long"),
         (errno.ENOEXEC, "name its interpreter first, as in"),
         (errno.EIO, "Input/output error; try whether it runs without the launcher"),
@@ -548,23 +562,21 @@ def test_each_reason_has_its_own_fix(number, fix):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"command": []}, r'sequence of words, the program first, found \[\]; for example \["python"'),
-        ({"command": "python train.py"}, "sequence of words"),
-        ({"processes": 0}, "processes must be at least 1, got 0"),
-        ({"devices_per_process": 0}, "devices_per_process must be at least 1, got 0"),
-        ({"timeout_s": 0}, "timeout_s is finite and above 0, found 0 s; leave it out"),
-        ({"label": "rank"}, "label is one of number, slurm, time, none, found 'rank'"),
+        ({"command": ()}, "needs a command after --, found none; for example -- python train.py"),
+        ({"processes": 0}, "--processes must be at least 1, got 0"),
+        ({"devices_per_process": 0}, "--devices-per-process must be at least 1, got 0"),
+        ({"timeout_s": 0}, "--timeout-s is finite and above 0, found 0 s; leave it out"),
     ],
 )
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
-        launch(**{"command": ["true"], "processes": 1, **options})
+        Launch(**{"command": ("true",), "processes": 1, **options}).run()
 
 
 def test_the_handlers_of_the_caller_are_restored():
     numbers = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    assert launch(["true"], processes=1) == 0
+    assert Launch(1, command=("true",)).run() == 0
     assert [signal.getsignal(number) for number in numbers] == before
 
 
@@ -605,4 +617,4 @@ def test_options_after_the_command_are_passed_to_it():
 def test_launch_without_a_command_shows_an_example():
     done = run_feedline("launch", "--processes", "1")
     assert done.returncode == 2
-    assert '["python", "train.py"]' in done.stderr
+    assert "for example -- python train.py" in done.stderr

@@ -18,7 +18,7 @@ from feedline._src.cluster import rendezvous
 from feedline._src.cluster.launchers.process_info import ProcessInfo
 from feedline._src.cluster.rendezvous import meet
 from feedline._src.errors import FeedError, ProcessError
-from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.tools.launch.environments import reserved_port
 
 SOON_S, LONG_S = 0.3, 30
 
@@ -157,7 +157,7 @@ def test_no_time_that_is_left_is_below_zero(capfd):
 
 
 def test_the_port_that_the_launcher_reserved_can_be_used_by_its_run():
-    with _reserved_port() as port:
+    with reserved_port() as port:
         both = [met(port, 0), met(port, 1)]
         assert [one.result(LONG_S) for one in both] == [None, None]
         with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):

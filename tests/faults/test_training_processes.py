@@ -11,7 +11,7 @@ import time
 import pytest
 from runs import Member, await_, begun, ended
 
-from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.tools.launch.environments import reserved_port
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def run(tmp_path):
         def start(name, *each, **variables):
             folder = tmp_path / name
             folder.mkdir()
-            coordinator = f"127.0.0.1:{stack.enter_context(_reserved_port())}"
+            coordinator = f"127.0.0.1:{stack.enter_context(reserved_port())}"
             members = [
                 Member(folder, i, len(each), coordinator, *arguments, **variables)
                 for i, arguments in enumerate(each)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from mlp_oracle import adam, made_up_rows, weights_of
 from mlp_tasks import placed, program_of
 
-from feedline._src.tools.launch.launch import _reserved_port
+from feedline._src.tools.launch.environments import reserved_port
 from feedline._src.trainer.model import Sizes
 from feedline._src.trainer.modes import Mode, compiled, mesh_for
 from feedline._src.trainer.task import Task
@@ -180,7 +180,7 @@ def test_refused_modes(monkeypatch):
 def test_two_processes_reach_the_losses_of_one():
     worker = Path(__file__).with_name("two_processes.py")
     with contextlib.ExitStack() as stack:
-        command = [sys.executable, worker, f"127.0.0.1:{stack.enter_context(_reserved_port())}"]
+        command = [sys.executable, worker, f"127.0.0.1:{stack.enter_context(reserved_port())}"]
         options = {"stdout": subprocess.PIPE, "text": True, "env": programs.importing()}
         each = [programs.started([*command, str(i)], **options) for i in range(2)]
         started = [stack.enter_context(process) for process in each]

@@ -3,11 +3,7 @@
 A map::
 
     command        the command line
-    launch         starts the processes, and ends with them
-      environments   the environment variables of each process     pure
-      supervisor     waits for output, signals and ends of the processes
-      start_errors   why a command could not be started
-      process_group  no process outlives the launcher
-      output, lines  prefixes each line of output with its process
-      signals        delivers signals through a socket
+    environments   the environment variables of each process; a port and GPUs for them
+    supervisor     an event loop over output, signals, deadlines and ends of the processes
+    process_group  no process outlives the launcher
 """

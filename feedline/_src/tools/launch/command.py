@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from typing import Annotated, Literal
 
 import tyro
+
+from feedline._src.options import checked_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +52,7 @@ class Launch:
     """The command, after --."""
 
     def run(self) -> int:
-        """Returns the exit code. Raises `ValueError` if an option is wrong."""
-        from feedline._src.tools.launch.launch import launch
-
+        """Returns the exit code (see `Supervisor.run`). Raises `ValueError` if an option is wrong."""
         if self.print_for:
             return self._print()
         if self.hosts:
@@ -58,16 +60,40 @@ class Launch:
                 f"feedline launch starts processes on this machine only, found --hosts {self.hosts}; --print "
                 "slurm, mpirun or jobset prints what starts them on several"
             )
-        return launch(
-            self.command,
-            processes=self.processes,
-            cpu=self.cpu,
-            devices_per_process=self.devices_per_process,
-            grace_s=self.grace_s,
-            stop_s=self.stop_s,
-            timeout_s=self.timeout_s,
-            label=self.label,
+        if not self.command:
+            raise ValueError("launch needs a command after --, found none; for example -- python train.py")
+        checked_integer("--processes", self.processes, at_least=1)
+        if self.devices_per_process is not None:
+            checked_integer("--devices-per-process", self.devices_per_process, at_least=1)
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"--timeout-s is finite and above 0, found {self.timeout_s:g} s; leave it out")
+        from feedline._src.tools.launch.environments import (
+            process_environments,
+            reserved_port,
+            visible_gpus,
+            warn_if_nested,
         )
+        from feedline._src.tools.launch.supervisor import Supervisor
+
+        warn_if_nested(os.environ)
+        with reserved_port() as port:
+            environments = process_environments(
+                os.environ,
+                processes=self.processes,
+                coordinator=f"127.0.0.1:{port}",
+                cpu=self.cpu,
+                devices_per_process=self.devices_per_process,
+                gpus=visible_gpus(os.environ),
+            )
+            supervisor = Supervisor(
+                self.command,
+                environments,
+                grace_s=self.grace_s,
+                stop_s=self.stop_s,
+                timeout_s=self.timeout_s,
+                label=self.label,
+            )
+            return supervisor.run()
 
     def _print(self) -> int:
         from feedline._src.cluster.launchers.commands import job_of, mpirun_command, srun_command

@@ -1,9 +1,15 @@
-"""The environment variables that give each process of one machine its index and its devices. Pure."""
+"""The environment variables that give each process of one machine its index, its devices and a coordinator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
+from feedline._src.cluster.detect import find
 from feedline._src.cluster.launchers.commands import CPU_DEVICES
 
 
@@ -77,3 +83,37 @@ def _share_gpus(processes: int, devices: int | None, gpus: Sequence[str]) -> lis
         {"CUDA_VISIBLE_DEVICES": ",".join(names[process * share : (process + 1) * share])}
         for process in range(processes)
     ]
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A free port that the kernel gives to no other program while the block runs.
+
+    The port is bound with SO_REUSEPORT, but not listened on. jax's coordinator, which uses gRPC, sets the same
+    option and can therefore listen on it.
+    """
+    with socket.socket() as port:
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("127.0.0.1", 0))
+        yield port.getsockname()[1]
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs in CUDA_VISIBLE_DEVICES; if it is not set, a number for each GPU's device file."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    files = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    return [str(number) for number in range(len(files))]
+
+
+def warn_if_nested(environ: Mapping[str, str]) -> None:
+    """Says so if this launcher is itself one of several processes, each of which then starts a run of its own."""
+    with contextlib.suppress(ValueError):  # its variables do not matter here
+        info = find(environ)
+        if info is not None and info.process == 0:
+            sys.stderr.write(
+                f"feedline launch: each of {info.processes} processes, found {info.launcher} ({info.evidence}), "
+                "starts a run of its own; for one run, let that launcher start the command itself (see --print)\n"
+            )
+            sys.stderr.flush()
