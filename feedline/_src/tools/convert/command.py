@@ -21,8 +21,8 @@ _STAGES = {
     "convert": "converting",
 }
 _DONE = {
-    "keep": "finished by an earlier run, from files that have the sizes and times of then",
-    "compare": "finished by an earlier run, and equal to those that the source has now",
+    "keep": "finished by an earlier run, from files whose sizes and times are unchanged",
+    "compare": "finished by an earlier run, and equal to those of the source now",
     "convert": "converted, and equal to those of the source when read back",
 }
 
@@ -60,7 +60,7 @@ class Convert:
     workers: int = 0
 
     def run(self) -> int:
-        """Convert, check, and print how the result is opened. Returns the exit code.
+        """Convert, and print how the result is opened. Returns the exit code.
 
         Raises:
           ValueError, TypeError, OSError: an option is wrong, or the result cannot be written.

@@ -32,8 +32,8 @@ class Progress(NamedTuple):
     """How far a stage of a conversion is: `rows` of `total` are done.
 
     Attributes:
-      stage: "keep": rows of finished files, where the source's files are those of then. "compare": other rows of
-        finished files, which are read from the source again. "convert": rows that are written and read back.
+      stage: "keep": rows of finished files whose source files are unchanged. "compare": other rows of finished
+        files, which are read from the source again. "convert": rows that are written and read back.
     """
 
     stage: Literal["keep", "compare", "convert"]
@@ -55,8 +55,7 @@ def convert(
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
     have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
     are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
-    Their rows are compared with those of the source again, unless the source's files have the sizes and times of
-    then.
+    Their rows are compared with the source again, unless size and times of all its files are unchanged.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.

@@ -1,4 +1,4 @@
-"""The manifest of a conversion: what is converted, which shards are finished, and how the source's files were."""
+"""The manifest of a conversion: what is converted, which shards are finished, and the state of its source."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Manifest:
             raise
 
     def add(self, shard: dict[str, Any]) -> None:
-        """Note a finished shard, or one that was compared with the source.
+        """Record a finished shard, or one that was compared with the source.
 
         Args:
           shard: {"shard": number, "digest": of its rows in the source, "files": state of the source's files, or
@@ -123,8 +123,7 @@ class Manifest:
 
 
 def state_of_files(source: Any) -> str | None:
-    """A digest of paths, inodes, sizes and times of all files that the rows are made of: while it is the same, so
-    are the rows.
+    """A digest of paths, inodes, sizes and times of all files of a source. While it is unchanged, so are the rows.
 
     Take it before rows are read and before `source.identity`, which refuses files that were replaced since they
     were opened. A change of a file with the same size and time of modification (`rsync -t`) shows in its ctime.

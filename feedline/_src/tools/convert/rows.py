@@ -21,7 +21,7 @@ from feedline._src.sources.mixture import Mixture
 Leaf = tuple[str, ...]
 """Where a leaf lies in a row: () if the row is one array, ("train", "image") in a dict in a dict."""
 Columns = dict[Leaf, npt.NDArray[Any]]
-"""Adjacent rows; leaves of `bytes` have the dtype object."""
+"""Some adjacent rows; leaves of `bytes` have the dtype object."""
 _SAMPLED_RECORDS = 64
 
 
@@ -49,9 +49,8 @@ class Rows:
         """
         if isinstance(source, Mixture) or is_ragged(source):
             raise TypeError(
-                "rows that are converted are stored and have one shape, got a "
-                f"{type(source).__name__}; convert each source of a Mixture, and mix the results; keep the .npy "
-                "files of a Ragged, which maps them into memory"
+                f"rows that are converted are stored and have one shape, got a {type(source).__name__}; convert "
+                "each source of a Mixture, and mix the results; keep the .npy files of a Ragged as they are"
             )
         if not is_encoded_source(source):
             dtype = _row_dtype(source.spec)
@@ -67,7 +66,7 @@ class Rows:
 
     @property
     def leaves(self) -> list[tuple[Leaf, np.dtype[Any]]]:
-        """Place and dtype of each leaf; axes of the leaf are part of its dtype."""
+        """Path and dtype of each leaf; the dtype includes the leaf's shape."""
         return list(_leaves(self.dtype))
 
     def read(self, start: int, stop: int) -> Columns:
@@ -110,18 +109,14 @@ def _row_dtype(spec: Any, place: str = "row") -> np.dtype[Any]:
             f"rows that are converted are one array or a dict of arrays by name, and {place} is a "
             f"{type(spec).__name__}; give each leaf a name of its own, as in {{'x': ..., 'y': ...}}"
         )
-    return np.dtype((_native(np.dtype(spec.dtype)), tuple(spec.shape)))
+    return np.dtype((np.dtype(spec.dtype).newbyteorder("="), tuple(spec.shape)))
 
 
 def _dtype_of(value: Any) -> np.dtype[Any]:
     if isinstance(value, bytes):
         return np.dtype(object)
     array = np.asarray(value)
-    return np.dtype((_native(array.dtype), array.shape))
-
-
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype.newbyteorder("=") if dtype.kind in "iufc" else dtype
+    return np.dtype((array.dtype.newbyteorder("="), array.shape))
 
 
 def _leaves(row: np.dtype[Any], leaf: Leaf = ()) -> Iterator[tuple[Leaf, np.dtype[Any]]]:
