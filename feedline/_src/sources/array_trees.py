@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from feedline._src.stores.opening import RemoteObjects
 
 Array = npt.NDArray[Any]
-_ARROW = (".arrow", ".feather")
-"""Files whose rows may lie in several pieces."""
 
 
 class OpenedArrays(NamedTuple):
@@ -64,36 +62,17 @@ class OpenedArrays(NamedTuple):
         return files.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
 
 
-def as_trees(shard: Any, options: OpenOptions, opened: OpenedArrays) -> list[Any]:
-    """A shard as trees of arrays whose rows follow each other: several only if a file has record batches."""
+def as_tree(shard: Any, options: OpenOptions, opened: OpenedArrays) -> Any:
+    """A shard as a tree of arrays."""
     if isinstance(shard, str | os.PathLike):
-        path, name = Path(shard), os.fspath(shard)
-        if path.suffix in _ARROW:
-            return _in_pieces(path, name, options, opened)
+        name = os.fspath(shard)
         arrays = opened.load(name, options.dtype)
         shard = jax.tree_util.tree_map_with_path(functools.partial(_checked, name), options.named(arrays, name))
     tree = jax.tree_util.tree_map_with_path(functools.partial(_as_array, opened), shard, is_leaf=is_list)
     length = options.window
     if length is None:
-        return [tree]
-    return [jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)]
-
-
-def _in_pieces(path: Path, name: str, options: OpenOptions, opened: OpenedArrays) -> list[Any]:
-    """The arrays of an Arrow file, of each of its pieces a tree."""
-    from feedline._src.sources.formats import arrow
-    from feedline._src.sources.formats.file_version import FileVersion
-    from feedline._src.sources.remote import arrow as remote_arrow
-    from feedline._src.stores.urls import is_url
-
-    if opened.objects is not None and is_url(name):
-        trees = remote_arrow.mapped(opened.objects.by_url[name], options)
-        if trees is None:
-            raise ValueError(f"{name} must be uncompressed and without nulls to be mapped; {arrow.REWRITE}")
-        return trees
-    if path.is_file():  # before it is mapped, so that no change is missed
-        opened.versions[os.path.abspath(path)] = FileVersion.of(path)
-    return arrow.mapped(path, options)
+        return tree
+    return jax.tree.map(lambda array: windows(array, length, options.stride or length), tree)
 
 
 def _as_array(opened: OpenedArrays, path: Any, leaf: Any) -> Array:

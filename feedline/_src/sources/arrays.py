@@ -21,7 +21,7 @@ from feedline._src.placement.plan import Columns
 from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.array_trees import OpenedArrays, as_trees, checked_leaves, why_empty
+from feedline._src.sources.array_trees import OpenedArrays, as_tree, checked_leaves, why_empty
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.row_gather import RowGather, fill
 
@@ -43,7 +43,7 @@ class ArraySource(IndexedSource):
     files again in the other process.
 
     Args:
-      shards: each a path to a `.npy`, `.npz`, `.bin` or uncompressed Arrow file, or a tree of arrays and of
+      shards: each a path to a `.npy`, `.npz`, or `.bin` file, or a tree of arrays and of
         paths to `.npy` files, all of one structure. The source has the rows of the first shard, then of the
         second, and so on.
       options: dtype, columns and windows (see `feedline.open_source`).
@@ -100,12 +100,11 @@ class ArraySource(IndexedSource):
         return source
 
     def _open(self) -> None:
-        trees, names = [], []
-        for i, shard in enumerate(self._given):
-            opened = as_trees(shard, self._options, self._opened)
-            trees += opened
-            name = os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"
-            names += [name if self._names is None else self._names[i]] * len(opened)
+        trees = [as_tree(shard, self._options, self._opened) for shard in self._given]
+        names = self._names or [
+            os.fspath(shard) if isinstance(shard, str | os.PathLike) else f"shard {i}"
+            for i, shard in enumerate(self._given)
+        ]
         self._files_to_check = itertools.cycle(self._opened.versions.items())
         parts = [checked_leaves(tree, name, trees[0], names[0]) for tree, name in zip(trees, names, strict=True)]
         self._leaves = list(zip(*parts, strict=True))

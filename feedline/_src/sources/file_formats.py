@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.sources.arrays import ArraySource
@@ -16,7 +16,6 @@ from feedline._src.sources.encoded.array_records import ArrayRecordBytes
 from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.encoded.shard_index import Form
 from feedline._src.sources.encoded.shard_source import ShardSource
-from feedline._src.sources.encoded.table_files import arrow_file, parquet_file
 from feedline._src.sources.encoded.tables import TableSource
 from feedline._src.sources.formats import array_record, arrow, hdf5, parquet, zarr
 from feedline._src.sources.formats.array_record import ArrayRecordSource
@@ -25,11 +24,9 @@ from feedline._src.sources.formats.versioned_files import VersionedFiles
 from feedline._src.sources.groups import GroupSource
 from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline._src.sources.mapped import MappedSource
-from feedline._src.sources.remote import arrow as remote_arrow
 from feedline._src.sources.remote import folder as remote_folder
 from feedline._src.sources.remote import zarr as remote_zarr
 from feedline._src.sources.remote_zarr import RemoteZarrSource
-from feedline._src.stores.opening import RemoteObjects
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
@@ -43,18 +40,9 @@ class Format(NamedTuple):
 
 def _open_parquet(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     files = VersionedFiles(paths, options.store)
-    if files.opened(0, parquet_file, options) is not None:
-        return TableSource(parquet_file, paths, options, files)
+    if files.opened(0, parquet.table, options) is not None:
+        return TableSource(parquet.table, paths, options, files)
     return GroupSource(parquet.grouped, paths, options, files)
-
-
-def _open_remote_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    objects = list(RemoteObjects(paths, options.store or Store()).by_url.values())
-    if remote_arrow.table(objects[0], options) is not None:
-        return TableSource(remote_arrow.table, paths, options)
-    if all(remote_arrow.mapped(item, options) is not None for item in objects):
-        return ArraySource(paths, options)
-    return GroupSource(remote_arrow.grouped, paths, options)
 
 
 def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
@@ -63,22 +51,21 @@ def _open_saved(paths: list[str], options: OpenOptions) -> IndexedSource | Encod
 
 def _open_arrow(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
     check_no_cache(paths)
-    if is_url(paths[0]):
-        return _open_remote_arrow(paths, options)
-    if arrow_file(Path(paths[0]), options) is not None:
-        return TableSource(arrow_file, paths, options)
-    if all(arrow.is_mapped(Path(path), options) for path in paths):
-        return ArraySource(paths, options)
-    return GroupSource(arrow.grouped, paths, options)
+    return _open_by(arrow, paths, options)
+
+
+def _open_by(module: Any, paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
+    """Files with bytes or text, files that are mapped, or others, by functions of these names of a format."""
+    files = VersionedFiles(paths, options.store)
+    if files.opened(0, module.table, options) is not None:
+        return TableSource(module.table, paths, options, files)
+    if all(files.opened(number, module.is_mapped, options) for number in range(len(paths))):
+        return MappedSource(module.mapped, paths, options, files)
+    return GroupSource(module.grouped, paths, options, files)
 
 
 def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | EncodedRows:
-    files = VersionedFiles(paths, options.store)
-    if files.opened(0, hdf5.table, options) is not None:
-        return TableSource(hdf5.table, paths, options, files)
-    if all(files.opened(number, hdf5.is_mapped, options) for number in range(len(paths))):
-        return MappedSource(hdf5.mapped, paths, options, files)
-    return GroupSource(hdf5.grouped, paths, options, files)
+    return _open_by(hdf5, paths, options)
 
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:

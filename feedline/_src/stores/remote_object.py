@@ -7,9 +7,8 @@ import concurrent.futures
 import functools
 import itertools
 import os
-import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -21,12 +20,11 @@ from feedline._src.stores.cache import name_of
 from feedline._src.stores.client import Version
 from feedline._src.stores.fetcher import AT_ONCE, fetcher
 from feedline._src.stores.origin import Origin, gathered
-from feedline._src.stores.requests import REQUEST_BYTES, bytes_in, cached
+from feedline._src.stores.requests import REQUEST_BYTES, cached
 from feedline._src.stores.residency import BLOCK_BYTES, Residency, result_of
 from feedline._src.stores.urls import Url
 
 T = TypeVar("T")
-_SIZE = struct.Struct("<q")
 _MOST_BLOCKS = REQUEST_BYTES // BLOCK_BYTES
 """Of a request: adjacent blocks are fetched together."""
 
@@ -122,10 +120,6 @@ class RemoteObject:
             self._residency.wait_for(self.blocks_of(offset, stop - offset))
             return bytes(self.memory[offset:stop])
 
-    def fetch_parts(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Start to fetch the blocks of some (offset, length), all at once."""
-        self.fetch((self._blocks_of_parts(parts) - self.first_block).tolist())
-
     def read_on_from(self, offset: int) -> None:
         """Start to fetch the blocks that a reader of the whole object needs next."""
         first = offset // BLOCK_BYTES
@@ -145,23 +139,6 @@ class RemoteObject:
         """As `samples`, without waiting."""
         clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
         return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
-
-    def noted(self, what: str) -> bytes | None:
-        """What `note` was given for this version of the object; None if the cache does not have it."""
-        cache = self._residency.cache
-        size = bytes_in(cache, self._note_name(what, _SIZE.size), _SIZE.size)
-        if size is None:
-            return None
-        (length,) = _SIZE.unpack(size)
-        return bytes_in(cache, self._note_name(what, length), length)
-
-    def note(self, what: str, data: bytes) -> None:
-        """Keep something in the cache that takes long to find out of the object."""
-        for each in (data, _SIZE.pack(len(data))):
-            os.close(self._residency.cache.store(self._note_name(what, len(each)), each))
-
-    def _note_name(self, what: str, length: int) -> str:
-        return name_of(f"{self.url} {what}", self.version.cache_tag, 0, length)
 
     def name(self, block: int) -> str:
         """Of the file of a block in the cache."""
@@ -186,10 +163,6 @@ class RemoteObject:
             futures = set(self._pending.values())
         for future in futures:
             future.cancel()
-
-    def _blocks_of_parts(self, parts: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
-        found = [self.blocks_of(*part) for part in parts]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def _range(self, block: int) -> tuple[int, int]:
         return block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.size)

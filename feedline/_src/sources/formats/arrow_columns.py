@@ -15,6 +15,7 @@ from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.grouped_file import Group
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import folder_error
+from feedline._src.sources.formats.table_file import ByteColumn
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]
@@ -213,6 +214,56 @@ def _few(words: Sequence[str], separator: str) -> str:
     """The first words, and how many more there are."""
     more = f"{separator}… {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
     return separator.join(words[:_MOST_SHOWN]) + more
+
+
+def is_bytes(kind: Any) -> bool:
+    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
+
+    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
+    """
+    types = extras.require("pyarrow", "arrow").types
+    return any(
+        check(kind)
+        for check in (
+            types.is_binary, types.is_large_binary, types.is_string, types.is_large_string,
+        )
+    )  # fmt: skip
+
+
+def names_with_bytes(schema: Any, options: OpenOptions, path: object) -> list[str]:
+    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
+    names = options.chosen(names_of(schema, path), str(path))
+    return names if any(is_bytes(schema.field(name).type) for name in names) else []
+
+
+def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | ByteColumn:
+    """A `pyarrow.Array` of bytes, text or numbers. Arguments and errors as of `rows_of`.
+
+    Raises:
+      ValueError: a buffer is smaller than its rows.
+    """
+    pyarrow = extras.require("pyarrow", "arrow")
+    kind = array.type
+    if not is_bytes(kind):
+        return rows_of(array, label, bytes_of)
+    validity, ends, data = array.buffers()
+    wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
+    memory = _bytes(ends, bytes_of).view(np.int64 if wide else np.int32)
+    memory = memory[array.offset : array.offset + len(array) + 1]
+    if len(array) and len(memory) != len(array) + 1:
+        raise ValueError(
+            f"{label}: its metadata promises {len(array)} values; the file is damaged, write it again"
+        )
+    null = None
+    if validity is not None and array.null_count:
+        null = np.asarray(array.is_null())
+    return ByteColumn(memory, _bytes(data, bytes_of), null)
+
+
+def kinds_of(schema: Any, names: Sequence[str], path: object) -> dict[str, str]:
+    """The type of each column. TypeError: some hold neither bytes nor numbers; it lists all of them."""
+    rows = rows_by_name(schema, names, path, lambda kind: "bytes" if is_bytes(kind) else None)
+    return {name: row if row == "bytes" else f"{row.dtype}{list(row.shape)}" for name, row in rows.items()}
 
 
 @contextlib.contextmanager

@@ -1,18 +1,27 @@
-"""Parquet files as groups of rows: one read gives one column of one row group."""
+"""Parquet files as groups of rows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow_columns import naming_file, rows_of, spec_of
+from feedline._src.sources.formats.arrow_columns import (
+    column_of,
+    kinds_of,
+    names_with_bytes,
+    naming_file,
+    rows_of,
+    spec_of,
+)
 from feedline._src.sources.formats.grouped_file import Group, GroupedFile, memory_bytes
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of, readable
+from feedline._src.sources.formats.table_file import Columns, TableFile
 from feedline._src.stores.remote_object import RemoteObject
 
 
@@ -22,14 +31,7 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
     Raises:
       FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
     """
-    parquet = extras.require("pyarrow.parquet", "parquet")
-
-    def opened(**arguments: Any) -> Any:
-        # read, not mapped: a failing disk then is an error, not a SIGBUS
-        return parquet.ParquetFile(readable(path), memory_map=False, pre_buffer=False, **arguments)
-
-    with naming_file(path, "a Parquet file", "write it again with pyarrow.parquet.write_table"), opened() as file:
-        metadata, schema = file.metadata, file.schema_arrow
+    metadata, schema = _read_footer(path)
     spec = spec_of(schema, options, path)
     names = sorted(spec)
     lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -42,18 +44,79 @@ def grouped(path: Path | RemoteObject, options: OpenOptions) -> GroupedFile:
             )
 
     def read(leaf: int, group: int) -> Group:
-        # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
-        with opened(metadata=metadata) as reader:
-            column = reader.read_row_group(group, columns=[names[leaf]], use_threads=False).column(names[leaf])
+        column = _read_group(path, metadata, group, [names[leaf]]).column(names[leaf])
         return _joined([rows_of(chunk, f"column {names[leaf]!r}") for chunk in column.chunks])
 
     def extents(leaf: int, group: int) -> list[tuple[int, int]]:
-        return [extent_of(metadata, group, names[leaf])]
+        return [_extent_of(metadata, group, names[leaf])]
 
     return GroupedFile(spec, [lengths] * len(names), read, lambda _: digest_of(path), extents)
 
 
-def extent_of(metadata: Any, group: int, name: str) -> tuple[int, int]:
+def table(path: Path | RemoteObject, options: OpenOptions) -> TableFile | None:
+    """The row groups of a file with columns of bytes; None if no chosen column holds bytes.
+
+    Raises:
+      FileNotFoundError, ValueError, TypeError: it cannot be read as rows.
+    """
+    pyarrow = extras.require("pyarrow", "parquet")
+    metadata, schema = _read_footer(path)
+    schema = _without_views(schema)
+    names = names_with_bytes(schema, options, path)
+    if not names:
+        return None
+    kinds = kinds_of(schema, names, path)
+    lengths = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+    def read(group: int) -> Columns:
+        found = _read_group(path, metadata, group, names)
+        found.validate()
+        columns = {}
+        for name in names:
+            column = found.column(name)
+            if kinds[name] == "bytes":  # 64-bit positions, since chunks of 2 GiB cannot be joined with 32 bits
+                column = column.cast(pyarrow.large_binary())
+            columns[name] = column_of(column.combine_chunks(), f"column {name!r}")
+        return Columns(columns)
+
+    def extents(group: int) -> list[tuple[int, int]]:
+        return [_extent_of(metadata, group, name) for name in names]
+
+    return TableFile(kinds, lengths, read, extents=extents)
+
+
+def _opened(path: Path | RemoteObject, **arguments: Any) -> Any:
+    # read, not mapped: a failing disk then is an error, not a SIGBUS
+    parquet = extras.require("pyarrow.parquet", "parquet")
+    return parquet.ParquetFile(readable(path), memory_map=False, pre_buffer=False, **arguments)
+
+
+def _read_footer(path: Path | RemoteObject) -> tuple[Any, Any]:
+    """The metadata, and the schema as Arrow has it."""
+    remedy = "write it again with pyarrow.parquet.write_table"
+    with naming_file(path, "a Parquet file", remedy), _opened(path) as file:
+        return file.metadata, file.schema_arrow
+
+
+def _read_group(path: Path | RemoteObject, metadata: Any, group: int, names: Sequence[str]) -> Any:
+    # a reader is not thread-safe; a new one is cheap, since the footer is already parsed
+    with _opened(path, metadata=metadata) as reader:
+        return reader.read_row_group(group, columns=list(names), use_threads=False)
+
+
+def _without_views(schema: Any) -> Any:
+    """Views as bytes. In Parquet they are only a wish for the type in memory."""
+    pyarrow = extras.require("pyarrow", "parquet")
+    types = pyarrow.types
+
+    def field(one: Any) -> Any:
+        is_view = types.is_binary_view(one.type) or types.is_string_view(one.type)
+        return one.with_type(pyarrow.large_binary()) if is_view else one
+
+    return pyarrow.schema([field(one) for one in schema])
+
+
+def _extent_of(metadata: Any, group: int, name: str) -> tuple[int, int]:
     """The offset and length of the bytes of a column in a row group."""
     columns = metadata.row_group(group)
     found = [columns.column(i) for i in range(metadata.num_columns)]

@@ -1,4 +1,4 @@
-"""The interface of a file with columns of bytes or text, and such columns in Arrow memory."""
+"""The interface of a file with columns of bytes or text, and such columns in memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.rows.shards import Indices
-from feedline._src.sources.formats import extras
-from feedline._src.sources.formats.arrow_columns import Bytes, names_of, rows_of
 from feedline._src.sources.formats.grouped_file import Group
-from feedline._src.sources.formats.open_options import OpenOptions
 
 Array = npt.NDArray[Any]
 
@@ -119,53 +116,3 @@ class Columns(NamedTuple):
             for name, column in self.by_name.items()
         }
         return [dict(zip(taken, row, strict=True)) for row in zip(*taken.values(), strict=True)]
-
-
-def is_bytes(kind: Any) -> bool:
-    """Whether values of a `pyarrow.DataType` are bytes or text of any length, and lie one after the other.
-
-    Views (`binary_view`) are refused: pyarrow follows damaged ones out of the file, and so ends the process.
-    """
-    types = extras.require("pyarrow", "arrow").types
-    return any(
-        check(kind)
-        for check in (
-            types.is_binary, types.is_large_binary, types.is_string, types.is_large_string,
-        )
-    )  # fmt: skip
-
-
-def names_with_bytes(schema: Any, options: OpenOptions, path: object) -> list[str]:
-    """The chosen columns of a table; empty if none of them holds bytes. ValueError: there is no such column."""
-    names = options.chosen(names_of(schema, path), str(path))
-    return names if any(is_bytes(schema.field(name).type) for name in names) else []
-
-
-def column_of(array: Any, label: str, bytes_of: Bytes | None = None) -> Group | ByteColumn:
-    """A `pyarrow.Array` of bytes, text or numbers. Arguments and errors as of `rows_of`.
-
-    Raises:
-      ValueError: a buffer is smaller than its rows.
-    """
-    pyarrow = extras.require("pyarrow", "arrow")
-    kind = array.type
-    if not is_bytes(kind):
-        return rows_of(array, label, bytes_of)
-    validity, ends, data = array.buffers()
-    wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
-    memory = _memory(ends, bytes_of).view(np.int64 if wide else np.int32)
-    memory = memory[array.offset : array.offset + len(array) + 1]
-    if len(array) and len(memory) != len(array) + 1:
-        raise ValueError(
-            f"{label}: its metadata promises {len(array)} values; the file is damaged, write it again"
-        )
-    null = None
-    if validity is not None and array.null_count:
-        null = np.asarray(array.is_null())
-    return ByteColumn(memory, _memory(data, bytes_of), null)
-
-
-def _memory(buffer: Any, bytes_of: Bytes | None) -> Array:
-    if buffer is None or buffer.size == 0:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(buffer, np.uint8) if bytes_of is None else bytes_of(buffer)

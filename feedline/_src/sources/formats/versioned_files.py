@@ -18,7 +18,7 @@ from feedline._src.stores.whole_files import WholeFiles
 
 T = TypeVar("T")
 Versions = Sequence[FileVersion | Version | None]
-_WHOLE = (".h5", ".hdf5")
+_WHOLE = (".arrow", ".feather", ".h5", ".hdf5")
 """Formats whose libraries read local files: objects are fetched whole into the cache."""
 
 
