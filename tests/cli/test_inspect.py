@@ -14,7 +14,6 @@ import programs
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import feedline
 from feedline._src.tools.main import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,18 +81,8 @@ def test_the_keys_are_those_of_the_page(here, capsys):
 
 def test_figures_by_hand(here, capsys):
     """A row is 24 + 8 bytes, and 24 + 4 as it is placed; 16 rows on 4 × 2 devices of 2 processes."""
-    code, told = as_json(
-        capsys,
-        "rows.npz",
-        "--mesh",
-        "data=4,model=2",
-        "--spec",
-        "data,model",
-        "--processes",
-        "2",
-        "--batch-size",
-        "16",
-    )
+    options = "--mesh data=4,model=2 --spec data,model --processes 2 --batch-size 16"
+    code, told = as_json(capsys, "rows.npz", *options.split())
     assert (code, told["fits"], told["problems"]) == (0, True, [])
     assert (told["rows"], told["row_bytes"], told["mesh"]) == (100, 32, {"data": 4, "model": 2})
     assert told["batch"] == [
@@ -101,38 +90,22 @@ def test_figures_by_hand(here, capsys):
         {"leaf": "y", "dtype": "int32", "shape": [16], "spec": "P('data')"},
     ]
     assert told["first_rows"][1] == {"x": "6 to 11", "y": "1"}
-    assert told["memory"] == {
-        "host_bytes": 3 * 8 * 28,
-        "host_bytes_on_cpu_devices": 7 * 8 * 28,
-        "host_bytes_as_read": 3 * 8 * 8,
-        "shared_bytes": 0,
-        "device_bytes": 4 * 4 * 16,
-    }
+    assert list(told["memory"].values()) == [3 * 8 * 28, 7 * 8 * 28, 3 * 8 * 8, 0, 4 * 4 * 16]
     assert told["epoch"] == {"batch_size": 16, "steps": 6, "left_out": 4, "padded_steps": 7, "padding": 12}
     assert (told["multiple_of"], told["next_sizes"]) == (4, [12, 20])
     assert told["sizes_that_leave_out_none"] == [4, 20]
+    (x, y), (other, _) = ([*each["leaves"].values()] for each in told["reads"])
+    assert (x, y) == ({"rows": [[0, 8]], "columns": [[[0, 6]]]}, {"rows": [[0, 8]], "columns": []})
+    assert other["rows"] == [[8, 16]]
 
 
 def test_rows_and_columns_of_each_device_are_those_of_jax(here, capsys):
-    axes = {"data": 4, "model": 2}
-    _, told = as_json(
-        capsys,
-        "rows.npz",
-        "--mesh",
-        "data=4,model=2",
-        "--spec",
-        "data,model",
-        "--processes",
-        "4",
-        "--batch-size",
-        "16",
-    )
-    mesh = Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
-    shardings = {"x": PartitionSpec("data", "model"), "y": PartitionSpec("data")}
-    for name, shape in {"x": (16, 6), "y": (16,)}.items():
+    options = "--mesh data=4,model=2 --spec data,model --processes 4 --batch-size 16"
+    _, told = as_json(capsys, "rows.npz", *options.split())
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    for name, shape, spec in (("x", (16, 6), PartitionSpec("data", "model")), ("y", (16,), PartitionSpec("data"))):
         grid = np.arange(math.prod(shape)).reshape(shape)
-        held = NamedSharding(mesh, shardings[name]).devices_indices_map(shape)
-        for device, index in held.items():
+        for device, index in NamedSharding(mesh, spec).devices_indices_map(shape).items():
             each = told["devices"][device.id]
             assert (each["device"], each["process"]) == (device.id, device.id // 2)
             ranges = [each["leaves"][name]["rows"], *each["leaves"][name]["columns"]]
@@ -159,17 +132,8 @@ def test_real_processes_read_the_rows_that_are_described(here, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [8, 64])
 def test_a_mesh_that_this_machine_does_not_have(processes, here):
-    options = [
-        "--mesh",
-        "data=32,model=2",
-        "--processes",
-        str(processes),
-        "--batch-size",
-        "1024",
-        "--remainder",
-        "pad",
-    ]
-    command = [sys.executable, "-W", "error", "-m", "feedline", "inspect", "rows.npz", *options]
+    options = f"--mesh data=32,model=2 --processes {processes} --batch-size 1024 --remainder pad"
+    command = [sys.executable, "-W", "error", "-m", "feedline", "inspect", "rows.npz", *options.split()]
     done = programs.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=here)
     lines = done.stdout.splitlines()
     assert f"Mesh data=32, model=2: 64 devices in {processes} processes, {64 // processes} in each." in lines
@@ -194,6 +158,7 @@ rows = {"x": np.zeros((100, 4))}
 lanes = feedline.Lanes(lambda lane, count: grain.MapDataset.range(lane, 90, count).to_iter_dataset(), 4)
 
 def make_feed(mesh):
+    feedline.Feed({"y": np.zeros(50)}, 8, NamedSharding(mesh, PartitionSpec())).close()  # another one
     return feedline.Feed(rows, 16, NamedSharding(mesh, PartitionSpec("data")), remainder="pad")
 
 def other_axis(mesh):
@@ -215,8 +180,9 @@ def feeds(here, monkeypatch):
 
 
 def test_a_feed_of_ones_own(feeds, capsys):
-    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=4", "--prefetch", "5")
+    code, told = as_json(capsys, f"{feeds}:make_feed", "--mesh", "data=4", "--prefetch", "5", "--buffer", "7")
     assert (code, told["batch_size"], told["remainder"], told["prefetch"]) == (0, 16, "pad", 5)
+    assert (told["ahead"], told["rows"]) == (7, 100)
     assert [leaf["leaf"] for leaf in told["batch"]] == ["valid", "x"]
     _, on_all = as_json(capsys, f"{feeds}:make_feed")
     assert on_all["mesh"] == {"data": len(jax.devices()), "model": 1}
@@ -277,46 +243,23 @@ def test_the_page_has_output():
     ("arguments", "told"),
     [
         ("missing.npy", "there is no file missing.npy; check the path"),
-        ("missing*.npy", "no file matches missing*.npy; check the folder and the pattern"),
         ("empty.npy", "a source must have at least one row, got arrays of length 0 in empty.npy"),
-        (
-            "rows.npz --mesh data",
-            "--mesh takes axis names and sizes with commas between, as data=4,model=2, got 'data'",
-        ),
-        ("rows.npz --mesh data=0", "the size of axis data in --mesh must be at least 1, got 0"),
-        (
-            "rows.npz --mesh data=4 --spec model",
-            "--spec takes axes of the mesh, which has data, got 'model' in 'model'",
-        ),
-        (
-            "feeds_for_inspect:rows --mesh data=4,model=4",
-            "--cpu-devices must be set before jax is imported",
-        ),  # in this process
-        (
-            "rows.npz --mesh data=4 --processes 3",
-            "processes must divide the 4 devices of the mesh into equal parts",
-        ),
-        ("rows.npz --processes 3", "processes must divide the 8 devices of the mesh into equal parts"),
+        ("rows.npz --mesh data", "--mesh takes axis names and sizes with commas between"),
+        ("rows.npz --mesh data=4 --spec model", "--spec takes axes of the mesh, which has data, got 'model'"),
+        ("rows.npz --mesh data=4 --processes 3", "processes must divide the 4 devices of the mesh into equal"),
         ("rows.npz --mesh data=4 --batch-size 0", "batch_size must be at least 1, got 0"),
-        ("rows.npz --mesh data=4 --prefetch -1", "prefetch must be at least 0, got -1"),
         ("rows.npz --mesh data=4 --buffer 0", "Reading.buffer must be at least 1, got 0"),
-        (
-            "rows.npz --mesh data=2,model=4 --spec data,model",
-            "batch['x']: the size of axis 1 must be a multiple of the 4",
-        ),
+        ("rows.npz --mesh data=2,model=4 --spec data,model", "batch['x']: the size of axis 1 must be a multiple"),
+        ("rows.npz --columns z", "z"),
+        ("rows.npz --dtype int8", "dtype is for"),
+        ("feeds_for_inspect:rows --columns x", "--columns is for a path"),
+        ("feeds_for_inspect:rows --mesh data=16", "--cpu-devices must be set before jax is imported"),
+        ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
         (
             "nothing:here",
-            "SOURCE is a path, a glob or module:name, and loading nothing:here failed with ModuleNotFound",
+            "SOURCE is a path, a glob or module:name, and loading nothing:here failed with Modul",
         ),
-        ("feeds_for_inspect:nothing", "loading feeds_for_inspect:nothing failed with AttributeError"),
-        ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
-        ("rows.npz --columns z", "z"),
-        ("rows.npz --window 8 --columns x --dtype int8", "dtype is for"),
-        ("feeds_for_inspect:rows --columns x", "--columns is for a path"),
-        (
-            "feeds_for_inspect:make_feed --spec data",
-            "feeds_for_inspect:make_feed shards the batch itself. Leave --spec",
-        ),
+        ("feeds_for_inspect:make_feed --spec data", "feeds_for_inspect:make_feed shards the batch itself. Leave"),
         ("feeds_for_inspect:none", "feeds_for_inspect:none must build a feedline.Feed and return it, got None"),
         ("feeds_for_inspect:other_axis", "fsdp"),
         ("feeds_for_inspect:other_order", "order must be a feedline.Order or None, got 7"),
@@ -333,23 +276,14 @@ def test_what_is_wrong(arguments, told, feeds, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (
-            "rows.npz --mesh data=4 --batch-size 102",
-            "multiple of the 4 shards of the batch axis, got 102; 100 or 104",
-        ),
-        (
-            "rows.npz --mesh data=4 --batch-size 200",
-            "100 rows cannot fill one of 200; use a batch size of at most 100",
-        ),
+        ("rows.npz --mesh data=4 --batch-size 102", "of the 4 shards of the batch axis, got 102; 100 or 104"),
         ("one.npy --mesh data=8", "1 row cannot fill one of 8; use fewer shards of the batch axis"),
-        ("one.npy --mesh data=1 --remainder pad", "it is one array without a name. Name the arrays"),
     ],
 )
 def test_what_a_feed_refuses_is_said_first(arguments, told, here, capsys):
     assert main(["inspect", *arguments.split()]) == 1
     printed = capsys.readouterr().out
-    first = printed.partition(".npy:")[0].partition(".npz:")[0]
-    assert told in " ".join(first.split())
+    assert told in " ".join(printed.partition(".np")[0].split())
     assert "Epochs and batch sizes" in printed
 
 
@@ -362,11 +296,3 @@ def test_rows_that_cannot_be_read(here, capsys):
     )
     assert main(["inspect", "broken_rows:rows", "--mesh", "data=1"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_one_row_is_enough(here, capsys):
-    code, told = as_json(capsys, "one.npy", "--mesh", "data=1")
-    assert (code, told["rows"], told["batch_size"]) == (0, 1, 1)
-    assert len(told["first_rows"]) == 1
-    with feedline.Feed("one.npy", 1, jax.devices()[0], epochs=1) as feed:
-        assert len(feed) == told["epoch"]["steps"] == 1

@@ -17,12 +17,21 @@ _PACKAGES = ("jax", "jaxlib", "grain", "numpy")
 
 
 def processes_of(sharding: Any) -> set[int]:
-    """The processes that own a device of a sharding, or of a tree of them."""
-    return {
-        device.process_index
-        for leaf in jax.tree.leaves(sharding)
-        for device in getattr(leaf, "device_set", ())  # what is no sharding is refused elsewhere
-    }
+    """The processes that own a device of a sharding, or of a tree of them.
+
+    Raises:
+      ValueError: the mesh of a sharding has no devices.
+    """
+    # what is no sharding is refused elsewhere
+    shardings = [leaf for leaf in jax.tree.leaves(sharding) if isinstance(leaf, jax.sharding.Sharding)]
+    for leaf in shardings:
+        if isinstance(getattr(leaf, "mesh", None), jax.sharding.AbstractMesh):
+            raise ValueError(
+                f"a feed places batches on devices, and the mesh of {leaf} is abstract; build it over a "
+                "jax.sharding.Mesh, or let feedline.FeedOptions.plan say what a feed would do"
+            )
+    devices: set[Any] = set().union(*(leaf.device_set for leaf in shardings))
+    return {device.process_index for device in devices}
 
 
 def described(
