@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import sysconfig
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -89,17 +90,31 @@ def test_what_a_stack_shows():
             seen.append(activity(frame))
 
     array = jax.numpy.float32(3)
+    batches = feedline.prefetch_to_mesh([{"x": X}], jax.devices()[0], prefetch=0)
     sys.setprofile(note)
     float(array)
     jax.device_put(
         X,
     )
-    next(iter(feedline.prefetch_to_mesh([{"x": X}], jax.devices()[0], prefetch=0)))
+    next(batches)
     sys.setprofile(None)
     kinds = {kind: text for kind, line, text in seen if kind}
     assert kinds[FETCH] == "float(array)"
     assert kinds[PLACE] == "jax.device_put(…"
-    assert kinds[INPUT].startswith("next(iter(")
+    assert kinds[INPUT] == "next(batches)"
+
+
+def test_the_line_of_a_packaged_program_is_its_own():
+    """On a stack without a file of the user's: the program, the loader and jax are all installed packages."""
+    seen = []
+    scope = {"note": lambda frame: seen.append(activity(frame)), "sys": sys}
+    loader = "class Batches:\n  def __next__(self): note(sys._getframe())"
+    exec(compile(loader, "/x/site-packages/loader/batches.py", "exec"), scope)
+    exec(compile("def main(): Batches().__next__()", "/x/site-packages/mine/train.py", "exec"), scope)
+    thread = threading.Thread(target=scope["main"])
+    thread.start()
+    thread.join()
+    assert [(each.kind, each.line) for each in seen] == [(INPUT, "/x/site-packages/mine/train.py:1")]
 
 
 def test_a_profile_of_steps_leaves_that_of_the_user_alone():

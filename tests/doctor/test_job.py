@@ -81,8 +81,8 @@ state, large = jax.device_put(state, one), np.ones(32 << 20, np.uint8)
 feed = feedline.Feed({"x": rows}, 64, one, transform=slow, prefetch=0)
 for i, batch in zip(range(30), feed):  # LINE: next
     state, loss = step(state, batch)
-    jnp.array(large)  # LINE: place
     float(loss)  # LINE: float
+    jnp.array(large)  # LINE: place
 """
 OTHERS = """
 step = jax.jit(lambda state, batch, metadata: state * batch["x"].mean())
@@ -186,7 +186,7 @@ def test_a_program_that_was_compiled_ahead_is_observed(tmp_path):
 
 def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     usual = """
-    import copy, inspect, pickle, cloudpickle
+    import copy, inspect, pickle, cloudpickle, jax.export
     class Model:
         @jax.jit
         def twice(x): return 2 * x
@@ -216,6 +216,9 @@ def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     assert power.trace(jnp.float32(3), n=2).lower().compile()(jnp.float32(3)) == 9
     assert power.eval_shape(jnp.float32(3)).shape == jax.eval_shape(lambda x: power(x, n=2), 1.0).shape == ()
     assert jax.jit(power)(3.0) == 9 and jax.make_jaxpr(power)(3.0).eqns
+    from jax.experimental.serialize_executable import deserialize_and_load, serialize
+    again = deserialize_and_load(*serialize(jax.jit(lambda x: x + 1).lower(state).compile()))
+    assert jax.export.export(power)(jnp.float32(3)).call(jnp.float32(3)) == 9 and float(again(state)[0, 0]) == 2
     for made in (copy.copy(power), copy.deepcopy(power), pickle.loads(cloudpickle.dumps(power))):
         assert made(jnp.float32(3), n=2) == 9 and type(made) is type(plain)
     assert copy.deepcopy({"step": Model.twice})["step"](1) == 2

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from rich.console import Console
-from rich.text import Text
+if TYPE_CHECKING:  # a job that is observed loads no rich
+    from rich.console import Console
+    from rich.text import Text
 
 Severity = Literal["error", "warning", "note", "unknown", "ok"]
 _ORDER: tuple[Severity, ...] = get_args(Severity)  # the worst first
@@ -101,6 +102,8 @@ def show(checks: Sequence[Check], seconds: float, console: Console) -> None:
 
 
 def _lines(checks: Sequence[Check], seconds: float, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
     for check in _sorted(checks):
         if check.severity in _COLOURS:
             yield _block(check.severity, f"{check.name}: {check.finding}", width, _COLOURS[check.severity])
@@ -122,6 +125,8 @@ def _lines(checks: Sequence[Check], seconds: float, width: int) -> Iterator[Text
 
 def _block(label: str, text: str, width: int, style: str, indent: str = _INDENT) -> Text:
     """A label in the margin and a paragraph beside it."""
+    from rich.text import Text
+
     wrapper = textwrap.TextWrapper(
         width, _INDENT, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

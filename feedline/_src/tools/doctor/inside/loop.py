@@ -104,7 +104,7 @@ class Sampler:
                 if self._samples % _THREADS_EVERY == 0:
                     self._look_at_threads()
             self._samples, self._ended, self._ran = self._samples + 1, now, ran
-            if self._samples % _WRITE_EVERY == 0:
+            if self._samples % _WRITE_EVERY == _THREADS_EVERY:
                 self._record.write()
 
     def _look_at_threads(self) -> None:

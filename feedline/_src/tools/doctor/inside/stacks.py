@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 _FEEDLINE = str(Path(__file__).parents[4]) + os.sep
-_INSIDE = str(Path(__file__).parent) + os.sep
+_DOCTOR = str(Path(__file__).parents[1]) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES = tuple(
     folder + os.sep for folder in (*map(sysconfig.get_path, ("purelib", "scripts")), *site.getsitepackages())
@@ -54,7 +54,10 @@ class Activity(NamedTuple):
 
 def activity(frame: FrameType | None) -> Activity:
     """What the thread with this innermost frame is doing. The call nearest to the user's code decides."""
-    user = user_frame(frame)
+    iterator = _library_iterator(frame)
+    if iterator is not None:  # it may run code of the user's: a transform, a decoder
+        frame = iterator
+    user = user_frame(iterator.f_back if iterator is not None else frame)
     if user is None:
         return Activity("", "unknown", "")
     kind, text = "", _expression(user.f_code, user.f_lasti)
@@ -63,10 +66,17 @@ def activity(frame: FrameType | None) -> Activity:
     while frame is not None and frame is not user:
         kind = _kind(frame, kind)
         frame = frame.f_back
-    iterator = _library_iterator(user)
-    if iterator is not None:  # user code that an iterator calls: a transform, a decoder
-        return activity(iterator)
     return Activity(kind, shown(user.f_code.co_filename, user.f_lineno), text)
+
+
+def _library_iterator(frame: FrameType | None) -> FrameType | None:
+    """The outermost `__next__` of a library on this stack."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_name == "__next__" and not is_users(frame.f_code.co_filename):
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 def moves_data(frame: FrameType) -> bool:
@@ -81,18 +91,9 @@ def _kind(frame: FrameType, within: str) -> str:
         return INPUT
     if within == COMPILE or file.endswith(_COMPILING):
         return COMPILE
-    if file.startswith(_INSIDE):
+    if file.startswith(_DOCTOR):
         return within or CALL
     return _OF_JAX[name] if moves_data(frame) else within
-
-
-def _library_iterator(frame: FrameType | None) -> FrameType | None:
-    """The frame of a library's `__next__` among the callers of this frame."""
-    while frame is not None:
-        if frame.f_code.co_name == "__next__" and not is_users(frame.f_code.co_filename):
-            return frame
-        frame = frame.f_back
-    return None
 
 
 @functools.lru_cache(1024)
@@ -135,7 +136,7 @@ def is_users(file: str) -> bool:
 def _is_machinery(file: str) -> bool:
     """Whether a file is of jax, NumPy, the standard library, or the doctor's own."""
     standard = file.startswith((_STANDARD, "<frozen")) and not _is_packaged(file)
-    return standard or file.startswith(_INSIDE) or any(map(file.__contains__, _JAX))
+    return standard or file.startswith(_DOCTOR) or any(map(file.__contains__, _JAX))
 
 
 def _is_packaged(file: str) -> bool:

@@ -18,17 +18,23 @@ def start(folder: str) -> None:
     Args:
       folder: where the record of this process is written.
     """
-    sys.meta_path.insert(0, _AfterImport("jax", lambda: _observe(Path(folder))))
+    if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
+        _observe(Path(folder))
+    else:
+        sys.meta_path.insert(0, _AfterImport("jax", lambda: _observe(Path(folder))))
 
 
 def _observe(folder: Path) -> None:
     """Wrap jax's functions. Runs right after `import jax`, before any device is used."""
-    from feedline._src.tools.doctor.inside import watched
-    from feedline._src.tools.doctor.inside.record import Record
+    try:
+        from feedline._src.tools.doctor.inside import watched
+        from feedline._src.tools.doctor.inside.record import Record
 
-    record = Record(folder)
-    watched.install(record)
-    atexit.register(record.write)
+        record = Record(folder)
+        watched.install(record)
+        atexit.register(record.write)
+    except Exception as error:  # noqa: BLE001  the reason is reported, and the job imports jax all the same
+        (folder / "not_observed.txt").write_text(f"the doctor failed: {type(error).__name__}: {error}")
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
