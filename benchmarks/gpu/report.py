@@ -1,15 +1,15 @@
-"""Judges the results of gpu.py, and prints them."""
+"""Judges the parts that gpu.py measured, and prints them: {name: what its file holds}."""
 
 from gpu.steps import AHEAD
 
 
-def verdicts(result):
+def verdicts(parts):
     """[{"claim", "least" or "most", "found": the worst figure, "holds"}].
 
     `found` is None if nothing was measured, and `holds` is None without it, and on CPUs, where nothing is judged.
     """
     transfer, overlap, utilisation, trained, watched = (
-        result["sections"].get(name, {"results": []})["results"]
+        parts.get(name, {"results": []})["results"]
         for name in ("transfer", "overlap", "utilisation", "modes", "memory")
     )
     sent = [each for each in transfer if each["leaves"] == 1 and each["mb"] >= 15.9]
@@ -25,7 +25,7 @@ def verdicts(result):
         ]
     in_bfloat16 = [e["of_matmul"] for e in trained if e.get("compute") == "bfloat16"]
     least.append(("MLP step ÷ bf16 matmul rate", 0.6, in_bfloat16))
-    judged = result["machine"]["platform"] == "gpu"
+    judged = any((found["machine"] or {}).get("platform") == "gpu" for found in parts.values())
     found = [
         {
             "claim": claim,
@@ -40,16 +40,15 @@ def verdicts(result):
     return [*found, {"claim": "kinds of memory that grow", "most": 0, "found": grown, "holds": holds}]
 
 
-def report(result, names):
-    """Print the parts with these names, and all verdicts."""
-    machine = result["machine"]
-    print(
-        f"{machine['devices']} × {machine['device_kind']}, jax {machine['jax']}, {machine['processor']}, "
-        f"{machine['cores']} cores"
-    )
-    for name in names:
-        found = result["sections"][name]
-        print(f"\n{name}: {len(found['results'])} cases; the last run took {found['wall_s']:.0f} s")
+def report(parts):
+    """Print the parts, and all verdicts."""
+    for name, found in parts.items():
+        machine = found["machine"] or dict.fromkeys(("devices", "device_kind", "jax", "processor"), "unknown")
+        print(
+            f"\n{name}: {len(found['results'])} cases in {found['wall_s']:.0f} s, on {machine['devices']} × ",
+            end="",
+        )
+        print(f"{machine['device_kind']}, jax {machine['jax']}, {machine['processor']}")
         if name == "modes" and machine["devices"] == 1:
             print(
                 "  there is one device: jit_multi and pmap run on it, too, and differ from jit_single by overhead"
@@ -61,7 +60,7 @@ def report(result, names):
             for case, why in found[state].items():
                 print(f"  {case:<30} {state.upper()}: {why}")
     print()
-    for each in result["verdicts"]:
+    for each in verdicts(parts):
         word = {True: "holds", False: "REFUTED", None: "not judged"}[each["holds"]]
         found = "–" if each["found"] is None else f"{each['found']:.3g}"
         bound = f"at least {each['least']}" if "least" in each else f"at most {each['most']}"
@@ -92,10 +91,8 @@ def _lines(each):
         return [_practice(each)]
     if "growths" in each:
         return [*each["report"].splitlines(), f"{len(each['growths'])} kinds of memory grow"]
-    entrants, size = (each["bytes_per_s"], 1) if "bytes_per_s" in each else (each["entrants"], each["row_bytes"])
-    return [
-        ", ".join(f"{x} {of['median'] * size / 1e9:.2f} GB/s ({of['of_limit']:.2f})" for x, of in entrants.items())
-    ]
+    ways = each["bytes_per_s"].items()
+    return [", ".join(f"{way} {of['median'] / 1e9:.2f} GB/s ({of['of_limit']:.2f})" for way, of in ways)]
 
 
 def _mode(found):

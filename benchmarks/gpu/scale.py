@@ -24,8 +24,6 @@ class Scale:
     width: int = 4096
     dtype: str = "bfloat16"
     data_bytes: int = 2 << 30
-    feed_rows: tuple[int, ...] = (256, 3072, 12288, 153600)
-    feed_mb: float = 16
     training: Workload = PRESETS["reference"]
     training_rounds: int = 3
     training_seconds: float = 1.0
@@ -44,8 +42,6 @@ QUICK = Scale(
     width=256,
     dtype="float32",
     data_bytes=32 << 20,
-    feed_rows=(256, 12288),
-    feed_mb=2,
     training=PRESETS["small"],
     training_rounds=1,
     training_seconds=0.05,

@@ -1,7 +1,6 @@
 """How fast are batches transferred to the devices, compared with copies from pinned memory, the limit?"""
 
 import functools
-import mmap
 import time
 from collections import deque
 
@@ -29,11 +28,6 @@ def transfer_cases(scale):
     }
 
 
-def registered_cases(scale):
-    """Memory registered with the devices. The last section, because the call is private to JAX."""
-    return {f"{mb:g} MB": functools.partial(_registered, mb, scale) for mb in scale.sizes_mb}
-
-
 def _transfer(mb, leaves, count, scale):
     spec = _spec(mb, leaves, count)
     staging = Staging([(leaf.shape, np.dtype(np.uint8)) for leaf in spec], _GROUP)
@@ -47,21 +41,6 @@ def _transfer(mb, leaves, count, scale):
     return _beside_pinned(
         spec, {"pageable": lambda: [np.full(leaf.shape, 1, np.uint8) for leaf in spec], "staged": staged}, scale
     )
-
-
-def _registered(mb, scale):
-    client, spec = jax.devices()[0].client, _spec(mb, 1, len(jax.devices()))
-    size = spec[0].shape[0] * spec[0].shape[1]
-    memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-    memory[...] = 1
-    try:
-        client.dma_map(memory.ctypes.data, size)
-    except (AttributeError, TypeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        return {"mb": mb, "unavailable": f"{type(error).__name__}: {error}"}
-    try:
-        return _beside_pinned(spec, {"registered": lambda: [memory.reshape(spec[0].shape)]}, scale)
-    finally:
-        client.dma_unmap(memory.ctypes.data)
 
 
 def _beside_pinned(spec, hosts, scale):

@@ -1,8 +1,9 @@
 """The GPU benchmark: all parts run with small sizes on CPU devices, and the trace of a GPU is read correctly."""
 
 import dataclasses
-import importlib
 import json
+import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,16 +11,14 @@ from types import SimpleNamespace
 
 import programs
 import pytest
-from gpu import traced
+from gpu import gpu, traced
 
 from feedline._src.tools.bench.workload import Workload
 
 TINY = Workload(depth=3, width=32, inputs=16, outputs=4, rows=64)
-CASES = """
+FAILING = """
 import os, subprocess, sys, time
-
-def good(scale):
-    return {"good": lambda: {"rate": 1.0}, "bad": lambda: 1 // 0}
+from gpu import gpu
 
 def crash(scale):
     return {"good": lambda: {"rate": 2.0}, "bad": lambda: os._exit(7), "later": lambda: {"rate": 3.0}}
@@ -27,69 +26,113 @@ def crash(scale):
 def hang(scale):
     def forever():
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-        open(scale, "w").write(str(child.pid))
+        print("child", child.pid, flush=True)
         time.sleep(100)
     return {"bad": forever}
 
 def refuses(scale):
     raise ValueError("no cases here")
+
+def good(scale):
+    return {"good": lambda: {"unavailable": "here"}, "bad": lambda: 1 // 0}
+
+gpu.PARTS = {"crash": (crash, 1.0), "hang": (hang, 1.0), "refuses": (refuses, 1.0), "good": (good, 1.0)}
+gpu._GRACE_S, gpu.__file__ = 20, __file__
+if __name__ == "__main__":
+    raise SystemExit(gpu.main())
 """
-PARTS = ("transfer", "overlap", "utilisation", "feed", "registered", "pinned", "memory")
+"""gpu.py with parts that fail."""
+PARTS = ("transfer", "overlap", "utilisation", "pinned", "memory")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def run(out, *options):
-    command = [sys.executable, BENCHMARKS / "gpu" / "gpu.py", "--out", out, "--cpu-devices", "2", *options]
-    return programs.run(command, capture_output=True, text=True, timeout=400, check=False)
-
-
-@pytest.fixture(scope="module")
-def result(tmp_path_factory):
-    out = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    chosen = ("MB", "prefetch", "× input, 0 ahead", "rows of 256 B", "1,000 steps")  # half of the longest parts
-    ran = run(out, "--part", *PARTS, "--case", *chosen)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "device 1 " in ran.stdout
-    return json.loads(out.read_text())
+def run(out, *options, script=BENCHMARKS / "gpu" / "gpu.py"):
+    """The finished process, and {part: what its file holds}."""
+    command = [sys.executable, script, "--out", out, "--cpu-devices", "2", *options]
+    path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = os.environ | {"PYTHONPATH": path}
+    ran = programs.run(command, env=environ, capture_output=True, text=True, timeout=400)
+    return ran, {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 
 @pytest.mark.slow
-def test_the_parts_without_child_processes_run_on_cpu_devices(result):
-    sections = result["sections"]
-    assert {name: len(found["results"]) for name, found in sections.items()} == {
-        "transfer": 2 * 2 * 2,
+def test_the_parts_run_on_cpu_devices(tmp_path):
+    chosen = ("4 MB", "prefetch", "× input, 0 ahead", "1,000 steps")  # half of the longest parts
+    ran, parts = run(tmp_path, "--part", *PARTS, "--case", *chosen)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "device 1 " in ran.stdout
+    assert ran.stdout.count("not judged") == 7  # on a CPU
+    assert {name: len(found["results"]) for name, found in parts.items()} == {
+        "transfer": 2 * 2,
         "overlap": 4 * 2,
         "utilisation": 3,
-        "feed": 1,
-        "registered": 2,
-        "pinned": 2,
+        "pinned": 1,
         "memory": 1,
     }
-    assert not any(found["errors"] or found["skipped"] for found in sections.values())
-    assert all(found["wall_s"] > 0 for found in sections.values())
-    for each in sections["transfer"]["results"]:
+    for found in parts.values():
+        assert not found["errors"]
+        assert not found["skipped"]
+        assert found["wall_s"] > 0
+        assert {"platform": "cpu", "devices": 2}.items() <= found["machine"].items()
+    for each in parts["transfer"]["results"]:
         assert set(each["bytes_per_s"]) == {"pageable", "staged", "pinned"}
         assert all(len(way["samples"]) == 2 and min(way["samples"]) > 0 for way in each["bytes_per_s"].values())
-    for each in sections["overlap"]["results"]:
+    for each in parts["overlap"]["results"]:
         assert each["transfers"] > 0  # the calls that place, on a CPU
         assert 0 <= each["hidden_s"] <= each["transfer_s"]
         assert each["compute_s"] > 0
-    for each in sections["utilisation"]["results"]:
+    for each in parts["utilisation"]["results"]:
         assert list(each["au"]) == ["0", "1", "2", "3"]
         assert all(au > 0 for au in each["au"].values())
         assert each["headroom"] > -1
-    assert all("not supported" in each["unavailable"] for each in sections["registered"]["results"])
-    for each in sections["pinned"]["results"]:
+    for each in parts["pinned"]["results"]:
         assert set(each["bytes_per_s"]) == {"dlpack", "pinned"}
-    (watched,) = sections["memory"]["results"]
+    (watched,) = parts["memory"]["results"]
     assert (watched["steps"], watched["step_ms"] > 0) == (1000, True)
     assert list(watched["held"]) == ["start", "warm", "end"]
     assert watched["held"]["start"]["live arrays"] < watched["held"]["end"]["live arrays"]
     assert watched["held"]["end"]["slabs"] > 0
     assert not any(each["what"].startswith(("arrays", "slabs")) for each in watched["growths"])
-    assert {"platform": "cpu", "devices": 2}.items() <= result["machine"].items()
-    assert len(result["verdicts"]) == 7
-    assert {each["holds"] for each in result["verdicts"]} == {None}  # nothing is judged on a CPU
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_end_the_others(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    ran, parts = run(tmp_path / "out", "--seconds", "200", "--part", "crash", "refuses", "good", script=script)
+    assert ran.returncode == 1
+    crash, refuses, good = (parts[name] for name in ("crash", "refuses", "good"))
+    assert [each["rate"] for each in crash["results"]] == [2.0]  # kept, although the process died after it
+    assert crash["errors"] == {"the part": "its process died with exit code 7"}
+    assert refuses["errors"] == {"the part": "its process died with exit code 1"}
+    assert "no cases here" in ran.stderr
+    assert [each["case"] for each in good["results"]] == ["good"]
+    assert good["errors"] == {"bad": "ZeroDivisionError: integer division or modulo by zero"}
+
+
+@pytest.mark.slow
+def test_a_part_that_hangs_is_ended_with_its_child_processes(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    ran, parts = run(tmp_path / "out", "--seconds", "20", "--part", "hang", script=script)
+    assert parts["hang"]["errors"] == {"the part": "it hung or was too slow, and was ended after 40 s"}
+    assert "in forever" in ran.stderr  # where it hung
+    child = re.search(r"child (\d+)", ran.stdout)[1]
+    status = Path("/proc", child, "stat")
+    until = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "the child process of the part is still there"
+        time.sleep(0.05)
+
+
+def test_cases_that_fail_or_do_not_fit_into_the_time_are_listed():
+    cases = {"bad": lambda: 1 // 0, "good": lambda: {"rate": 1.0}}
+    (bad, good) = gpu.section(cases, float("inf"))
+    assert bad == ("errors", "bad", "ZeroDivisionError: integer division or modulo by zero")
+    assert good[:2] == ("results", "good")
+    assert good[2]["rate"] == 1.0
+    late = ("skipped", "good", "0.0 s were left, and a case took up to 0.0 s")
+    assert list(gpu.section({"good": cases["good"]}, 0)) == [late]
 
 
 @pytest.fixture
@@ -101,9 +144,7 @@ def tiny():
 
 def results(cases, *names):
     """The figures of these cases."""
-    from gpu.apart import section
-
-    found = list(section({name: cases[name] for name in names}, float("inf")))
+    found = list(gpu.section({name: cases[name] for name in names}, float("inf")))
     assert [kind for kind, *_ in found] == ["results"] * len(names), found
     return [figures for *_, figures in found]
 
@@ -158,138 +199,6 @@ def test_the_part_practices(tiny):
     (found,) = results(cases, "bfloat16")
     assert len(found["ratios"]) == 2
     assert min(found["on"]["step_ms"], found["off"]["step_ms"], found["ratio"]) > 0
-
-
-@pytest.mark.slow
-def test_a_part_is_merged_into_the_file_and_the_parent_initialises_no_backend(result, tmp_path):
-    out = tmp_path / "gpu.json"
-    out.write_text(json.dumps(result))
-    program = (
-        "from gpu import gpu; code = gpu.main(); from jax._src import xla_bridge; "
-        "assert not xla_bridge.backends_are_initialized(); raise SystemExit(code)"
-    )
-    options = ["--out", out, "--cpu-devices", "2", "--part", "registered", "--case", "4 MB"]
-    command = [sys.executable, "-c", program, *options]
-    ran = programs.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=400, check=False)
-    assert ran.returncode == 0, ran.stderr
-    merged = json.loads(out.read_text())
-    again, before = merged["sections"].pop("registered"), result["sections"]["registered"]
-    assert merged["sections"] == {
-        name: found for name, found in result["sections"].items() if name != "registered"
-    }
-    assert [each["case"] for each in again["results"]] == ["1 MB", "4 MB"]
-    assert again["results"][0] == before["results"][0]  # was not chosen
-    assert again["results"][1]["wall_s"] != before["results"][1]["wall_s"]
-
-
-def test_a_part_that_is_measured_again_replaces_its_cases():
-    from gpu.saved import begun
-
-    old = {
-        "results": [{"case": "a 1"}, {"case": "a 2"}],
-        "errors": {"b 1": "x", "the part": "y"},
-        "skipped": {"c": "z"},
-    }
-    assert begun(old, []) == begun(None, ["a"]) == {"results": [], "errors": {}, "skipped": {}}
-    assert begun(old, ["1"]) == {"results": [{"case": "a 2"}], "errors": {}, "skipped": {"c": "z"}}
-
-
-def test_a_file_of_another_machine_or_of_other_sizes_is_refused(tmp_path):
-    from gpu import saved
-    from gpu.scale import QUICK, Scale
-
-    out = tmp_path / "gpu.json"
-    machine = {**dict.fromkeys(saved._SAME, "x"), "load": 0.5}
-    fresh = saved.opened(out, machine, QUICK)
-    assert fresh["sections"] == {}
-    saved.save(out, fresh)
-    assert saved.opened(out, {**machine, "load": 1.0}, QUICK) == fresh
-    for name in ("device_kind", "jax", "driver", "environment"):
-        with pytest.raises(saved.OtherResult, match=f"{name} was 'x' and is 'y'.* Give a new file for --out"):
-            saved.opened(out, {**machine, name: "y"}, QUICK)
-    with pytest.raises(saved.OtherResult, match="the size rounds was 2 and is 5"):
-        saved.opened(out, machine, Scale())
-    for other in ("{", "[]", '{"benchmark": "feed"}', '{"benchmark": "gpu", "options": {}}'):
-        out.write_text(other)
-        with pytest.raises(saved.OtherResult, match="is no result of this version of gpu"):
-            saved.opened(out, machine, QUICK)
-        assert out.read_text() == other
-
-
-@pytest.mark.slow
-def test_the_command_refuses_a_file_of_another_machine(result, tmp_path):
-    out = tmp_path / "gpu.json"
-    out.write_text(json.dumps({**result, "machine": {**result["machine"], "device_kind": "NVIDIA H200"}}))
-    before = out.read_text()
-    ran = run(out, "--part", "memory")
-    assert (ran.returncode, out.read_text()) == (2, before)
-    assert "device_kind was 'NVIDIA H200' and is 'cpu'" in ran.stderr
-
-
-def test_a_case_that_fails_is_recorded_and_the_others_run():
-    from gpu.apart import section
-
-    found = list(section({"bad": lambda: 1 // 0, "good": lambda: {"rate": 1.0}}, float("inf")))
-    assert found[0] == ("errors", "bad", "ZeroDivisionError: integer division or modulo by zero")
-    assert found[1][:2] == ("results", "good")
-    assert found[1][2]["rate"] == 1.0
-
-
-@pytest.fixture
-def failing(monkeypatch, tmp_path):
-    """A module with parts that fail, which their processes can import."""
-    (tmp_path / "failing_parts.py").write_text(CASES)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield importlib.import_module("failing_parts")
-    del sys.modules["failing_parts"]
-
-
-@pytest.mark.slow
-def test_a_part_that_fails_does_not_end_the_others(failing, monkeypatch, capfd):
-    from gpu import gpu
-
-    monkeypatch.setattr(gpu, "PARTS", {n: (getattr(failing, n), 1.0) for n in ("crash", "refuses", "good")})
-    saved = []
-    result = {"machine": {"platform": "cpu"}, "sections": {}}
-    gpu.measure(result, None, list(gpu.PARTS), [], 100, lambda result: saved.append(json.dumps(result)))
-    crash, refuses, good = (result["sections"][name] for name in gpu.PARTS)
-    assert [each["rate"] for each in crash["results"]] == [2.0]  # kept, although the process died after it
-    assert crash["errors"] == {"the part": "its process died with exit code 7"}
-    assert refuses["errors"] == {"the part": "ValueError: no cases here"}
-    assert [each["rate"] for each in good["results"]] == [1.0]
-    assert good["errors"] == {"bad": "ZeroDivisionError: integer division or modulo by zero"}
-    assert len(saved) == 2 + 1 + 2  # after each case
-    assert "no cases here" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_cases_that_do_not_fit_into_the_time_are_listed(failing, monkeypatch):
-    from gpu import gpu
-
-    monkeypatch.setattr(gpu, "PARTS", {"good": (failing.good, 1.0)})
-    result = {"machine": {"platform": "cpu"}, "sections": {}}
-    gpu.measure(result, None, ["good"], ["goo"], 0, lambda result: None)
-    found = result["sections"]["good"]
-    assert (found["results"], found["errors"]) == ([], {})
-    assert found["skipped"] == {"good": "0.0 s were left, and a case took up to 0.0 s"}
-
-
-@pytest.mark.slow
-def test_a_part_that_hangs_is_ended_with_its_child_processes(failing, monkeypatch, tmp_path, capfd):
-    from gpu import apart
-
-    monkeypatch.setattr(apart, "_GRACE_S", 8)
-    note = tmp_path / "pid"
-    (found,) = apart.part(failing.hang, str(note), [], time.monotonic() + 2)
-    assert found == ("errors", "the part", "it hung or was too slow, and was ended after 10 s")
-    status = Path("/proc", note.read_text(), "stat")
-    for _ in range(100):
-        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the child process of the part is still there")
-    assert "in forever" in capfd.readouterr().err  # where it hung
 
 
 def plane(name, lines):
@@ -354,11 +263,9 @@ def judged(platform, share, au, headroom, staged, of_matmul=0.61, growths=()):
         "modes": [{"mode": "pmap", "of_matmul": 0.1}, {"compute": "bfloat16", "of_matmul": of_matmul}],
         "memory": [{"growths": list(growths)}],
     }
-    result = {
-        "machine": {"platform": platform},
-        "sections": {name: {"results": found} for name, found in sections.items()},
-    }
-    return [each["holds"] for each in verdicts(result)]
+    machine = {"platform": platform}
+    parts = {name: {"machine": machine, "results": found} for name, found in sections.items()}
+    return [each["holds"] for each in verdicts(parts)]
 
 
 def test_verdicts():
@@ -373,4 +280,4 @@ def test_verdicts():
 def test_verdicts_of_parts_that_were_not_measured():
     from gpu.report import verdicts
 
-    assert {each["holds"] for each in verdicts({"machine": {"platform": "gpu"}, "sections": {}})} == {None}
+    assert {each["holds"] for each in verdicts({})} == {None}

@@ -53,7 +53,7 @@ def device_checks() -> Iterator[Check]:
     yield check_all_devices(one, together, len(local))
     yield unknown(
         "transfers under compute",
-        "needs a profiler's trace: python benchmarks/gpu/gpu.py --part overlap --out gpu.json",
+        "needs a profiler's trace: python benchmarks/gpu/gpu.py --part overlap --out gpu",
     )
 
 
