@@ -44,9 +44,9 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+
 import feedline
-from feedline._src.tools.bench.apart import in_a_process
-from feedline._src.tools.bench.machine import describe
+from feedline._src.tools.bench.machine import describe, in_a_process
 from gpu.memory import memory_cases
 from gpu.pinned import pinned_cases
 from gpu.report import report
