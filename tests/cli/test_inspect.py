@@ -25,7 +25,9 @@ feedline.cluster.initialize()
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
 shardings = {name: NamedSharding(mesh, PartitionSpec(name)) for name in mesh.axis_names}
 rows = {name: feedline.local_rows(sharding, 12).tolist() for name, sharding in shardings.items()}
-print(json.dumps([jax.process_index(), [device.id for device in jax.local_devices()], rows]))
+plans = {name: feedline.FeedOptions(np.zeros(24), 12, sharding).plan() for name, sharding in shardings.items()}
+planned = {name: {part.process: part.rows.tolist() for part in plan.parts} for name, plan in plans.items()}
+print(json.dumps([jax.process_index(), [device.id for device in jax.local_devices()], rows, planned]))
 """
 
 
@@ -119,14 +121,15 @@ def test_real_processes_read_the_rows_that_are_described(here, capsys):
     command = [sys.executable, "-m", "feedline", *launch, sys.executable, "program.py"]
     done = programs.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
     found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line[4:5] == "["]
-    assert sorted(process for process, _, _ in found) == [0, 1]
+    assert sorted(process for process, *_ in found) == [0, 1]
     for axis in ("data", "model"):
         options = ("--mesh", "data=2,model=2", "--spec", axis, "--processes", "2", "--batch-size", "12")
         _, told = as_json(capsys, "rows.npz", *options)
-        for process, devices, rows in found:
+        for process, devices, rows, planned in found:
             described = told["reads"][process]
             assert len(described["devices"]) == len(devices)
             assert [row for span in described["rows"] for row in range(*span)] == rows[axis]
+            assert planned[axis] == {str(other): each[axis] for other, _, each, _ in found}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ from feedline._src.plan.sizes import (
     stream_window,
     whole_sizes,
 )
-from feedline._src.rows.spec import Leaf, RowSpec
+from feedline._src.rows.spec import RowSpec
 
 Processes = Mapping[int, Collection[int]]
 """{process: the ids of its devices}."""
@@ -121,12 +122,14 @@ class Plan:
       >>> rows = {"x": np.zeros((1000, 3), np.float32)}
       >>> options = FeedOptions(rows, batch_size=64, sharding=NamedSharding(mesh, PartitionSpec("data")))
       >>> plan = options.plan(processes=4)
+      >>> plan
+      <Plan: 64 rows a batch, 4 processes, 576 bytes a process, 384 bytes a device, no problems>
       >>> plan.parts[1].rows[[0, -1]].tolist(), plan.parts[1].local_bytes
       ([16, 31], 192)
       >>> plan.epoch.steps, plan.epoch.left_out, plan.multiple_of
       (15, 40, 8)
-      >>> plan.memory.host_bytes, plan.memory.device_bytes  # 3 process-local batches, 4 shards
-      (576, 384)
+      >>> plan.memory.host_bytes == 3 * 192, plan.memory.device_bytes == 4 * 96  # by the formulas
+      (True, True)
     """
 
     rows: int | None
@@ -146,6 +149,13 @@ class Plan:
     length: int | None
     settings: Settings
     memory: Memory
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan: {self.batch_size:,} rows a batch, {self.processes:,} processes, "
+            f"{self.memory.host_bytes:,} bytes a process, {self.memory.device_bytes:,} bytes a device, "
+            f"{f'refused: {self.problems[0]}' if self.problems else 'no problems'}>"
+        )
 
     def next_sizes(self) -> list[int]:
         """The next smaller and the next larger batch size that fits the sharding and the lanes."""
@@ -251,7 +261,7 @@ def devices_by_process(sharding: Any, processes: int | None) -> dict[int, list[i
     found = {id_: process for leaf in jax.tree.leaves(sharding) for id_, process in device_owners(leaf).items()}
     ordered = sorted(found, key=lambda id_: (found[id_], id_))
     if processes is None:
-        return {process: [id_ for id_ in ordered if found[id_] == process] for process in sorted(found.values())}
+        return {process: list(group) for process, group in itertools.groupby(ordered, found.__getitem__)}
     return divided(ordered, processes)
 
 
@@ -318,7 +328,7 @@ class _Batches:
 
     def part(self, process: int, devices: Collection[int]) -> ProcessPart:
         """What a process with these devices reads and places."""
-        plans = self._plans(devices)
+        plans, row = self._plans(devices), self._source.spec.leaves
         of_rows = [plans[name] for name in self._of_rows]
         rows, bad_rows = union_of_rows(of_rows), self._asked.reading.bad_rows
         reads_columns, transformed = self._source.reads_columns, self._asked.transform is not None
@@ -328,8 +338,8 @@ class _Batches:
         placed = [
             (plan.local_shape, leaf.placed_dtype) for plan, leaf in zip(of_rows, self._out.leaves, strict=True)
         ]
-        shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in self._row]
-        read = [(shape, leaf.dtype) for shape, leaf in zip(shapes, self._row, strict=True)]
+        shapes = [shape for shape, _ in placed] if by_leaf else [(len(rows), *leaf.shape) for leaf in row]
+        read = [(shape, leaf.dtype) for shape, leaf in zip(shapes, row, strict=True)]
         # without a transform, a leaf that needs no change is read into the memory from which it is placed
         before = read if transformed else [form for form, after in zip(read, placed, strict=True) if form != after]
         own = [(plan.local_shape, self.leaves[name].dtype) for name, plan in plans.items()]
@@ -344,10 +354,6 @@ class _Batches:
             local_bytes=_bytes(own),
             read_bytes=_bytes(before),
         )
-
-    @property
-    def _row(self) -> tuple[Leaf, ...]:
-        return self._source.spec.leaves
 
 
 def _bytes(arrays: Iterable[tuple[tuple[int, ...], np.dtype[Any]]]) -> int:
