@@ -412,15 +412,13 @@ def reads_process(node):
 
 def test_the_environment_and_the_arguments_are_read_by_tools_and_cluster_only():
     found = files_with(reads_process)
-    by_hand = {"tools/train/make_digits.py"}  # a script that made the packaged data; nothing imports it
-    by_hand |= {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
+    by_hand = {"native/library.py"}  # FEEDLINE_PURE_PYTHON: whether there is a library, not what it does
     by_hand |= {
         "stores/options.py",
         "sources/encoded/shard_index.py",
     }  # FEEDLINE_CACHE: where an index lies, not what it holds
     assert found
     assert {path for path in found - by_hand if path.partition("/")[0] not in ("tools", "cluster")} == set()
-    assert not any("make_digits" in module for tree in CORE.values() for module in imports(tree))
 
 
 def of_another_package(module):

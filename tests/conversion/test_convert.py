@@ -315,10 +315,13 @@ def test_a_corrected_row_is_noticed(finished):
     folder = "out" if finished else "out.partial"
     corrected = np.where(np.arange(400) == 150, -1, np.arange(400))  # not one of the sampled rows
     np.save("rows.npy", corrected)
-    message = f"rows 100 to 199 of the source differ .*rows-00001.*; delete this file, or {folder} to convert"
+    remedy = folder if finished else f"this file, or to convert all rows again {folder}"
+    message = f"rows 100 to 199 of the source differ .*rows-00001.*; delete {remedy}, and run"
     with pytest.raises(ValueError, match=message):
         converted("rows.npy")
-    Path(folder, "rows-00001-of-00004.npy").unlink()
+    if finished:
+        Path("out").rename("out.partial")
+    Path("out.partial", "rows-00001-of-00004.npy").unlink()
     same(read(feedline.convert("rows.npy", "out", rows_per_shard=100), range(400)), corrected)
 
 
@@ -326,13 +329,27 @@ def test_rows_are_read_again_only_where_files_may_have_changed():
     np.save("rows.npy", np.arange(400))
     with pytest.raises(ZeroDivisionError):
         converted("rows.npy", map=stopped_after(2))
-    assert converted("rows.npy")[:2] == [["keep", 200], ["convert", 0]]
+    steps = converted("rows.npy")
+    assert steps[:2] == [["keep", 200], ["convert", 0]]
     before = files_of("out")
     assert converted("rows.npy") == [["keep", 400]]
     np.save("rows.npy", np.arange(400))  # the same rows in another file
-    assert converted("rows.npy") == [["keep", 0], *(["compare", rows] for rows in range(0, 500, 100))]
+    comparison = [["keep", 0], *(["compare", rows] for rows in range(0, 500, 100))]
+    assert converted("rows.npy") == comparison
+    Path("out").rename("out.partial")
+    assert converted("rows.npy") == comparison
     assert converted("rows.npy") == [["keep", 400]]  # the comparison was noted
     assert files_of("out") == before
+
+
+def test_a_finished_result_is_only_read():
+    converted(Counted())
+    before = Path("out", "conversion.jsonl").read_bytes()
+    others = []  # at the same time, as processes of a job do
+    source = Counted(before_read=lambda rows: others.append(converted(Counted())) if 250 in rows else None)
+    assert converted(source)[-1] == ["compare", 400]
+    assert [steps[-1] for steps in others] == [["compare", 400]]
+    assert Path("out", "conversion.jsonl").read_bytes() == before
 
 
 def test_rows_that_have_no_files_are_always_compared():
@@ -410,10 +427,13 @@ def test_what_a_killed_run_leaves(left):
     assert files_of("out") == files_of("at_once")
 
 
-def test_a_finished_result_is_completed_again():
+def test_a_file_that_is_missing_from_a_result():
     converted(Counted())
     before = files_of("out")
     Path("out", "rows-00003-of-00004.npy").unlink()
+    with pytest.raises(ValueError, match=r"rows-00003-of-00004.npy is missing; .* rename it to out.partial"):
+        converted(Counted())
+    Path("out").rename("out.partial")
     assert converted(Counted())[-1] == ["convert", 100]
     assert files_of("out") == before
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from feedline._src.tools.cli.options import use_cpu_devices
+
+if TYPE_CHECKING:
+    from feedline._src.tools.bench.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,17 +83,14 @@ class FeedBenchmark(_Benchmark):
         return {"results": found}
 
 
-@dataclasses.dataclass(frozen=True)
-class ModesBenchmark(_Benchmark):
-    """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation, what would fit.
-
-    Each mode runs in a process of its own, with one size of the batch and with twice that size. A mode that runs
-    out of memory is a row that says so.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TrainingBenchmark(_Benchmark):
+    """The options of benchmarks of the trainer.
 
     Attributes:
       preset: small: 6 hidden layers of 256 units, 1,024 rows a batch. reference: 90 hidden layers of 2,056
         units with 1,024 inputs, 6,912 rows a batch, for accelerators.
-      rounds: how often each mode is measured.
+      rounds: how often each case is measured.
       seconds: how long each measurement takes.
     """
 
@@ -98,13 +98,27 @@ class ModesBenchmark(_Benchmark):
     rounds: int = 1
     seconds: float = 0.5
 
+    def workload(self) -> Workload:
+        """The MLP of the preset, which is printed."""
+        from feedline._src.tools.bench.workload import PRESETS
+
+        _print(str(PRESETS[self.preset]))
+        return PRESETS[self.preset]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModesBenchmark(_TrainingBenchmark):
+    """Train an MLP in the modes jit_single, jit_multi and pmap: step time, memory, compilation, what would fit.
+
+    Each mode runs in a process of its own, with one size of the batch and with twice that size. A mode that runs
+    out of memory is a row that says so.
+    """
+
     def measured(self) -> dict[str, Any]:
         """{"workload", "modes": as of `feedline._src.tools.bench.modes`}."""
         from feedline._src.tools.bench import modes
-        from feedline._src.tools.bench.workload import PRESETS
 
-        workload = PRESETS[self.preset]
-        _print(str(workload))
+        workload = self.workload()
         found = modes.modes(workload, self.rounds, self.seconds, _print)
         for line in modes.remarks(found):
             _print(line)
@@ -112,31 +126,21 @@ class ModesBenchmark(_Benchmark):
 
 
 @dataclasses.dataclass(frozen=True)
-class PracticesBenchmark(_Benchmark):
+class PracticesBenchmark(_TrainingBenchmark):
     """What each practice of the trainer brings: step time and device memory with it and without it.
 
     Among them: donation, rematerialisation, bfloat16, a sharded state, uint8 inputs, several steps a call, metrics
-    fetched together, the compilation cache, asynchronous checkpoints. Each pair is measured alternately.
-
-    Attributes:
-      preset: small: 6 hidden layers of 256 units, 1,024 rows a batch. reference: 90 hidden layers of 2,056
-        units with 1,024 inputs, 6,912 rows a batch, for accelerators. What costs time on the host is measured
-        with a small model, whose steps are short.
-      rounds: how often each practice is measured on and off.
-      seconds: how long each measurement takes.
+    fetched together, asynchronous checkpoints. Each pair is measured alternately. What costs time on the host is
+    measured with a small model, whose steps are short.
     """
 
-    preset: Literal["small", "reference"] = "small"
     rounds: int = 5
-    seconds: float = 0.5
 
     def measured(self) -> dict[str, Any]:
         """{"workload", "practices": as of `feedline._src.tools.bench.practices`}."""
         from feedline._src.tools.bench import practices
-        from feedline._src.tools.bench.workload import PRESETS
 
-        workload = PRESETS[self.preset]
-        _print(str(workload))
+        workload = self.workload()
         found = practices.practices(workload, self.rounds, self.seconds, _print)
         return {"workload": dataclasses.asdict(workload), "practices": found}
 

@@ -131,12 +131,13 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
             "source of files"
         )
     files, folder = state_of_files(source), plan.folder
-    if folder == plan.destination and not (folder / NAME).is_file():
+    finished = folder == plan.destination
+    if finished and not (folder / NAME).is_file():
         raise ValueError(
             f"the destination must be a new folder or the result of the same conversion, and {folder} exists "
             "and is neither; choose another one"
         )
-    with Manifest(folder, plan.description(source.identity)) as manifest:
+    with Manifest(folder, plan.description(source.identity), finished=finished) as manifest:
         _remove_unfinished(folder)
         try:
             with mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map) as run:
@@ -145,7 +146,7 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
             _remove_unfinished(folder)
         with contextlib.closing(plan.opened()) as written:  # by one glob, as a user does
             same_rows(written, plan.rows.dtype, plan.count)
-        if folder != plan.destination:
+        if not finished:
             os.rename(folder, plan.destination)
             sync(plan.destination.parent)
 
@@ -157,6 +158,12 @@ def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Itera
       files: the state of the source's files; None: unknown.
     """
     there = {i: shard for i, shard in manifest.shards.items() if plan.path_of(i).exists()}
+    missing = [i for i in range(plan.shards) if i not in there]
+    if manifest.finished and missing:
+        raise ValueError(
+            f"{plan.folder} must have all files of the result, and {plan.path_of(missing[0]).name} is missing; "
+            f"delete the folder, or rename it to {plan.folder}.partial to keep its files, and convert again"
+        )
     kept = [i for i, shard in there.items() if files is not None and shard.get("files") == files]
 
     def stage(
@@ -171,14 +178,14 @@ def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Itera
             i = result["shard"]
             if i in there and result["digest"] != there[i]["digest"]:
                 at = plan.rows_of(i)
+                remedy = "" if manifest.finished else "this file, or to convert all rows again "
                 raise ValueError(
                     f"the source must still have the rows that an earlier run converted, and rows {at.start} to "
                     f"{at.stop - 1} of the source differ from those of {plan.path_of(i).name}: it has changed, or "
-                    f"gives other values each time; delete this file, or {plan.folder} to convert all rows again, "
-                    "and run the conversion again"
+                    f"gives other values each time; delete {remedy}{plan.folder}, and run the conversion again"
                 )
             line = {**result, "files": files}
-            if line != manifest.shards.get(i):
+            if not manifest.finished and line != there.get(i):
                 manifest.add(line)
             rows += plan.rows_in([i])
             yield Progress(name, rows, total)
@@ -190,7 +197,7 @@ def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Itera
 
     yield Progress("keep", plan.rows_in(kept), plan.rows_in(kept))
     yield from stage("compare", digest_shard, [i for i in there if i not in kept])
-    yield from stage("convert", convert_shard, [i for i in range(plan.shards) if i not in there])
+    yield from stage("convert", convert_shard, missing)
 
 
 def _remove_unfinished(folder: Path) -> None:

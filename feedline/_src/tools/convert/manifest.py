@@ -22,13 +22,15 @@ NAME = "conversion.jsonl"
 
 
 class Manifest:
-    """The manifest of a folder, locked by this process: a line of JSON for the conversion, and one for each shard.
+    """The manifest of a folder: a line of JSON for the conversion, and one for each shard; a context manager.
 
-    The lock is flock(2): the kernel releases it when the process ends, even by SIGKILL. Use it in a `with` block.
+    Until the conversion is finished, this process locks the manifest by flock(2). The kernel releases the lock
+    when the process ends, even by SIGKILL.
 
     Args:
       folder: is created if it does not exist.
       description: JSON values that identify the conversion.
+      finished: only read the manifest, as other processes may do, too.
 
     Attributes:
       shards: the lines of finished shards, by number; the last line of a shard counts.
@@ -37,19 +39,22 @@ class Manifest:
       ValueError: the folder holds another conversion, another process writes it, or the manifest is damaged.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, description: Mapping[str, Any], *, finished: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.finished = finished
         self._path = folder / NAME
-        self._file = self._path.open("a+b", buffering=0)
+        self._file = self._path.open("rb" if finished else "a+b", buffering=0)
         try:
-            self._lock()
+            if not finished:
+                self._lock()
             self._file.seek(0)
             *lines, half = self._file.read().split(b"\n")
-            self._file.truncate(self._file.tell() - len(half))  # a killed run may leave half a line
+            if half and not finished:  # of a killed run
+                self._file.truncate(self._file.tell() - len(half))
             found = [self._parsed(*each) for each in enumerate(lines)]
             if found:
                 self._check_same(found[0], description)
-            else:
+            elif not finished:
                 self._append(description)
             self.shards = {line["shard"]: line for line in found[1:]}
         except BaseException:

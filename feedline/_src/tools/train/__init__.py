@@ -4,5 +4,4 @@
 
     labelled      a training part and a test part of the digits, of a user's files, or of synthetic rows
     digits/       handwritten digits that ship with feedline; README.md names their source and licence
-    make_digits   the script that wrote digits/
 """
