@@ -99,9 +99,7 @@ def test_what_else_a_feed_may_have_is_told():
     assert "Each call delivers 3 batches, which is counted here." in text
 
 
-@pytest.mark.parametrize(
-    ("processes", "more"), [(1, ""), (2, " 1 process has none of these, and cannot build it.")]
-)
+@pytest.mark.parametrize(("processes", "more"), [(1, ""), (2, "1 process without one of these cannot build it.")])
 def test_a_feed_on_a_part_of_the_mesh(processes, more):
     asked = FeedOptions({"x": np.zeros(9)}, 3, jax.devices()[0])
     target = Target(MESH, contents_of(asked.source), asked)
@@ -109,7 +107,7 @@ def test_a_feed_on_a_part_of_the_mesh(processes, more):
     text = io.StringIO()
     show("rows", target, plan, Console(file=text, width=80))
     lines = text.getvalue().splitlines()
-    assert f"The feed uses 1 of them.{more}" in lines
+    assert lines[lines.index("The feed uses 1 of them.") + 1].startswith(more or "d3")
     assert "x: SingleDeviceSharding" in lines
     assert any(line.split()[:3] == ["0", "0–7" if processes == 1 else "0–3", "0–2"] for line in lines)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from rich.box import SIMPLE, SQUARE
 from rich.console import Console, RenderableType
 from rich.filesize import decimal as in_bytes
@@ -109,10 +109,9 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     used = {device for leaf in plan.leaves.values() for device in device_parts(leaf.sharding, leaf.shape)}
     if len(used) < devices:
         idle = plan.processes - len(plan.parts)
-        refused = (
-            f" {counted(idle, 'process')} {'has' if idle == 1 else 'have'} none of these, and cannot build it."
-        )
-        yield f"The feed uses {len(used)} of them.{refused if idle else ''}"
+        yield f"The feed uses {len(used)} of them."
+        if idle:
+            yield f"{counted(idle, 'process')} without one of these cannot build it."
     if plan.fitting_size != plan.batch_size:
         yield f"Batches of {plan.batch_size:,} rows do not fit; this is for {plan.fitting_size:,}."
     reader = ", and process 1 reads it" if several else ""
@@ -165,10 +164,8 @@ def _blocks(leaf: Any) -> _Blocks:
         device: [part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True)]
         for device, index in device_parts(leaf.sharding, leaf.shape).items()
     }
-    rows, columns = (
-        sorted({each[0] for each in held.values()}),
-        sorted({tuple(each[1:]) for each in held.values()}),
-    )
+    rows = sorted({each[0] for each in held.values()})
+    columns = sorted({tuple(each[1:]) for each in held.values()})
     devices: dict[tuple[int, int], list[int]] = {}
     for device, each in sorted(held.items()):
         devices.setdefault((rows.index(each[0]), columns.index(tuple(each[1:]))), []).append(device)
@@ -291,16 +288,16 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
 # --- words ---
 
 
-def spans(indices: Iterable[int]) -> list[Span]:
+def spans(indices: Sequence[int] | npt.NDArray[np.int64]) -> list[Span]:
     """Ascending indices as spans of adjacent ones.
 
     Example:
       >>> spans([0, 1, 2, 6, 7])
       [(0, 3), (6, 8)]
     """
-    runs = itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])
-    found = [[int(index) for _, index in run] for _, run in runs]
-    return [(run[0], run[-1] + 1) for run in found]
+    found = np.asarray(indices, np.int64)
+    ends = np.flatnonzero(np.diff(found) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(found, ends) if len(run)]
 
 
 def in_spans(found: Sequence[Span], letter: str = "") -> str:
