@@ -370,13 +370,14 @@ def test_a_signal_that_ends_the_processes_is_reported():
         )
 
 
-def test_a_second_interrupt_kills_at_once():
-    script = "trap 'echo again' INT; trap '' TERM; echo ready; sleep 1000 & while :; do wait; done"
-    with started(sh(script), grace_s=1000) as launcher:
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_second_signal_kills_at_once(name):
+    script = f"trap '' INT TERM; trap 'echo again' {name}; echo ready; sleep 1000 & while :; do wait; done"
+    with started(sh(script), stop_s=1000, grace_s=1000) as launcher:
         lines_until(launcher, 2, r"\[\d\] ready\n")
-        launcher.send_signal(signal.SIGINT)
+        launcher.send_signal(getattr(signal, f"SIG{name}"))
         lines_until(launcher, 2, r"\[\d\] again\n")
-        launcher.send_signal(signal.SIGINT)
+        launcher.send_signal(getattr(signal, f"SIG{name}"))
         assert launcher.wait() == 128 + signal.SIGKILL
 
 
@@ -407,16 +408,6 @@ def test_processes_get_stop_s_to_end_after_a_signal():
         assert (launcher.returncode, out) == (143, "[1] saved\n")
     os.close(reading)
     os.close(writing)
-
-
-def test_a_second_sigterm_kills_at_once():
-    script = "trap 'echo again' TERM; echo ready; sleep 1000 & while :; do wait; done"
-    with started(sh(script), stop_s=1000) as launcher:
-        lines_until(launcher, 2, r"\[\d\] ready\n")
-        launcher.send_signal(signal.SIGTERM)
-        lines_until(launcher, 2, r"\[\d\] again\n")
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait() == 128 + signal.SIGKILL
 
 
 def test_a_signal_that_nohup_ignores_is_not_forwarded():

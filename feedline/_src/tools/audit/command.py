@@ -87,10 +87,10 @@ class Audit:
         from feedline._src.tools.cli.terminal import progress
 
         began = time.monotonic()
-        planned = launches(counts)
+        planned = sum(map(len, launches(counts)))
         job = Job(self.target, tuple(counts), self.batches, self.batch_size, self.limit_s)
         layouts: list[dict[str, Any]] = []
-        found = results(job, planned, os.environ)
+        found = results(job, os.environ)
         with progress("audit", "starting 1 process") as show, contextlib.closing(found):
             for layout, observed in found:
                 if layout.is_reference:
@@ -98,7 +98,7 @@ class Audit:
                     assert isinstance(one_device, Observed)
                     reference = Reference(one_device)
                 layouts.append(judge(layout, observed, reference))
-                show(f"{len(layouts)} of {sum(map(len, planned))} layouts done, {layout.title}")
+                show(f"{len(layouts)} of {planned} layouts done, {layout.title}")
         return as_object(layouts, reference) | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -113,7 +113,9 @@ def as_object(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[s
     coverage = reference.observed.coverage
     if not isinstance(coverage, Coverage):
         coverage = Coverage()
-    differences = [{"layout": _title(layout)} | layout["difference"] for layout in layouts if layout["difference"]]
+    differences = [
+        {"layout": layout["title"]} | layout["difference"] for layout in layouts if layout["difference"]
+    ]
     ran = [layout for layout in layouts if layout["same"] is not None]
     batches, rows = (sum(layout[name] for layout in ran) for name in ("batches", "rows"))
     compared = (
@@ -133,16 +135,12 @@ def as_object(layouts: Sequence[dict[str, Any]], reference: Reference) -> dict[s
         "rows_compared_with_source": coverage.compared,
         "covered": [compared, *coverage.shown],
         "not_covered": [
-            *(f"{_title(layout)}: {layout['not_run']}" for layout in layouts if layout["not_run"]),
+            *(f"{layout['title']}: {layout['not_run']}" for layout in layouts if layout["not_run"]),
             *_not_compared(reference),
             *coverage.not_shown,
             "other devices than this machine's CPU, and other machines",
         ],
     }
-
-
-def _title(layout: dict[str, Any]) -> str:
-    return f"{layout['name']!r} on {layout['processes']} process{'es' if layout['processes'] > 1 else ''}"
 
 
 def _not_compared(reference: Reference) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from feedline._src.errors import FeedError
-from feedline._src.tools.audit.layouts import Layout
+from feedline._src.tools.audit.layouts import Layout, launches
 from feedline._src.tools.audit.process import DONE, TIMEOUT_LINE, Job, result_file
 from feedline._src.tools.audit.verdict import NotRun, Observed
 from feedline._src.tools.launch.process_group import ProcessGroup
@@ -22,19 +22,17 @@ _SHOWN_LINES = 20
 _DONE_LINE = re.compile(rf"\[(\d+)\] {DONE} (\d+)\n".encode())
 
 
-def results(
-    job: Job, launches: Sequence[Sequence[Layout]], environ: Mapping[str, str]
-) -> Generator[tuple[Layout, list[Result]], None, None]:
+def results(job: Job, environ: Mapping[str, str]) -> Generator[tuple[Layout, list[Result]], None, None]:
     """Yields each layout with what its processes observed, as soon as all of them are done with it.
 
     Raises:
       FeedError: a process failed, or a layout took longer than `job.limit_s`.
     """
-    with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as name:
-        for number, layouts in enumerate(launches):
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            yield from _launched(job, folder, number, layouts, environ)
+    with tempfile.TemporaryDirectory(prefix="feedline-audit-", ignore_cleanup_errors=True) as folder:
+        for launch, layouts in enumerate(launches(job.counts)):
+            own = Path(folder) / str(launch)
+            own.mkdir()
+            yield from _launched(job, own, launch, layouts, environ)
 
 
 def _launched(

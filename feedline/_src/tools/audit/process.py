@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +112,6 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
         feed.set_state(state)
     half = (job.batches + 1) // 2
     count = half if layout.saves else (job.batches - taken) // layout.times
-    save = _saver(folder / layout.saves) if layout.saves else None
     observed = Observed(
         settings=settings,
         leaves={
@@ -131,24 +129,20 @@ def _run(folder: Path, job: Job, layout: Layout, open_feeds: contextlib.ExitStac
         observed.shapes.append([array.shape[1:] for array in arrays])
         state = feed.get_state()
         observed.states.append({name: state[name] for name in ("step", "epoch", "position")})
-        if save is not None:
-            save(number, state)
+        if layout.saves:
+            _save(folder / layout.saves, number, state)
     observed = dataclasses.replace(observed, seconds=time.perf_counter() - began)
     if layout.is_reference:
         return dataclasses.replace(observed, coverage=measure_coverage(feed, observed, first))
     return observed
 
 
-def _saver(path: Path) -> Callable[[int, State], None]:
-    """A function that saves a state as training does: process 0 writes it atomically; every process its lanes."""
-
-    def save(taken: int, state: State) -> None:
-        if "lanes" in state:
-            save_lanes(state, _lanes(path, taken))
-        if jax.process_index() == 0:
-            _replace(path, json.dumps([taken, state]).encode())
-
-    return save
+def _save(path: Path, taken: int, state: State) -> None:
+    """Save a state as training does: process 0 writes it atomically, every process its lanes."""
+    if "lanes" in state:
+        save_lanes(state, _lanes(path, taken))
+    if jax.process_index() == 0:
+        _replace(path, json.dumps([taken, state]).encode())
 
 
 def _loaded(path: Path) -> tuple[int, State]:

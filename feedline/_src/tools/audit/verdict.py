@@ -200,6 +200,7 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
 def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Reference) -> dict[str, Any]:
     """JSON values: the layout, what was compared, whether it is the "same" (None: "not_run"), the "difference"."""
     found = {
+        "title": layout.title,
         "name": layout.name,
         "processes": layout.processes,
         "devices": layout.devices,
