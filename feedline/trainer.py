@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from feedline._src.trainer.fitting import fit as fit
     from feedline._src.trainer.live import LiveLine as LiveLine
     from feedline._src.trainer.logs import CSVLog as CSVLog
+    from feedline._src.trainer.logs import TensorBoardLog as TensorBoardLog
     from feedline._src.trainer.loop import Progress as Progress
     from feedline._src.trainer.memory import MemoryWatch as MemoryWatch
+    from feedline._src.trainer.modes import Practices as Practices
     from feedline._src.trainer.modes import mesh_for as mesh_for
-    from feedline._src.trainer.practices import Practices as Practices
-    from feedline._src.trainer.practices import rematerialised as rematerialised
     from feedline._src.trainer.task import mean_of_valid as mean_of_valid
-    from feedline._src.trainer.tensorboard import TensorBoardLog as TensorBoardLog
+    from feedline._src.trainer.task import rematerialised as rematerialised
 
 __getattr__, __dir__, __all__ = lazily(
     __name__,
@@ -41,13 +41,13 @@ __getattr__, __dir__, __all__ = lazily(
         "Fitted": "feedline._src.trainer.fitting",
         "LiveLine": "feedline._src.trainer.live",
         "MemoryWatch": "feedline._src.trainer.memory",
-        "Practices": "feedline._src.trainer.practices",
+        "Practices": "feedline._src.trainer.modes",
         "Progress": "feedline._src.trainer.loop",
-        "TensorBoardLog": "feedline._src.trainer.tensorboard",
+        "TensorBoardLog": "feedline._src.trainer.logs",
         "digits": "feedline._src.tools.train.labelled",
         "fit": "feedline._src.trainer.fitting",
         "mean_of_valid": "feedline._src.trainer.task",
         "mesh_for": "feedline._src.trainer.modes",
-        "rematerialised": "feedline._src.trainer.practices",
+        "rematerialised": "feedline._src.trainer.task",
     },
 )

@@ -274,7 +274,7 @@ OF_FEEDLINE = {
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
     "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
-    "trainer.tensorboard": ["trainer.logs", "observe.metrics", "statistics"],
+    "trainer.logs": ["trainer.loop", "observe.metrics", "statistics"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "observe.words", "rows",
@@ -304,7 +304,7 @@ FROM_OUTSIDE = {
     "images": ["numpy", "jax"],  # simplejpeg and cv2 by `require`
     "trainer": ["jax", "flax", "optax", "rich"],
     "trainer.checkpoints": ["jax", "orbax"],
-    "trainer.tensorboard": ["tensorboardX"],
+    "trainer.logs": ["tensorboardX"],
     "tools": ["numpy", "ml_dtypes", "jax", "grain", "optax", "rich", "tyro"],
 }
 

@@ -17,8 +17,7 @@ import feedline
 from feedline._src.tools.bench import modes, practices
 from feedline._src.tools.bench.machine import compiled_bytes, device_peak, in_a_process
 from feedline._src.trainer.loop import train
-from feedline._src.trainer.modes import AXIS, compiled, mesh_for
-from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.modes import AXIS, Practices, compiled, mesh_for
 
 _PRODUCTS = 16
 """Matrix products in one call, so that its dispatch does not count."""

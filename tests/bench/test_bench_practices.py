@@ -10,7 +10,7 @@ import pytest
 from feedline._src.tools.bench import practices
 from feedline._src.tools.bench.machine import KILLED
 from feedline._src.tools.bench.workload import Workload
-from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.modes import Practices
 
 TINY = Workload(depth=4, width=32, inputs=16, outputs=4, rows=64)
 SHORT = Path(__file__).parent / "short_preset.py"

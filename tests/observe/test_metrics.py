@@ -10,7 +10,7 @@ import pytest
 import feedline
 from feedline._src.observe.metrics import METRICS, samples, scalars
 from feedline._src.statistics import Statistics
-from feedline._src.trainer import tensorboard
+from feedline._src.trainer import logs
 from feedline.trainer import Progress, TensorBoardLog
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
@@ -114,7 +114,7 @@ def feed(sharding):
 
 @pytest.mark.slow
 def test_tensorboard_shows_the_metrics_beside_the_loss(feed, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard, "_FEED_EVERY_S", 0.0)
+    monkeypatch.setattr(logs, "_SAMPLING_INTERVAL_S", 0.0)
     with TensorBoardLog(tmp_path, feed=feed) as log:
         for step, _ in zip(range(1, 31), feed, strict=False):
             if step % 10 == 0:
@@ -134,7 +134,7 @@ def test_tensorboard_shows_the_metrics_beside_the_loss(feed, tmp_path, monkeypat
 @pytest.mark.slow
 def test_tensorboard_asks_a_feed_at_most_once_a_second(feed, tmp_path, monkeypatch):
     now_s = 100.0
-    monkeypatch.setattr(tensorboard.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
     with TensorBoardLog(tmp_path, feed=feed) as log:
         for step in range(1, 26):
             next(feed)

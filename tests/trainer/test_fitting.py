@@ -190,10 +190,7 @@ def test_a_bad_loss_names_its_step_and_rows_and_keeps_the_last_good_checkpoint(m
                 save_every=1,
             )
         assert f"the loss is nan at step {step}, the first" in str(told.value)
-        assert (
-            "The batch of that step has values that are not finite, in batch['x'] of the training rows 77;"
-            in str(told.value)
-        )
+        assert "values that are not finite, in batch['x'] of the training rows 77;" in str(told.value)
         assert (told.value.epoch, told.value.position) == (0, 8 * (step - 1))
         assert max(int(path.name) for path in tmp_path.glob("[0-9]*")) == step - 1
 
@@ -221,24 +218,6 @@ def test_several_steps_a_call_are_the_same_steps(mode, tmp_path):
         assert entry == pytest.approx(by_step[entry["step"]], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_bad_loss_inside_a_call_names_its_own_step_and_rows():
-    x = X.copy()
-    x[77, 1] = np.nan
-    rows = {"x": x, "y": Y}
-    with feed_of(rows=rows, batch_size=8) as feed:
-        each = [feed.rows_of(feed.get_state())]
-        for _ in range(24):
-            next(feed)
-            each.append(feed.rows_of(feed.get_state()))
-    step = next(i for i, of_step in enumerate(each) if 77 in of_step) + 1
-    for per_call in (1, 3, 5):
-        with pytest.raises(feedline.FeedError) as told:
-            fit_on(feed_of(rows=rows, batch_size=8, steps_per_call=per_call), steps=60)
-        assert f"at step {step}, the first" in str(told.value)
-        assert "in batch['x'] of the training rows 77; " in str(told.value)
-
-
 def test_a_bad_loss_names_every_row_at_fault_and_leaves_the_feed_where_it_was():
     x, y = X.copy(), Y.copy()
     order = feedline.Order(shuffle=False)
@@ -262,9 +241,7 @@ def test_a_bad_gradient_is_traced_to_the_step_before():
     def masked(params, batch):
         return jnp.where(jnp.isnan(batch["y"]), 0, params * batch["y"]).sum(), {}
 
-    told = (
-        r"nan at step 4, .* The batch of the step before has values that are not finite, in .* training rows 21;"
-    )
+    told = r"nan at step 4, .* have values that are not finite, in batch\['y'\] of the training rows 21;"
     feed = feed_of(rows={"y": y}, batch_size=8, order=feedline.Order(shuffle=False))
     with feed, pytest.raises(feedline.FeedError, match=told):
         fit(feed, lambda key: jnp.ones(()), masked, optax.sgd(RATE), steps=8)
@@ -307,7 +284,7 @@ def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "per_call"), [(1, 1), (2, 1), (3, 1), (10, 10), (20, 10), (10, 4)])
+@pytest.mark.parametrize(("every", "per_call"), [(1, 1), (3, 1), (20, 10), (10, 4)])
 def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
     steps = 40
     with feed_of(epochs=1, remainder="pad") as test:
@@ -326,8 +303,7 @@ def test_no_evaluation_is_lost_however_close_they_are(every, per_call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_call", [1, 4, 7])
-@pytest.mark.parametrize("step", [1, 10, 11, 29, 30, 31])
+@pytest.mark.parametrize(("per_call", "step"), [(1, 1), (1, 31), (4, 10), (4, 11), (7, 29), (7, 30)])
 def test_the_first_bad_loss_is_found_in_any_call(per_call, step):
     bad = np.where(np.arange(56) == step - 1, np.nan, 1).astype(np.float32)
     rows = {"x": np.repeat(bad, 8)[:, None], "y": np.zeros(448, np.float32)}
@@ -467,7 +443,6 @@ def test_a_resumed_feed_need_not_be_an_iterator(tmp_path):
         ({"optimizer": optax.sgd}, "optimizer must be an optax transformation"),
         ({"optimizer": 0.1}, "optimizer must be an optax transformation such as .*, got 0.1"),
         ({"callbacks": print}, "callbacks must be a list of functions of a Progress"),
-        ({"practices": None}, "practices must be a feedline.trainer.Practices, got None"),
         ({"after_step": 3}, "after_step must be a function, got 3"),
         (
             {"init": lambda key: {"layers": [jnp.zeros(3), jax.nn.relu]}},  # as a module of Equinox has it
@@ -491,11 +466,6 @@ def test_a_bad_loss_of_a_stream_names_its_step(tmp_path):
     items = grain.MapDataset.source([{"x": X[i], "y": Y[i] * (math.nan if i == 30 else 1)} for i in range(200)])
     with pytest.raises(feedline.FeedError, match=r"the loss is nan at step 4, .*extreme values, or lower the"):
         fit_on(feed_of(rows=items.to_iter_dataset(), batch_size=8, order=None), steps=10)
-
-
-def test_gradients_that_overflow_are_told():
-    with feed_of() as feed, pytest.raises(feedline.FeedError, match=r"the loss is (nan|inf) at step"):
-        fit(feed, init, loss, optax.sgd(1e30), steps=20)
 
 
 def test_after_step_sees_every_step_and_may_end_training():
@@ -599,15 +569,3 @@ def test_refused_feeds(tmp_path):
         ):
             fit(feed, init, loss, optax.sgd(RATE), steps=5, checkpoint_dir=tmp_path)
         assert fit(other, init, loss, optax.sgd(RATE), steps=5, checkpoint_dir=tmp_path).progress.step == 5
-
-
-def test_a_feed_without_a_batch_is_refused():
-    class NoBatches:
-        def __init__(self, spec):
-            self.spec = spec
-
-        def __iter__(self):
-            return iter(())
-
-    with feed_of() as feed, pytest.raises(ValueError, match="training needs at least one batch"):
-        fit(NoBatches(feed.spec), init, loss, optax.sgd(RATE), steps=5)

@@ -77,7 +77,7 @@ def test_with_a_feed():
     assert "limits" not in told(LATER, feed=early)
 
 
-@pytest.mark.parametrize("width", range(20, 120, 7))
+@pytest.mark.parametrize("width", range(20, 120, 20))
 def test_it_is_shortened_from_the_right_by_whole_parts(width):
     whole = told(LATER, feed=Counting(SEEN, Judged()))
     short = told(LATER, feed=Counting(SEEN, Judged()), width=width)

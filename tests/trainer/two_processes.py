@@ -13,7 +13,7 @@ from mlp_oracle import Rows
 from mlp_tasks import program_of, sharding_of
 from test_modes import BATCHES, SIZES
 
-from feedline._src.trainer.evaluate import Evaluating
+from feedline._src.trainer.loop import Evaluating
 from feedline._src.trainer.modes import Mode, mesh_for
 
 

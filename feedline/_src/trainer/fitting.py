@@ -18,11 +18,9 @@ import optax
 
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
-from feedline._src.trainer.evaluate import Evaluating, Evaluation
-from feedline._src.trainer.fit_checks import check_arguments, check_evaluation, check_functions
-from feedline._src.trainer.loop import NotFinite, Progress, crosses, train
-from feedline._src.trainer.modes import Measure, Mode, Program, compiled
-from feedline._src.trainer.practices import Practices
+from feedline._src.options import checked_integer
+from feedline._src.trainer.loop import Evaluating, Evaluation, NotFinite, Progress, crosses, train
+from feedline._src.trainer.modes import Measure, Mode, Practices, Program, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
 
 if TYPE_CHECKING:
@@ -30,8 +28,8 @@ if TYPE_CHECKING:
 
 Callback = Callable[[Progress], None]
 _log = logging.getLogger("feedline")
-_ROWS_SHOWN = 8
-_COMPARED_EVERY = 100
+_MAX_ROWS_SHOWN = 8
+_STEPS_PER_COMPARISON = 100
 """Steps from one comparison of the processes' places to the next, which takes the training thread about 0.6 ms."""
 
 
@@ -56,18 +54,13 @@ class Fitted:
         `report_every` steps and at the end.
       progress: rows, times and last metrics of this run.
       stopped: whether `after_step` ended training.
-      task: what was trained.
-      mode: on which devices.
-      practices: how.
     """
 
     state: State
     history: list[dict[str, float]]
     progress: Progress
     stopped: bool
-    task: Task
-    mode: Mode
-    practices: Practices
+    _measuring: Callable[[Batches, Loss | None], Measure]
 
     @property
     def params(self) -> Params:
@@ -84,13 +77,13 @@ class Fitted:
         """Test the trained parameters on one pass over a feed, built with `epochs=1` and `remainder="pad"`.
 
         Args:
-          measure: (parameters, batch) → (loss, metrics), as the loss that was trained. None: that one.
+          measure: (parameters, batch) → (loss, metrics), in place of the loss that was trained.
 
         Raises:
           ValueError: the feed has no end, no row, or other devices than the training feed.
         """
-        check_evaluation(feed)
-        run = _measuring(self.task, self.mode, feed, measure, self.state, self.practices)
+        _check_evaluation(feed)
+        run = self._measuring(feed, measure)
         _begin_pass(feed)
         return Evaluating(run, self.params, feed).result()
 
@@ -134,8 +127,8 @@ def fit(
       evaluation: a feed with `epochs=1` and `remainder="pad"`, on which the model is tested every `evaluate_every`
         steps: each time one pass over it. Its metrics are in the history. `Fitted.evaluate` tests the last state.
       evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
-      measure: as `loss`, for the evaluation. None: `loss`.
-      callbacks: called with a `Progress` at each report, on process 0 only. See `feedline._src.trainer.logs`.
+      measure: replaces `loss` in the evaluation.
+      callbacks: such as a `LiveLine`: called with a `Progress` at each report, on process 0 only.
       report_every: steps from one report to the next. The metrics of so many steps stay on the devices and are
         fetched together.
       checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The
@@ -168,24 +161,50 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    check_functions(init, loss, optimizer, callbacks, measure, after_step, practices)
-    check_arguments(feed, steps, report_every, save_every, evaluation, evaluate_every)
+    for name, given, wanted in (
+        ("init", init, 1),
+        ("loss", loss, 1),
+        ("measure", measure, 0),
+        ("after_step", after_step, 0),
+    ):
+        if not callable(given) and (wanted or given is not None):
+            raise TypeError(f"{name} must be a function, got {given!r}")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")
+    if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
+        raise TypeError(f"callbacks must be a list of functions of a Progress, got {callbacks!r}")
+    _check_feeds(feed, steps, evaluation, evaluate_every, report_every)
+    checked_integer("save_every", save_every, at_least=1)
     task = Task(init, loss, optimizer, seed)
     per_call = getattr(feed, "steps_per_call", 1)
     program = compiled(task, mode, feed.spec, practices, per_call)
+    devices = set(program.mesh.local_devices)
+
+    def measuring(feed: Batches, measure: Loss | None) -> Measure:
+        """The function that measures a batch of an evaluation feed."""
+        measured = compiled(dataclasses.replace(task, loss=measure or loss), mode, feed.spec, practices)
+        found = set(measured.mesh.local_devices)
+        if found != devices:
+            raise ValueError(
+                f"an evaluation feed must be on the devices of the training feed, {len(devices)} of them, but is "
+                f"on {len(found)}; give both feeds the same mesh"
+            )
+        return measured.measure
+
     with _checkpoints(checkpoint_dir, feed, program, practices.save_asynchronously) as checkpoints:
         state = program.start() if checkpoints is None else checkpoints.restore(program.start())
         done = int(jax.device_get(state.step))
-        if steps is not None and steps > done and (steps - done) % per_call:
+        left = None if steps is None else max(0, steps - done)
+        if left is not None and left % per_call:
             raise ValueError(
                 f"the feed delivers steps_per_call={per_call} batches at once, which must divide the steps to do: "
-                f"{steps - done} are left to step {steps:,}; give other steps, or another steps_per_call"
+                f"{left} are left to step {steps:,}; give other steps, or another steps_per_call"
             )
         run = _Run(feed, program, done, report_every, callbacks, after_step)
         if checkpoints is not None:
             run.each.append((save_every, checkpoints.save_if_finite))
         if evaluation is not None and evaluate_every is not None:
-            measured = _measuring(task, mode, evaluation, measure, state, practices)
+            measured = measuring(evaluation, measure)
 
             def evaluate(step: int, state: State, recent: jax.Array) -> None:
                 _begin_pass(evaluation)
@@ -194,12 +213,11 @@ def fit(
                     run.evaluating[step].result()
 
             run.each.append((evaluate_every, evaluate))
-        calls = None if steps is None else max(0, steps - done) // per_call
         try:
             state, progress = train(
                 program,
                 state,
-                itertools.islice(run.batches(), calls),
+                itertools.islice(run.batches(), None if left is None else left // per_call),
                 report=run.report,
                 report_every=report_every,
                 guard_transfers=practices.guard_transfers,
@@ -224,7 +242,7 @@ def fit(
             )
         if checkpoints is not None:
             checkpoints.save(state)
-    return Fitted(state, run.history, progress, run.stopped, task, mode, practices)
+    return Fitted(state, run.history, progress, run.stopped, measuring)
 
 
 class _Run:
@@ -251,7 +269,7 @@ class _Run:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self._feed = feed
-        self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its face
+        self._named = hasattr(feed, "rows_of")  # it is a feedline.Feed, or has its interface
         self._done = self._compared = done  # steps of earlier runs
         self._step = done  # the last one dispatched
         self._steps_per_call = program.steps_per_call
@@ -288,10 +306,10 @@ class _Run:
         """Compare where the batch of a step began with the other processes."""
         if self._places:
             self._compared = step
-            self._step_places.compare(step, *self._places[-1 - (self._step - step) // self._steps_per_call])
+            self._step_places.compare(step, *self._places[-1 - self._calls_since(step)])
 
     def report(self, progress: Progress) -> None:
-        if crosses(self._compared, progress.step, _COMPARED_EVERY):
+        if crosses(self._compared, progress.step, _STEPS_PER_COMPARISON):
             self.compare_places(progress.step)
         if progress.step in self.evaluating:
             tested = self.evaluating.pop(progress.step).result().metrics
@@ -302,100 +320,86 @@ class _Run:
             callback(progress)
 
     def naming_rows(self, found: str, step: int) -> FeedError:
-        """The error that ends training, with the rows of the step's batch if the feed can tell them."""
+        """The error that ends training, with the rows at fault if the feed can name them.
+
+        The batches of the step and of the one before are read again; then the feed is where it was. No process
+        waits for others here.
+        """
         found = f"training ends: {found}"
         try:
-            state, rows, _ = self._batch_of(step)
+            now = self._feed.get_state()
+            calls = range(self._calls_since(step), min(self._calls_since(step) + 2, len(self._places)))
+            states = [self._state_of_call(now, since) for since in calls]
+            rows = [self._feed.rows_of(state) for state in states]
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
             return FeedError(
                 f"{found}; look whether the rows of that step, or those of the step before, hold extreme values, "
                 "or lower the learning rate",
                 stage="train",
             )
-        where = {"epoch": state["epoch"], "position": state["position"]}
+        where = {"epoch": states[0]["epoch"], "position": states[0]["position"]}
         here = "" if jax.process_count() == 1 else " that this process holds"
+        looked = f"all values of it and of the step before{here} are finite"
+        bad, leaves = set[int](), set[str]()
         try:
-            # both, whatever the first one holds: all processes read the same batches again
-            read = [(self._not_finite_in(step), "that step"), (self._not_finite_in(step - 1), "the step before")]
-            for (bad, leaves), name in read:
-                if bad:
-                    return FeedError(
-                        f"{found}. The batch of {name} has values that are not finite, in {', '.join(leaves)} of "
-                        f"the training rows {_shown(bad)}; mend these rows, or leave them out",
-                        stage="train",
-                        **where,
-                    )
-            looked = f"all values of it and of the step before{here} are finite"
+            # all of them, whatever the first one holds: all processes read the same batches again
+            for state, rows_of_call in zip(states, rows, strict=True):
+                self._feed.set_state(state)
+                for leaf, place in _not_finite(next(iter(self._feed)), rows_of_call.ndim):
+                    if (row := int(rows_of_call[place])) >= 0:
+                        bad.add(row)
+                        leaves.add(leaf)
+            self._feed.set_state(now)
         except Exception as error:  # noqa: BLE001  of any type: the loss is what the user must be told of
             looked = f"its values could not be read again ({type(error).__name__}: {error})"
-        return FeedError(
-            f"{found}. The batch of that step holds the training rows {_shown(rows)}; {looked}. Look for extreme "
-            "values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the learning rate",
-            stage="train",
-            **where,
+        told = (
+            f"The batch of that step holds the training rows {_shown(rows[0].ravel().tolist())}; {looked}. Look "
+            "for extreme values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the "
+            "learning rate"
         )
+        if bad:
+            told = (
+                "The batches of that step and of the one before have values that are not finite, in "
+                f"{', '.join(sorted(leaves))} of the training rows {_shown(sorted(bad))}; mend these rows, or "
+                "leave them out"
+            )
+        return FeedError(f"{found}. {told}", stage="train", **where)
 
-    def _batch_of(self, step: int) -> tuple[dict[str, Any], Any, int]:
-        """The feed's state before the call with a step; the rows of the step's batch; its number in the call.
+    def _calls_since(self, step: int) -> int:
+        """How many calls were dispatched after the one with that step."""
+        return (self._step - step) // self._steps_per_call
 
-        Raises:
-          IndexError: the step is of an earlier run.
-        """
-        behind, after = divmod(self._step - step, self._steps_per_call)
-        epoch, position = self._places[-1 - behind]
-        now, number = self._feed.get_state(), self._steps_per_call - 1 - after
-        taken = now["step"] - (behind + 1) * self._steps_per_call  # which gives the size of the batch
-        state = {**now, "step": taken, "epoch": epoch, "position": position}
-        rows = self._feed.rows_of(state)
-        return state, rows if self._steps_per_call == 1 else rows[number], number
-
-    def _not_finite_in(self, step: int) -> tuple[list[int], list[str]]:
-        """The row indices of a step's batch with values on this process that are not finite, and the leaves.
-
-        The batch is read again; then the feed is where it was. No process waits for others here.
-        """
-        if step <= self._step - len(self._places) * self._steps_per_call:
-            return [], []  # of an earlier run
-        state, rows, number = self._batch_of(step)
-        now = self._feed.get_state()
-        try:
-            self._feed.set_state(state)
-            batch = next(iter(self._feed))
-        finally:
-            self._feed.set_state(now)
-        bad, leaves = _not_finite(batch, None if self._steps_per_call == 1 else number)
-        return [int(rows[i]) for i in bad if rows[i] >= 0], leaves
+    def _state_of_call(self, now: dict[str, Any], since: int) -> dict[str, Any]:
+        """The feed's state before a call, since which so many others were dispatched."""
+        epoch, position = self._places[-1 - since]
+        taken = now["step"] - (since + 1) * self._steps_per_call  # which gives the size of the batch
+        return {**now, "step": taken, "epoch": epoch, "position": position}
 
 
 def _shown(rows: Sequence[int]) -> str:
-    return ", ".join(map(str, rows[:_ROWS_SHOWN])) + (f", … ({len(rows)})" if len(rows) > _ROWS_SHOWN else "")
+    more = f", … ({len(rows)})" if len(rows) > _MAX_ROWS_SHOWN else ""
+    return ", ".join(map(str, rows[:_MAX_ROWS_SHOWN])) + more
 
 
-def _not_finite(batch: Batch, number: int | None) -> tuple[list[int], list[str]]:
-    """The rows of a batch with values on this process's devices that are not finite, and the leaves' names.
+def _not_finite(batch: Batch, axes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Leaves, and places in them, of values on this process's devices that are not finite.
 
     Args:
-      number: of the batch, where the leaves are [K, B, ...].
+      axes: how many of the first axes say which row it is: 1, or 2 for [K, B, ...].
     """
-    bad, leaves = set[int](), []
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        found = set[int]()
         for shard in leaf.addressable_shards:
-            first = shard.index[0 if number is None else 1].start or 0
-            finite = jax.device_get(_finite_rows(shard.data, number)).tolist()
-            found.update(first + i for i, is_finite in enumerate(finite) if not is_finite)
-        if found:
-            leaves.append(f"batch{jax.tree_util.keystr(path)}")
-        bad |= found
-    return sorted(bad), leaves
+            starts = [part.start or 0 for part in shard.index[:axes]]
+            for found in zip(*jax.device_get(_bad_rows(shard.data, axes)).nonzero(), strict=True):
+                place = tuple(start + int(i) for start, i in zip(starts, found, strict=True))
+                yield f"batch{jax.tree_util.keystr(path)}", place
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _finite_rows(values: jax.Array, number: int | None) -> jax.Array:
-    of_batch = values if number is None else values[number]
-    return jnp.isfinite(of_batch).all(axis=tuple(range(1, of_batch.ndim)))
+def _bad_rows(values: jax.Array, axes: int) -> jax.Array:
+    return ~jnp.isfinite(values).all(axis=tuple(range(axes, values.ndim)))
 
 
 def _checkpoints(
@@ -413,21 +417,48 @@ def _checkpoints(
     return Checkpoints(Path(directory), feed, program.mesh, asynchronous)
 
 
-def _measuring(
-    task: Task, mode: Mode, feed: Batches, measure: Loss | None, state: State, practices: Practices
-) -> Measure:
-    """The function that measures a batch of an evaluation feed: by `measure`, or by the loss of the task."""
-    program = compiled(dataclasses.replace(task, loss=measure or task.loss), mode, feed.spec, practices)
-    devices, trained_on = set(program.mesh.local_devices), state.step.sharding.addressable_devices
-    if devices != trained_on:
-        raise ValueError(
-            f"an evaluation feed must be on the devices of the training feed, {len(trained_on)} of them, but is "
-            f"on {len(devices)}; give both feeds the same mesh"
-        )
-    return program.measure
-
-
 def _begin_pass(feed: Any) -> None:
     """Begin at the first row, also after an evaluation that was interrupted."""
     if hasattr(feed, "seek"):
         feed.seek(feed.epoch)
+
+
+def _check_feeds(
+    feed: Any, steps: int | None, evaluation: Any, evaluate_every: int | None, report_every: int
+) -> None:
+    """Refuse feeds without a spec or an end, and steps that do not fit them or each other."""
+    for name, given in (("feed", feed), ("evaluation", evaluation)):
+        if given is not None and not hasattr(given, "spec"):
+            raise TypeError(
+                f"{name} must be a feedline.Feed, or have its spec: the shapes, dtypes and shardings of the "
+                f"batches; got {type(given).__name__}"
+            )
+    checked_integer("report_every", report_every, at_least=1)
+    if steps is not None:
+        checked_integer("steps", steps, at_least=1)
+    elif getattr(feed, "epochs", 1) is None:
+        raise ValueError("training on a feed with epochs=None would never end; give steps, or a feed with epochs")
+    if (evaluation is None) != (evaluate_every is None):
+        raise ValueError(
+            "evaluation and evaluate_every go together; give both, or neither and test the result with "
+            "fitted.evaluate(feed)"
+        )
+    if evaluate_every is not None:
+        _check_evaluation(evaluation)
+        if evaluation is feed:
+            raise ValueError("the evaluation would take the rows of the training; give it a feed of its own")
+        if checked_integer("evaluate_every", evaluate_every, at_least=1) % report_every:
+            raise ValueError(
+                f"evaluate_every must be a multiple of report_every, since a report tells the result; got "
+                f"{evaluate_every} and {report_every}"
+            )
+
+
+def _check_evaluation(feed: Any) -> None:
+    """ValueError if a pass over a feed does not hold each row once."""
+    epochs = getattr(feed, "epochs", 1)
+    if epochs != 1:
+        what = "would never end" if epochs is None else "counts each row several times"
+        raise ValueError(f"an evaluation feed with epochs={epochs} {what}; build it with epochs=1")
+    if getattr(feed, "steps_per_call", 1) != 1:
+        raise ValueError("an evaluation feed delivers its batches one by one; build it with steps_per_call=1")

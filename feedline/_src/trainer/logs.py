@@ -1,4 +1,4 @@
-"""Callbacks for `fit` that write each report to a file: what they have in common, and `CSVLog`.
+"""Callbacks for `fit` that write each report to a file: `CSVLog`, and `TensorBoardLog` for TensorBoard.
 
 A file is opened at the first report, so only process 0, whose callbacks are called, makes one. Each report is one
 unbuffered write. So a process that is killed leaves whole records, and no log needs a thread.
@@ -9,21 +9,28 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import os
-from collections.abc import Generator, Iterator, Mapping
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from feedline._src.trainer.loop import Progress
+from feedline._src.observe.metrics import HasStatistics, check_feed, scalars
+from feedline._src.statistics import Statistics
+from feedline._src.trainer.loop import Progress
 
 Values = Mapping[str, float | None]
 """The values of a report by name. None: not known yet."""
 _RATES = ("rows_per_s", "wait_share")
+_SAMPLING_INTERVAL_S = 1.0
+"""Seconds from one sample of a feed's statistics to the next; each takes a third of a millisecond."""
 
 
-class Log:
+class _Log:
     """Appends a record to a file at each report."""
 
     def __init__(self, path: Path | str, argument: str) -> None:
@@ -34,23 +41,29 @@ class Log:
         self._step = 0  # of the last report
 
     def __call__(self, progress: Progress) -> None:
-        self._write(progress.step, _values(progress), done=progress.resumed)
+        if hidden := {"step", *_RATES} & progress.metrics.keys():
+            raise ValueError(
+                f'a log has a "{min(hidden)}" of its own, so no metric can have that name; rename the metric'
+            )
+        rates: list[float | None] = [None, None]
+        if progress.elapsed_rows:  # there is no rate after the first step, which compiles
+            rates = [round(progress.rows_per_s, 1), round(progress.wait_share, 4)]
+        values = {**progress.metrics, **dict(zip(_RATES, rates, strict=True))}
+        self._write(progress.step, values, done=progress.resumed)
 
     def _write(self, step: int, values: Values, done: int) -> None:
         """Write the values of a step of a run that continues after `done` steps."""
         with self._naming_path():
-            begins = self._file is None or step <= self._step
-            self._step = step
-            if begins:
+            if self._file is None or step <= self._step:
                 self._begin(values, done)
             self._append(self._record(step, values))
+            self._step = step
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        file, self._file = self._file, None
-        if file is not None:
-            with self._naming_path():
-                file.close()
+        """Close the file. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +74,7 @@ class Log:
         self.close()
 
     def _begin(self, values: Values, done: int) -> None:
-        """Open the file for a run that continues after `done` steps; forget the steps after these."""
+        """Open the file for a run that continues after `done` steps, without the steps after these."""
         raise NotImplementedError
 
     def _record(self, step: int, values: Values) -> bytes:
@@ -85,11 +98,11 @@ class Log:
         try:
             yield
         except OSError as error:
-            told = f"the log {self._path} cannot be written: {error.strerror or error}"
-            raise OSError(error.errno, told, error.filename) from error
+            message = f"the log {self._path} cannot be written: {error.strerror or error}"
+            raise OSError(error.errno, message, error.filename) from error
 
 
-class CSVLog(Log):
+class CSVLog(_Log):
     """A callback for `fit` that writes a CSV file: one line for each report. Use it as a context manager.
 
     The columns are "step", the metrics, "rows_per_s" and "wait_share". A name that appears at a later report, such
@@ -110,7 +123,6 @@ class CSVLog(Log):
 
     Example:
       >>> import tempfile
-      >>> from feedline._src.trainer.loop import Progress
       >>> path = Path(tempfile.mkdtemp()) / "log.csv"
       >>> with CSVLog(path) as log:
       ...     log(Progress(1, {"loss": 2.5}, 0, rows=64, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0))
@@ -136,53 +148,148 @@ class CSVLog(Log):
         if not values.keys() <= set(self._columns):
             self._write_anew(values, self._step)
         cells = {"step": step, **values}
-        return _line([cells.get(name) for name in self._columns]).encode()
+        return _line([cells.get(name) for name in self._columns])
 
     def _write_anew(self, values: Values, last: int) -> None:
         """Replace the file by one that has columns for all values, and no line of a step after `last`."""
         self.close()
         written = self._path.with_name(f".{self._path.name}.tmp")
-        try:
-            with contextlib.closing(self._lines()) as lines, written.open("wb") as file:
-                header = next(lines, ["step"])
-                if header != ["step"] and (header[:1] != ["step"] or not {*_RATES} <= {*header}):
-                    raise ValueError(
-                        f"{self._path} is not a log, since it lacks columns step, {', '.join(_RATES)}; "
-                        "give another path"
-                    )
-                self._columns = [*header, *(name for name in values if name not in header)]
-                file.write(_line(self._columns).encode())
-                for line in lines:
-                    # a line that a full disk or a crash cut off has too few cells, or no step
-                    if len(line) == len(header) and line[0].isdecimal() and int(line[0]) <= last:
-                        file.write(_line(line + [""] * (len(self._columns) - len(line))).encode())
-                file.flush()
-                os.fsync(file.fileno())
+        with contextlib.ExitStack() as opened:
+            opened.callback(written.unlink, missing_ok=True)
+            lines: Iterator[list[str]] = iter(())
+            if self._path.exists():
+                lines = csv.reader(
+                    opened.enter_context(self._path.open(newline="", encoding="utf-8", errors="replace"))
+                )
+            header = next(lines, ["step"])
+            if header != ["step"] and (header[:1] != ["step"] or not {*_RATES} <= {*header}):
+                raise ValueError(
+                    f"{self._path} is not a log, since it lacks columns step, {', '.join(_RATES)}; "
+                    "give another path"
+                )
+            self._columns = [*header, *(name for name in values if name not in header)]
+            file = opened.enter_context(written.open("wb"))
+            file.write(_line(self._columns))
+            for line in lines:
+                # a line that a full disk or a crash cut off has too few cells, or no step
+                if len(line) == len(header) and line[0].isdecimal() and int(line[0]) <= last:
+                    file.write(_line(line + [""] * (len(self._columns) - len(line))))
+            file.flush()
+            os.fsync(file.fileno())
             written.replace(self._path)
-        finally:
-            written.unlink(missing_ok=True)
         self._file = self._path.open("ab", buffering=0)
 
-    def _lines(self) -> Generator[list[str], None, None]:
-        """The cells of each line of the file, the header first; nothing if there is no file."""
-        if self._path.exists():
-            with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
-                yield from csv.reader(file)
 
-
-def _values(progress: Progress) -> Values:
-    rates: list[float | None] = [None, None]
-    if progress.elapsed_rows:  # there is no rate after the first step, which compiles
-        rates = [round(progress.rows_per_s, 1), round(progress.wait_share, 4)]
-    hidden = {"step", *_RATES} & progress.metrics.keys()
-    if hidden:
-        raise ValueError(
-            f'a log has a "{min(hidden)}" of its own, so no metric can have that name; rename the metric'
-        )
-    return {**progress.metrics, **dict(zip(_RATES, rates, strict=True))}
-
-
-def _line(cells: list[Any]) -> str:
+def _line(cells: list[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    return text.getvalue().encode()
+
+
+class TensorBoardLog(_Log):
+    """A callback for `fit` that writes events for TensorBoard. Use it as a context manager.
+
+    Each metric is a scalar with the same name as in the history; "rows_per_s" and "wait_share" are two more. Each
+    run writes a new file into the folder. A resumed run makes TensorBoard hide the events of earlier files after
+    the step that it resumed from; a run that begins at its first step hides all of them. To compare trainings,
+    give each a folder. A loop of your own calls `write` instead.
+
+    It needs tensorboardX, but neither TensorFlow nor torch: `pip install '.[tensorboard]'` in the clone.
+
+    Args:
+      folder: the folder. It is made if there is none.
+      feed: whose metrics are written, too, at most once a second: accelerator utilisation, rates, times of the
+        stages. Their names begin with "feedline/"; docs/metrics.md lists them.
+
+    Raises:
+      TypeError: `folder` is not a path, or `feed` has no statistics.
+      ImportError: tensorboardX is not installed.
+      ValueError: at a report: a metric is called "step", "rows_per_s" or "wait_share".
+      OSError: at a report: the file cannot be written. The error names the folder.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> with TensorBoardLog(folder) as log:
+      ...     log(Progress(1, {"loss": 2.5}, 0, rows=64, elapsed_s=0.0, elapsed_rows=0, wait_s=0.0))
+      >>> [".tfevents." in path.name for path in folder.iterdir()]
+      [True]
+    """
+
+    def __init__(self, folder: Path | str, feed: HasStatistics | None = None) -> None:
+        super().__init__(folder, "folder")
+        if feed is not None:
+            check_feed(feed)
+        self._feed = feed
+        self._before: Statistics | None = None  # as they were written last, and when
+        self._before_s = -math.inf
+        # not its SummaryWriter: that writes in a thread, which ends at the first error, such as a full disk; then
+        # the training loop hangs as soon as ten more events wait for the thread
+        try:
+            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import masked_crc32c
+        except ModuleNotFoundError as error:
+            if error.name != "tensorboardX":
+                raise
+            raise ImportError(
+                "TensorBoardLog needs tensorboardX, which is not installed; from the clone: "
+                "pip install '.[tensorboard]'"
+            ) from error
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        self._checksum: Any = masked_crc32c
+
+    def _begin(self, values: Values, done: int) -> None:
+        self.close()
+        self._path.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (self._path / name).open("xb", buffering=0)
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._append(
+            self._framed(file_version="brain.Event:2")  # TensorBoard heeds SessionLog.START from this version on
+            + self._framed(step=done + 1, session_log=start)
+        )
+
+    def write(self, step: int, values: Values) -> None:
+        """Write values of a step, from a loop of your own.
+
+        The first step that is written begins the run: TensorBoard hides what earlier files hold from there on.
+
+        Args:
+          step: more than the last one; else a new run begins.
+          values: scalars by name. One that is still on a device is waited for.
+
+        Raises:
+          OSError: the file cannot be written.
+
+        Example:
+          >>> import tempfile
+          >>> with TensorBoardLog(tempfile.mkdtemp()) as log:
+          ...     for step in (10, 20, 30):
+          ...         log.write(step, {"loss": 1 / step})
+        """
+        self._write(
+            step, {name: None if value is None else float(value) for name, value in values.items()}, step - 1
+        )
+
+    def _record(self, step: int, values: Values) -> bytes:
+        of = self._summaries.Summary
+        values = {**values, **self._feed_scalars()}
+        known = [of.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
+        return self._framed(step=step, summary=of(value=known))
+
+    def _feed_scalars(self) -> dict[str, float]:
+        now_s = time.monotonic()
+        if self._feed is None or now_s - self._before_s < _SAMPLING_INTERVAL_S:
+            return {}
+        now = self._feed.statistics()
+        found = scalars(now, self._before, now_s - self._before_s)
+        self._before, self._before_s = now, now_s
+        return found
+
+    def _framed(self, **fields: Any) -> bytes:
+        """An event as the TFRecord format has it: length, checksum, bytes, checksum."""
+        event: bytes = self._events.Event(wall_time=time.time(), **fields).SerializeToString()
+        parts = (struct.pack("<Q", len(event)), event)
+        return b"".join(part + struct.pack("<I", self._checksum(part)) for part in parts)

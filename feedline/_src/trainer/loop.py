@@ -1,4 +1,4 @@
-"""The training loop: runs the step on every batch, at most two steps ahead of the host, and measures."""
+"""Loops over batches, at most two ahead of the host: training, which is measured, and evaluation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 import jax
 
 from feedline._src.errors import FeedError
-from feedline._src.trainer.modes import Program
-from feedline._src.trainer.task import Batch, State, rows_in
+from feedline._src.trainer.modes import Measure, Program
+from feedline._src.trainer.task import Batch, Metrics, Params, State, rows_in
 
-_AHEAD = 2  # steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that
-# the time in `next` is time waiting for input, and the number of batches in use is bounded
+_IN_FLIGHT = 2
+"""Steps that may run while the next batch is asked for: enough to hide dispatch, but few, so that time in `next`
+is time waiting for input, and the number of batches in use is bounded."""
 
 
 class NotFinite(FeedError):
@@ -117,7 +118,7 @@ def train(
             state, recent = program.step(state, recent, batch)
         running.append((recent, rows))
         ended = after_step(state, recent) if after_step else False
-        finish_to(_AHEAD if meter.steps else 0)
+        finish_to(_IN_FLIGHT if meter.steps else 0)
         if guard_transfers:
             guard = jax.transfer_guard("disallow")
         if ended:
@@ -212,3 +213,53 @@ class _Meter:
             elapsed_rows=self._rows - self._first_rows,
             wait_s=self._wait_s,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Means over a test set.
+
+    Attributes:
+      rows: rows counted.
+      metrics: "loss" and what the loss function measures besides: means over these rows.
+    """
+
+    rows: int
+    metrics: Mapping[str, float]
+
+
+class Evaluating:
+    """An evaluation on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
+
+    With several processes all of them make it with the same global batches, and get the same result. Each batch is
+    averaged on the devices; the averages are weighted by their rows and added on the host. All but the last
+    two are waited for, so training may go on while those run.
+
+    Args:
+      measure: (params, batch) → (metrics, rows), as in `modes.Program`.
+      batches: one pass over the test set.
+    """
+
+    def __init__(self, measure: Measure, params: Params, batches: Iterable[Batch]) -> None:
+        self._rows = 0
+        self._sums: dict[str, float] = {}
+        self._running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
+        for batch in batches:
+            self._running.append(measure(params, batch))
+            self._add(all_but=_IN_FLIGHT)
+
+    def result(self) -> Evaluation:
+        """Wait for the last batches. ValueError if there was no row to count."""
+        self._add(all_but=0)
+        if not self._rows:
+            raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
+        names = ["loss", *(name for name in self._sums if name != "loss")]  # jit sorts them
+        return Evaluation(self._rows, {name: self._sums[name] / self._rows for name in names})
+
+    def _add(self, all_but: int) -> None:
+        while len(self._running) > all_but:
+            metrics, rows = jax.device_get(self._running.popleft())
+            for name, mean in metrics.items():
+                if rows:  # the mean of no row may be NaN
+                    self._sums[name] = self._sums.get(name, 0.0) + float(mean) * int(rows)
+            self._rows += int(rows)

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from feedline._src.trainer.practices import Remat, rematerialised
-from feedline._src.trainer.task import Init, Loss, mean_of_valid
+from feedline._src.trainer.task import Init, Loss, Remat, mean_of_valid, rematerialised
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,16 +13,54 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from feedline._src.trainer.practices import Practices
 from feedline._src.trainer.task import Batch, Metrics, Params, State, Task, rows_in
 
 _log = logging.getLogger("feedline")
 
 Mode = Literal["jit_single", "jit_multi", "pmap"]
+Compute = Literal["float32", "bfloat16"]
 AXIS = "data"
 
 Step = Callable[[State, jax.Array, Batch], tuple[State, jax.Array]]
 Measure = Callable[[Params, Batch], tuple[Metrics, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Practices:
+    """How a step is compiled and run. The defaults are what measured better; docs/benchmarks.md shows the figures.
+
+    Attributes:
+      donate_state: the new state takes the memory of the old one. False: both exist at the same time.
+      donate_batch: a batch is deleted once its step is dispatched, so that its device memory is free when the step
+        is done, even if something still refers to it.
+      compute: "bfloat16": parameters and batch are cast for the loss function, in evaluations, too; parameters,
+        gradients and optimizer stay float32.
+      shard_state: parameters and optimizer are split over the devices of the batch's first axis (FSDP), leaf by
+        leaf along the largest axis that can be divided; XLA gathers what a layer needs. Only in mode "jit_multi".
+      guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
+        would be moved between host and devices without being asked for is an error.
+      save_asynchronously: a checkpoint is written while training continues. False: training waits.
+      evaluate_asynchronously: training continues once the batches of an evaluation are dispatched. False: it
+        waits.
+
+    Example:
+      >>> Practices(compute="bfloat16").donate_state
+      True
+    """
+
+    donate_state: bool = True
+    donate_batch: bool = False
+    compute: Compute = "float32"
+    shard_state: bool = False
+    guard_transfers: bool = True
+    save_asynchronously: bool = True
+    evaluate_asynchronously: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compute not in get_args(Compute):
+            raise ValueError(
+                f"Practices.compute must be one of {', '.join(get_args(Compute))}, got {self.compute!r}"
+            )
 
 
 class Program(NamedTuple):
@@ -65,7 +103,7 @@ def compiled(
     task: Task,
     mode: Mode,
     spec: Any,
-    practices: Practices = Practices(),  # noqa: B008  frozen
+    practices: Practices = Practices(),
     steps_per_call: int = 1,
 ) -> Program:
     """`task` for the devices of a feed.
@@ -106,9 +144,8 @@ def compiled(
     one = spec
     if steps_per_call > 1:
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), spec)
-    _check_valid(one)
     params = jax.eval_shape(lambda key: _checked_arrays(task.init(key)), jax.random.key(0))
-    _warn_of_unused_valid(task, params, one)
+    _check_valid(task, params, one)
     measured = jax.eval_shape(task.measure, params, one)[0]
     # jit and eval_shape sort the names of a dict
     names = ("loss", *(name for name in measured if name != "loss"))
@@ -127,8 +164,9 @@ def _program(
     """By jit: one program for the mesh, partitioned by XLA as the batch's sharding says.
 
     By pmap: one program on each device, with an explicit collective. The batch gets the leading axis that pmap
-    maps: [B, ...] → [devices, B / devices, ...]; no row moves to another device. The state is not mapped; with
-    several processes its arrays are replicated over the devices of this process, not over the mesh.
+    maps: [B, ...] → [devices, B / devices, ...]. No row moves to another device for that if the rows are split
+    over all axes of the mesh, in their order. The state is not mapped; with several processes its arrays are
+    replicated over the devices of this process, not over the mesh.
     """
     axis = AXIS if mode == "pmap" else None
     rows_axis = 0 if steps_per_call == 1 else 1
@@ -148,8 +186,13 @@ def _program(
     step: Any = one_step if steps_per_call == 1 else several
     donated = (0,) if practices.donate_state else ()
     if mode == "pmap":
-        _check_own_rows(mesh, spec, rows_axis)
         devices = list(mesh.devices.flat)
+        for leaf in jax.tree.leaves(spec):
+            if leaf.shape[rows_axis] % mesh.size:
+                raise ValueError(
+                    f'mode "pmap" gives each of {mesh.size} devices as many rows, and a batch has '
+                    f'{leaf.shape[rows_axis]}; take a batch size that {mesh.size} divides, or mode "jit_multi"'
+                )
         flat = Mesh(devices, (AXIS,))
         everywhere = NamedSharding(flat.local_mesh, P())
         shardings = jax.tree.map(lambda leaf: everywhere, like)
@@ -231,28 +274,22 @@ def _check_mode(mode: Mode) -> None:
         )
 
 
-def _check_valid(spec: Any) -> None:
-    """A leaf `valid` says which rows are padding: a user's own leaf of that name must not be taken for it."""
-    if isinstance(spec, Mapping) and "valid" in spec:
-        valid, rows = spec["valid"], rows_in(spec)
-        if valid.dtype != jnp.bool_ or valid.shape != (rows,):
-            raise TypeError(
-                f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
-                f"{valid.dtype}{list(valid.shape)}; rename yours"
-            )
-
-
-def _warn_of_unused_valid(task: Task, params: Params, spec: Any) -> None:
-    """Log a warning if the batches are padded and the loss does not use `valid`, so that padding counts."""
+def _check_valid(task: Task, params: Params, spec: Any) -> None:
+    """Refuse a leaf `valid` that is not about padding; warn if the loss does not use it, and so counts padding."""
     if not isinstance(spec, Mapping) or "valid" not in spec:
         return
+    valid, rows = spec["valid"], rows_in(spec)
+    if valid.dtype != jnp.bool_ or valid.shape != (rows,):
+        raise TypeError(
+            f'the leaf "valid" tells rows from padding, bool [{rows}], and here it is '
+            f"{valid.dtype}{list(valid.shape)}; rename yours"
+        )
 
     def with_valid(valid: jax.Array, params: Params, batch: Batch) -> Any:
         return task.means(params, {**batch, "valid": valid})
 
-    traced = jax.make_jaxpr(with_valid)(spec["valid"], params, spec).jaxpr
-    valid = traced.invars[0]
-    if not any(used is valid for equation in traced.eqns for used in equation.invars):
+    traced = jax.make_jaxpr(with_valid)(valid, params, spec).jaxpr
+    if not any(used is traced.invars[0] for equation in traced.eqns for used in equation.invars):
         _log.warning(
             'the batches have the leaf "valid", which is False for rows that must not count, and the loss does '
             "not use it, so these rows count; take means with feedline.trainer.mean_of_valid(values, batch)"
@@ -294,21 +331,3 @@ def _split(leaf: jax.ShapeDtypeStruct, mesh: Mesh, axes: str | tuple[str, ...] |
     shards = math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
     length, axis = max(((n, -i) for i, n in enumerate(leaf.shape) if n % shards == 0), default=(0, 0))
     return P(*[None] * -axis, axes) if length else P()
-
-
-def _check_own_rows(mesh: Mesh, spec: Any, axis: int) -> None:
-    """ValueError if not every device has rows of its own, in the mesh's order of the devices."""
-    size = mesh.size
-    for path, leaf in jax.tree_util.tree_leaves_with_path(spec):
-        rows = leaf.shape[axis] // size
-        begins = {d: index[axis].start or 0 for d, index in leaf.sharding.devices_indices_map(leaf.shape).items()}
-        expected = (*leaf.shape[:axis], rows, *leaf.shape[axis + 1 :])
-        shard = leaf.sharding.shard_shape(leaf.shape)
-        in_order = [begins[device] for device in mesh.devices.flat] == [i * rows for i in range(size)]
-        if shard != expected or not in_order:
-            name = jax.tree_util.keystr(path) or "the batch"
-            raise ValueError(
-                f'mode "pmap" gives each of {size} devices rows of its own, but {name} '
-                f"{list(leaf.shape)} has shards {list(shard)} by {leaf.sharding.spec}; split its rows over all "
-                'axes of the mesh, in their order, or use mode "jit_multi"'
-            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ Init = Callable[[jax.Array], Params]
 """key → parameters."""
 Loss = Callable[[Params, Batch], tuple[jax.Array, Metrics]]
 """(parameters, batch) → (mean loss [], means of other metrics, each [])."""
+Remat = Literal["none", "all", "cheap"]
+"""Which results of a layer are computed again for the gradient: "none"; "all", so that only the layer's input is
+kept; "cheap", so that its matrix product is kept, too."""
 
 
 class State(NamedTuple):
@@ -152,26 +155,44 @@ def mean_of_valid(values: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Arra
     return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
 
 
+def rematerialised(layer: Callable[..., jax.Array], remat: Remat) -> Callable[..., jax.Array]:
+    """A layer of a model, of which some results are computed again for the gradient instead of being kept.
+
+    Args:
+      layer: a pure function of arrays.
+
+    Raises:
+      ValueError: `remat` is unknown.
+
+    Example:
+      >>> rematerialised(jax.numpy.sin, "none") is jax.numpy.sin
+      True
+    """
+    if remat not in get_args(Remat):
+        raise ValueError(f"remat must be one of {', '.join(get_args(Remat))}, got {remat!r}")
+    if remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "cheap" else None
+    done: Callable[..., jax.Array] = jax.checkpoint(layer, policy=policy)
+    return done
+
+
 def _checked(result: Any) -> tuple[jax.Array, Metrics]:
     """What a loss function returned, if it is a pair of a scalar and a dict of scalars."""
     rule = "loss(params, batch) must return (loss, metrics): a float scalar and a dict of scalars, {} for none"
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        if isinstance(result, tuple) and len(result) == 2:
-            found = f"({type(result[0]).__name__}, {type(result[1]).__name__})"
-        raise TypeError(f"{rule}; it returned {found}")
-    loss, metrics = jnp.asarray(result[0]), result[1]
+        of = f"({', '.join(type(each).__name__ for each in result)})" if isinstance(result, tuple) else ""
+        raise TypeError(f"{rule}; it returned {of or type(result).__name__}")
+    loss, metrics = result
     for name in metrics:
-        if not isinstance(name, str):
-            raise TypeError(f"{rule}; the names of metrics are strings, got {name!r}")
-        if name in ("loss", "step") or name.startswith("eval_"):
-            raise TypeError(f'{rule}; the name "{name}" means something else in the history: rename that metric')
+        if not isinstance(name, str) or name in ("loss", "step") or name.startswith("eval_"):
+            raise TypeError(f"{rule}; {name!r} is no string, or means something else in the history: rename it")
     for name, value in {"loss": loss, **metrics}.items():
         if isinstance(value, Mapping | list | tuple):
             raise TypeError(f"{rule}; its {name} is a {type(value).__name__}: give each number a name of its own")
-        array = jnp.asarray(value)
-        if array.shape:
-            raise TypeError(f"{rule}; its {name} is {array.dtype}{list(array.shape)}: take the mean over the rows")
+        if shape := jnp.shape(value):
+            raise TypeError(f"{rule}; its {name} has the shape {list(shape)}: take the mean over the rows")
+    loss = jnp.asarray(loss)
     if not jnp.issubdtype(loss.dtype, jnp.floating):
         raise TypeError(f"{rule}; its loss is {loss.dtype}")
     return loss, metrics

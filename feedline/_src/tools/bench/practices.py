@@ -25,8 +25,7 @@ from feedline._src.tools.bench.modes import step_s
 from feedline._src.tools.bench.workload import PRESETS, Workload
 from feedline._src.trainer.fitting import fit
 from feedline._src.trainer.loop import train
-from feedline._src.trainer.modes import AXIS, compiled, mesh_for
-from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.modes import AXIS, Practices, compiled, mesh_for
 
 COLUMNS = "practice                workload     on ms   off ms   on ÷ off            on MiB  off MiB"
 _BATCHES = 4  # in the data

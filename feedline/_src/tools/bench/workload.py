@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
-from feedline._src.trainer.practices import Remat, rematerialised
-from feedline._src.trainer.task import Task
+from feedline._src.trainer.task import Remat, Task, rematerialised
 
 Rows = dict[str, npt.NDArray[Any]]
 

@@ -24,14 +24,12 @@ from feedline._src.tools.cli.interrupt import EndedBySignal, interrupts_wait
 from feedline._src.tools.train import labelled
 from feedline._src.tools.train.labelled import Labelled
 from feedline._src.tools.train.options import DEFAULT_SAVE_EVERY, TrainOptions
-from feedline._src.trainer.evaluate import Evaluation
 from feedline._src.trainer.fitting import Fitted, fit
 from feedline._src.trainer.live import LiveLine
-from feedline._src.trainer.loop import Progress
+from feedline._src.trainer.loop import Evaluation, Progress
 from feedline._src.trainer.memory import MemoryWatch
 from feedline._src.trainer.model import Sizes, classifier
-from feedline._src.trainer.modes import AXIS, mesh_for
-from feedline._src.trainer.practices import Practices
+from feedline._src.trainer.modes import AXIS, Practices, mesh_for
 
 _CLOSE_S = 2.0  # the process exits soon, which ends a thread that is stuck in a read
 
