@@ -26,7 +26,7 @@ mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
 shardings = {name: NamedSharding(mesh, PartitionSpec(name)) for name in mesh.axis_names}
 rows = {name: feedline.local_rows(sharding, 12).tolist() for name, sharding in shardings.items()}
 plans = {name: feedline.FeedOptions(np.zeros(24), 12, sharding).plan() for name, sharding in shardings.items()}
-planned = {name: {part.process: part.rows.tolist() for part in plan.parts} for name, plan in plans.items()}
+planned = {name: {reads.process: reads.rows.tolist() for reads in plan.reads} for name, plan in plans.items()}
 print(json.dumps([jax.process_index(), [device.id for device in jax.local_devices()], rows, planned]))
 """
 

@@ -59,10 +59,10 @@ def layouts(draw):
 def test_a_process_reads_what_its_devices_hold(shardings, processes):
     rows = {name: np.zeros((32, *shape[1:]), np.int16) for name, shape in SHAPES.items()}
     plan = plan_of(rows, 16, shardings, processes)
-    assert [part.process for part in plan.parts] == list(range(processes))
-    for part in plan.parts:
-        own = range(part.process * 8 // processes, (part.process + 1) * 8 // processes)
-        assert list(part.devices) == list(own)
+    assert [reads.process for reads in plan.reads] == list(range(processes))
+    for reads in plan.reads:
+        own = range(reads.process * 8 // processes, (reads.process + 1) * 8 // processes)
+        assert list(reads.devices) == list(own)
         read_rows, bytes_read = np.zeros(16, bool), 0
         for name, sizes in SHAPES.items():
             held = np.zeros(sizes, bool)
@@ -71,13 +71,13 @@ def test_a_process_reads_what_its_devices_hold(shardings, processes):
                     held[index] = True
             # the smallest rectangle around what the devices hold
             sides = [np.flatnonzero(held.any(axis=tuple(set(range(held.ndim)) - {i}))) for i in range(held.ndim)]
-            leaf = part.leaves[f"batch['{name}']"]
+            leaf = reads.leaves[f"batch['{name}']"]
             for side, expected in zip([leaf.rows, *leaf.column_indices], sides, strict=True):
                 np.testing.assert_array_equal(side, expected)
             read_rows[sides[0]] = True
             bytes_read += 2 * math.prod(len(side) for side in sides)
-        assert part.rows.tolist() == np.flatnonzero(read_rows).tolist()
-        assert (part.local_bytes, part.read_bytes, part.cuts) == (bytes_read, 0, False)
+        assert reads.rows.tolist() == np.flatnonzero(read_rows).tolist()
+        assert (reads.local_bytes, reads.read_bytes, reads.cuts) == (bytes_read, 0, False)
 
 
 @settings(max_examples=30)
@@ -93,9 +93,9 @@ def test_a_mesh_that_is_not_there_has_the_same_plan(shardings, processes):
         for each in (there, absent)
     )
     assert (plan.memory, plan.multiple_of, plan.epoch) == (other.memory, other.multiple_of, other.epoch)
-    for part, same in zip(plan.parts, other.parts, strict=True):
-        assert (part.devices, part.local_bytes) == (same.devices, same.local_bytes)
-        for name, leaf in part.leaves.items():
+    for reads, same in zip(plan.reads, other.reads, strict=True):
+        assert (reads.devices, reads.local_bytes) == (same.devices, same.local_bytes)
+        for name, leaf in reads.leaves.items():
             for ours, theirs in zip(
                 (leaf.rows, *leaf.column_indices),
                 (same.leaves[name].rows, *same.leaves[name].column_indices),
@@ -106,11 +106,11 @@ def test_a_mesh_that_is_not_there_has_the_same_plan(shardings, processes):
 
 def test_one_process_is_that_of_all():
     whole, one = plan_of(ROWS, 16, processes=4), plan_of(ROWS, 16, processes=4, process=2)
-    (part,) = one.parts
-    assert (part.process, part.devices) == (2, (4, 5))
-    np.testing.assert_array_equal(part.rows, whole.parts[2].rows)
+    (reads,) = one.reads
+    assert (reads.process, reads.devices) == (2, (4, 5))
+    np.testing.assert_array_equal(reads.rows, whole.reads[2].rows)
     assert (one.memory, one.processes) == (whole.memory, 4)
-    np.testing.assert_array_equal(plan_of(ROWS, 16, processes=None).parts[0].rows, feedline.local_rows(DATA, 16))
+    np.testing.assert_array_equal(plan_of(ROWS, 16, processes=None).reads[0].rows, feedline.local_rows(DATA, 16))
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_whole_rows_are_read_where_a_source_cannot_read_columns():
     """z: int16[8] of which a process places 4; y: float64, placed as float32. Each process reads all 16 rows."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
     plan = plan_of(Whole(), 16, {"z": NamedSharding(mesh, P(None, "data")), "y": NamedSharding(mesh, P())}, 2)
-    for part in plan.parts:
-        assert (part.rows.tolist(), part.cuts, part.by_leaf) == (list(range(16)), True, False)
-        assert part.local_bytes == 16 * (4 * 2 + 4)
-        assert part.read_bytes == 16 * (8 * 2 + 8)
+    for reads in plan.reads:
+        assert (reads.rows.tolist(), reads.cuts, reads.by_leaf) == (list(range(16)), True, False)
+        assert reads.local_bytes == 16 * (4 * 2 + 4)
+        assert reads.read_bytes == 16 * (8 * 2 + 8)
 
 
 # --- memory, by hand ---
@@ -158,8 +158,8 @@ def test_whole_rows_are_read_where_a_source_cannot_read_columns():
 def test_memory_by_hand():
     """32 rows on 4 shards, in 2 processes of 2 shards each: 16 rows a process, 8 a device."""
     plan = plan_of(ROWS, 32, processes=2)
-    assert [part.local_bytes for part in plan.parts] == [16 * 56] * 2
-    assert [part.read_bytes for part in plan.parts] == [16 * 40] * 2
+    assert [reads.local_bytes for reads in plan.reads] == [16 * 56] * 2
+    assert [reads.read_bytes for reads in plan.reads] == [16 * 40] * 2
     assert plan.memory == (3 * 16 * 56, 7 * 16 * 56, 3 * 16 * 40, 0, 4 * 8 * 56)
 
 
@@ -177,10 +177,10 @@ def test_auto_is_planned_with_the_numbers_to_begin_with():
 
 @pytest.mark.parametrize("transform", [None, lambda batch, rows: {"x": batch["x"][:, :2]}])
 def test_a_host_batch_is_as_large_as_the_buffers_of_a_feed(transform):
-    (part,) = plan_of(ROWS, 32, transform=transform).parts
+    (reads,) = plan_of(ROWS, 32, transform=transform).reads
     with feedline.Feed(ROWS, 32, DATA, transform=transform) as feed:
         form = feed._stages.access.buffers.staging._form
-    assert part.local_bytes + part.read_bytes == sum(math.prod(shape) * dtype.itemsize for shape, dtype in form)
+    assert reads.local_bytes + reads.read_bytes == sum(math.prod(shape) * dtype.itemsize for shape, dtype in form)
 
 
 # --- beside a feed ---
@@ -246,7 +246,7 @@ import feedline
 sharding = NamedSharding(AbstractMesh((4096, 4), ("data", "model")), PartitionSpec("data", "model"))
 options = feedline.FeedOptions({"x": np.zeros((10_000, 8))}, 8192, sharding, remainder="pad")
 plan = options.plan(processes=2048, process=2047)
-print(plan.parts[0].rows.tolist(), plan.parts[0].devices, plan.memory.device_bytes)
+print(plan.reads[0].rows.tolist(), plan.reads[0].devices, plan.memory.device_bytes)
 """
 
 
@@ -403,7 +403,7 @@ def test_leaves_that_no_batch_size_fits_are_an_error(shape, spec):
 )
 def test_lanes(lanes, processes, owners, window):
     plan = plan_of(feedline.Lanes(make_lane, lanes), 12, processes=processes)
-    assert [part.lanes for part in plan.parts] == owners
+    assert [reads.lanes for reads in plan.reads] == owners
     assert (plan.rows, plan.lanes, plan.epoch, plan.length, plan.whole_sizes()) == (None, lanes, None, None, None)
     assert plan.settings.buffer == window
     assert plan.memory.host_bytes == (window + 1) * 12 * 4 // processes

@@ -53,8 +53,8 @@ _Leaves = Mapping[str, jax.ShapeDtypeStruct]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ProcessPart:
-    """The part of each global batch that one process reads and places.
+class ProcessReads:
+    """What one process reads and places of each global batch.
 
     Attributes:
       process: its index.
@@ -91,7 +91,7 @@ class Plan:
       lanes: of a stream; 0: rows with random access.
       row_spec: tree of `jax.ShapeDtypeStruct` of one row, in the dtypes of the source.
       spec: tree of `jax.ShapeDtypeStruct` with shardings, of what `next(feed)` returns. It is for batches of
-        `fitting_size` rows, as are `leaves`, `parts` and `memory`.
+        `fitting_size` rows, as are `leaves`, `reads` and `memory`.
       leaves: {name: `jax.ShapeDtypeStruct` with its sharding} of one global batch, in the order in which JAX
         flattens it. Names are those of error messages: "batch['image']".
       batch_size: rows in the global batch that is asked for; the first of sizes that change.
@@ -101,7 +101,7 @@ class Plan:
       problems: why a feed refuses these options, each with a change that works. Empty: it accepts them, unless
         rows cannot be read or the machine lacks something.
       processes: the number of processes among which the devices are divided.
-      parts: of each process that owns a device of the sharding, or of the one that was asked for.
+      reads: of each process that owns a device of the sharding, or of the one that was asked for.
       remainder: as in the options.
       epoch: an epoch in batches of `batch_size`: `steps` and rows `left_out` with remainder "drop", `padded_steps`
         and `padding` rows with "pad". None where `rows` is.
@@ -124,7 +124,7 @@ class Plan:
       >>> plan = options.plan(processes=4)
       >>> plan
       <Plan: 64 rows a batch, 4 processes, 576 bytes a process, 384 bytes a device, no problems>
-      >>> plan.parts[1].rows[[0, -1]].tolist(), plan.parts[1].local_bytes
+      >>> plan.reads[1].rows[[0, -1]].tolist(), plan.reads[1].local_bytes
       ([16, 31], 192)
       >>> plan.epoch.steps, plan.epoch.left_out, plan.multiple_of
       (15, 40, 8)
@@ -143,7 +143,7 @@ class Plan:
     shards: int
     problems: tuple[str, ...]
     processes: int
-    parts: tuple[ProcessPart, ...]
+    reads: tuple[ProcessReads, ...]
     remainder: Remainder
     epoch: Epoch | None
     length: int | None
@@ -176,7 +176,7 @@ def plan_of(
       out: the spec of a row after the transform; without one that of the source.
       asked: the options.
       processes: the devices of each process.
-      process: None: the parts of all processes are computed.
+      process: None: of all processes.
 
     Raises:
       ValueError, TypeError: the sharding cannot divide the leaves, whatever the batch size; or `process` has no
@@ -201,7 +201,7 @@ def plan_of(
             f"a plan is for a process that owns a device of the sharding, and process {process} owns none; "
             f"process={next(iter(owners))} does"
         )
-    parts = [batches.part(index, owners[index]) for index in (owners if process is None else [process])]
+    reads = [batches.reads_of(index, owners[index]) for index in (owners if process is None else [process])]
     settings = asked.first_settings(default_threads=0)
     if source.lanes:
         everywhere = len({batches.lanes(devices) for devices in owners.values()}) == 1
@@ -219,12 +219,12 @@ def plan_of(
         shards=shards,
         problems=tuple(problems),
         processes=len(processes),
-        parts=tuple(parts),
+        reads=tuple(reads),
         remainder=asked.remainder,
         epoch=None if source.rows is None else Epoch.of(source.rows, asked.first_batch_size),
         length=None if problems else _length(source.rows, asked),
         settings=settings,
-        memory=_memory(batches.leaves, parts, asked.steps_per_call, settings),
+        memory=_memory(batches.leaves, reads, asked.steps_per_call, settings),
     )
 
 
@@ -326,7 +326,7 @@ class _Batches:
             for name, parts in self._parts.items()
         }
 
-    def part(self, process: int, devices: Collection[int]) -> ProcessPart:
+    def reads_of(self, process: int, devices: Collection[int]) -> ProcessReads:
         """What a process with these devices reads and places."""
         plans, row = self._plans(devices), self._source.spec.leaves
         of_rows = [plans[name] for name in self._of_rows]
@@ -343,7 +343,7 @@ class _Batches:
         # without a transform, a leaf that needs no change is read into the memory from which it is placed
         before = read if transformed else [form for form, after in zip(read, placed, strict=True) if form != after]
         own = [(plan.local_shape, self.leaves[name].dtype) for name, plan in plans.items()]
-        return ProcessPart(
+        return ProcessReads(
             process=process,
             devices=tuple(sorted(devices)),
             rows=rows,
@@ -381,11 +381,11 @@ def _length(rows: int | None, asked: Asked) -> int | None:
     return None if batches == ENDLESS else batches // asked.steps_per_call
 
 
-def _memory(leaves: _Leaves, parts: Sequence[ProcessPart], steps: int, settings: Settings) -> Memory:
+def _memory(leaves: _Leaves, reads: Sequence[ProcessReads], steps: int, settings: Settings) -> Memory:
     shards = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in leaves.values()]
     return Memory.of(
-        steps * max(part.local_bytes for part in parts),
-        steps * max(part.read_bytes for part in parts),
+        steps * max(each.local_bytes for each in reads),
+        steps * max(each.read_bytes for each in reads),
         steps * _bytes(shards),
         settings,
     )

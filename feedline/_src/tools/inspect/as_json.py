@@ -51,21 +51,21 @@ def _reads(plan: Plan) -> list[dict[str, Any]]:
     """What each process supplies."""
     return [
         {
-            "process": part.process,
-            "devices": part.devices,
-            "rows": spans(part.rows),
-            **({"lanes": part.lanes} if plan.lanes else {}),
-            "local_bytes": part.local_bytes,
-            "read_bytes": part.read_bytes,
+            "process": reads.process,
+            "devices": reads.devices,
+            "rows": spans(reads.rows),
+            **({"lanes": reads.lanes} if plan.lanes else {}),
+            "local_bytes": reads.local_bytes,
+            "read_bytes": reads.read_bytes,
             "leaves": {
                 leaf_title(name): {
                     "rows": spans(leaf.rows),
                     "columns": [spans(axis) for axis in leaf.column_indices],
                 }
-                for name, leaf in part.leaves.items()
+                for name, leaf in reads.leaves.items()
             },
         }
-        for part in plan.parts
+        for reads in plan.reads
     ]
 
 
@@ -77,8 +77,8 @@ def _devices(plan: Plan) -> list[dict[str, Any]]:
             rows, *columns = [list(part.indices(size)[:2]) for part, size in zip(index, leaf.shape, strict=True)]
             holds.setdefault(device, {})[leaf_title(name)] = {"rows": rows, "columns": columns}
     return [
-        {"device": device, "process": part.process, "leaves": holds[device]}
-        for part in plan.parts
-        for device in part.devices
+        {"device": device, "process": reads.process, "leaves": holds[device]}
+        for reads in plan.reads
+        for device in reads.devices
         if device in holds
     ]

@@ -48,7 +48,7 @@ def _parts(source: str, target: Target, plan: Plan) -> Iterator[RenderableType]:
     yield from _where(target.mesh.shape, plan)
     yield from _drawings(plan)
     yield _processes(plan)
-    if any(part.cuts for part in plan.parts):
+    if any(reads.cuts for reads in plan.reads):
         yield "Each process reads whole rows, and cuts the columns for its devices afterwards."
     yield Text(f"\nMemory for batches of {size} rows", "bold")
     yield from _memory(target.options, plan)
@@ -108,7 +108,7 @@ def _where(mesh: Mapping[str, int], plan: Plan) -> Iterator[RenderableType]:
     yield f"Mesh {axes}: {counted(devices, 'device')} in {counted(plan.processes, 'process')}{each}."
     used = {device for leaf in plan.leaves.values() for device in device_parts(leaf.sharding, leaf.shape)}
     if len(used) < devices:
-        idle = plan.processes - len(plan.parts)
+        idle = plan.processes - len(plan.reads)
         yield f"The feed uses {len(used)} of them."
         if idle:
             yield f"{counted(idle, 'process')} without one of these cannot build it."
@@ -122,14 +122,14 @@ def _processes(plan: Plan) -> Table:
     table = Table(
         "process", "devices", "reads rows", *(["lanes"] if plan.lanes else []), "bytes a batch", box=SIMPLE
     )
-    for group in _groups(len(plan.parts), _MAX_PROCESSES):
+    for group in _groups(len(plan.reads), _MAX_PROCESSES):
         if len(group) > 1:
             table.add_row(f"… {len(group)} more")
             continue
-        part = plan.parts[group[0]]
-        lanes = [in_spans(spans(part.lanes))] if plan.lanes else []
-        cells = [str(part.process), in_spans(spans(part.devices)), in_spans(spans(part.rows)), *lanes]
-        table.add_row(*cells, in_bytes(part.local_bytes), style=_colour(part.process))
+        reads = plan.reads[group[0]]
+        lanes = [in_spans(spans(reads.lanes))] if plan.lanes else []
+        cells = [str(reads.process), in_spans(spans(reads.devices)), in_spans(spans(reads.rows)), *lanes]
+        table.add_row(*cells, in_bytes(reads.local_bytes), style=_colour(reads.process))
     return table
 
 
@@ -173,7 +173,7 @@ def _blocks(leaf: Any) -> _Blocks:
 
 
 def _grid(plan: Plan, divided: list[_Blocks]) -> Table:
-    process_of = {device: part.process for part in plan.parts for device in part.devices}
+    process_of = {device: reads.process for reads in plan.reads for device in reads.devices}
     blocks = divided[0]
     rows, columns = _groups(len(blocks.rows), _MAX_BLOCKS), _groups(len(blocks.columns), _MAX_COLUMNS)
     table = Table("rows", *(_columns(divided, group) for group in columns), box=SQUARE)
