@@ -3,13 +3,12 @@
 ::
 
     main      the table of subcommands, above all folders
-    cli/      what subcommands share: help, progress, what Ctrl-C does
+    cli/      what subcommands share: help, progress, SOURCE and its options, what Ctrl-C does
     inspect/  what a feed will read and place, without devices
     audit/    does a program deliver the same rows on other layouts?
     doctor/   what keeps a machine, a feed or a running job from being fast
       inside/   what it observes inside of a job
-    bench/    throughput on this machine
-      scale/    what one process out of thousands does and sends
+    bench/    rows/s of a feed, and what modes and practices of the trainer bring, on this machine
     convert/  rows of any source as files of one format, in shards
     launch/   one command as several processes on this machine
     train/    trains the bundled MLP

@@ -24,7 +24,6 @@ from feedline._src.tools.convert.rows import Columns, Rows
 FormatName = Literal["array_record", "npy", "parquet", "zarr"]
 _FASTEST: tuple[FormatName, ...] = ("npy", "array_record", "parquet")
 """The first one that can hold the rows is the default."""
-_NPY_ALIGNMENT = 64
 
 
 def choose_format(name: str | None, rows: Rows) -> FormatName:
@@ -131,8 +130,6 @@ def _described(row: np.dtype[Any]) -> Any:
 
 def _packed(columns: Columns, row: np.dtype[Any]) -> bytes:
     """The rows one after the other, and the leaves of each one after the other."""
-    if row.hasobject:
-        raise TypeError("they have bytes of any length")
     rows = np.empty(len(next(iter(columns.values()))), row)
     for leaf, column in columns.items():
         inside: Any = rows
@@ -143,17 +140,13 @@ def _packed(columns: Columns, row: np.dtype[Any]) -> bytes:
 
 
 def _write_npy(path: Path, row: np.dtype[Any], chunks: Iterable[Columns], rows: int, _: int) -> None:
-    described = {
-        "descr": np.lib.format.dtype_to_descr(row.base),
-        "fortran_order": False,
-        "shape": (rows, *row.shape),
-    }
-    text = repr(described).encode()
-    magic = np.lib.format.magic(3, 0)  # names in UTF-8; NumPy's public functions write versions 1 and 2 only
-    padding = -(len(magic) + 4 + len(text) + 1) % _NPY_ALIGNMENT
-    header = text + b" " * padding + b"\n"
-    with path.open("xb") as file:  # not by a memory map: under one, a full disk ends the process with SIGBUS
-        file.write(magic + len(header).to_bytes(4, "little") + header)
+    if row.hasobject:
+        raise TypeError("they have bytes of any length")
+    mapped = np.lib.format.open_memmap(path, "w+", row.base, (rows, *row.shape), version=(3, 0))
+    start = mapped.offset
+    del mapped  # it is not written to: under a map, a full disk ends the process with SIGBUS
+    with path.open("r+b") as file:
+        file.seek(start)
         for columns in chunks:
             file.write(_packed(columns, row))
 
