@@ -25,7 +25,7 @@ COMMANDS = {
     "convert": "convert.command:Convert",
     "audit": "audit.command:Audit",
     "bench": "bench.command:Bench",
-    "diagnose": "doctor.diagnose_command:Diagnose",
+    "diagnose": "doctor.command:Diagnose",
     "doctor": "doctor.command:Doctor",
 }
 """Module and class of each subcommand: a dataclass of its options, whose `run` returns the exit code."""

@@ -2,7 +2,7 @@
 
 A map::
 
-    command     `feedline doctor`; diagnose_command: `feedline diagnose`
+    command     `feedline doctor` and `feedline diagnose`
     check       the result of a check, the exit code, and how results are shown
     machine     checks of this machine: processors, memory, the disk, settings, versions
       devices     of its accelerators: bandwidth, the link, overlap

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from feedline._src.cluster.cgroups import limits
 from feedline._src.tools.audit.layouts import AXES, Layout
 from feedline._src.tools.audit.target import build_feed, load_make_feed
 from feedline._src.tools.doctor.batches import Leaf, batch_checks
 from feedline._src.tools.doctor.check import Check, judged
-from feedline._src.tools.doctor.machine import processors
+from feedline._src.tools.doctor.machine import allowed_processors, usable
 
 _BATCHES = 3
 
@@ -39,7 +40,8 @@ def feed_checks(target: str) -> Iterator[Check]:
         statistics = feed.statistics()
     yield from batch_checks(leaves)
     yield check_prefetch(feed.prefetch)
-    yield check_feed_threads(statistics.threads + statistics.workers, processors().usable)
+    processors = usable(len(allowed_processors()), limits().processors)
+    yield check_feed_threads(statistics.threads + statistics.workers, processors)
 
 
 def leaves_of(batches: Iterable[Any]) -> list[Leaf]:
@@ -67,15 +69,15 @@ def check_prefetch(prefetch: int) -> Check:
     )
 
 
-def check_feed_threads(readers: int, usable: int) -> Check:
+def check_feed_threads(readers: int, processors: int) -> Check:
     """Compare reading threads and workers with the processors of this process."""
     return judged(
         "reading threads",
-        "ok" if readers <= max(2, usable) else "warning",
-        f"{readers} reading threads and workers on {usable} processors",
-        f"Reading(threads={usable}), or more processors for the process",
+        "ok" if readers <= max(2, processors) else "warning",
+        f"{readers} reading threads and workers on {processors} processors",
+        f"Reading(threads={processors}), or more processors for the process",
         "threads that compute take the processors from each other, and from the training thread; threads that "
         "wait for a slow disk or a network do not",
         threads_and_workers=readers,
-        processors=usable,
+        processors=processors,
     )

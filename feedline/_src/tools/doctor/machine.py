@@ -23,7 +23,7 @@ from feedline._src.cluster.cgroups import GroupLimits, limits
 from feedline._src.cluster.cores import own_cores
 from feedline._src.cluster.topology import Topology, as_list, topology
 from feedline._src.tools.doctor import devices
-from feedline._src.tools.doctor.check import Check, attempt, judged, size, unknown
+from feedline._src.tools.doctor.check import Check, Severity, attempt, judged, size, unknown
 
 _SHARED_BYTES = 1 << 30
 _FREE_SHARE = 0.1
@@ -52,8 +52,12 @@ def machine_checks(environ: Mapping[str, str], data: Path | None) -> Iterator[Ch
     """
     installed = _installed("grain", "jaxlib", *_PLUGINS.values())
     platforms = environ.get("JAX_PLATFORMS", "")
-    yield attempt("threads and processors", lambda: check_threads(processors()))
-    yield attempt("affinity of processors and memory", lambda: check_affinity(processors().allowed, topology()))
+    allowed, threads = allowed_processors(), min(max(own_cores(), 2), 16)  # the default of Reading(threads=None)
+    yield attempt(
+        "threads and processors",
+        lambda: check_threads(os.cpu_count() or 1, len(allowed), limits().processors, threads),
+    )
+    yield attempt("affinity of processors and memory", lambda: check_affinity(allowed, topology()))
     yield attempt("free memory", lambda: check_memory(memory()))
     yield attempt("shared memory", lambda: check_shared_memory(*shared_memory()))
     yield attempt("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
@@ -85,93 +89,84 @@ def _data_checks(data: Path | None) -> Iterator[Check]:
     yield attempt("disk read rate", lambda: check_read_rate(*read_rate(files), accelerators))
 
 
-class Processors(NamedTuple):
-    """The processors of this machine that this process may use.
+def allowed_processors() -> frozenset[int]:
+    """The processors on which this process may run (its affinity)."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
-    Attributes:
+
+def usable(allowed: int, quota: float | None) -> int:
+    """How many processors the affinity and the quota of the cgroup leave, at least 1."""
+    return max(1, min(allowed, math.ceil(quota or allowed)))
+
+
+def check_threads(present: int, allowed: int, quota: float | None, threads: int) -> Check:
+    """Compare threads with the processors that this process really has.
+
+    Args:
       present: processors of the machine.
-      allowed: those on which this process may run (its affinity).
+      allowed: processors on which this process may run.
       quota: processors that the cgroup grants; None without a limit.
-      reading_threads: threads that a feed starts by default.
+      threads: reading threads that a feed starts by default.
     """
-
-    present: int
-    allowed: frozenset[int]
-    quota: float | None
-    reading_threads: int
-
-    @property
-    def usable(self) -> int:
-        """How many processors the affinity and the quota leave, at least 1."""
-        return max(1, min(len(self.allowed), math.ceil(self.quota or len(self.allowed))))
-
-
-def processors() -> Processors:
-    """What this process may use."""
-    present = os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(present)
-    threads = min(max(own_cores(), 2), 16)  # the default of Reading(threads=None)
-    return Processors(present, frozenset(allowed), limits().processors, threads)
-
-
-def check_threads(found: Processors) -> Check:
-    """Compare threads with the processors that this process really has."""
-    name, usable, allowed = "threads and processors", found.usable, len(found.allowed)
-    measured: dict[str, Any] = {"present": found.present, "allowed": allowed, "quota": found.quota}
-    measured["reading_threads"] = found.reading_threads
-    if usable < allowed:
-        return judged(
-            name,
-            "warning",
-            f"the cgroup grants {found.quota:g} processors, but libraries count {allowed}; a feed starts "
-            f"{found.reading_threads} reading threads by default",
-            f"grant the job more processors, or set Reading(threads={usable}) and OMP_NUM_THREADS={usable}",
+    count = usable(allowed, quota)
+    finding = f"{count} processors, {threads} reading threads by default"
+    fix = "give the process more processors: srun --cpus-per-task, taskset, docker run --cpus"
+    why = "reading, placement and the training thread share that processor, so they cannot overlap"
+    if count == 1:
+        finding = f"this process may use 1 of {present} processors"
+    if count < allowed:
+        finding = (
+            f"the cgroup grants {quota:g} processors, but libraries count {allowed}; a feed starts {threads} "
+            "reading threads by default"
+        )
+        fix = f"grant the job more processors, or set Reading(threads={count}) and OMP_NUM_THREADS={count}"
+        why = (
             "when all threads together have used the quota, the kernel stops all of them until the next period of "
-            "0.1 s, the training thread as well",
-            **measured,
+            "0.1 s, the training thread as well"
         )
-    if usable == 1:
-        return judged(
-            name,
-            "warning",
-            f"this process may use 1 of {found.present} processors",
-            "give the process more processors: srun --cpus-per-task, taskset, docker run --cpus",
-            "reading, placement and the training thread share that processor, so they cannot overlap",
-            **measured,
-        )
-    finding = f"{usable} processors, {found.reading_threads} reading threads by default"
-    return judged(name, "ok", finding, **measured)
+    return judged(
+        "threads and processors",
+        "warning" if count == 1 or count < allowed else "ok",
+        finding,
+        fix,
+        why,
+        present=present,
+        allowed=allowed,
+        quota=quota,
+        reading_threads=threads,
+    )
 
 
 def check_affinity(allowed: Set[int], found: Topology) -> Check:
     """Whether the processors of this process are on the memory nodes (NUMA) of its memory and of its GPUs."""
-    name = "affinity of processors and memory"
     own = {node for node, there in found.processors.items() if there & allowed}
     far = {gpu: node for gpu, node in found.accelerators.items() if node >= 0 and node not in own}
     here = f"the processors are on memory node {as_list(own)}"
-    why = (
-        "each copy between two nodes passes the link between the processor sockets, which is slower and is shared"
-    )
-    measured: dict[str, Any] = {
-        "nodes": sorted(found.processors),
-        "processor_nodes": sorted(own),
-        "memory_nodes": sorted(found.memory),
-        "accelerator_nodes": dict(found.accelerators),
-    }
+    severity: Severity = "ok"
+    finding, fix = here, ""
     if len(found.processors) < 2:
-        return judged(name, "ok", "this machine has one memory node", **measured)
-    if own and not own & set(found.memory):
-        finding = f"{here}, memory comes from node {as_list(found.memory)}"
+        finding = "this machine has one memory node"
+    elif own and not own & set(found.memory):
+        finding, severity = f"{here}, memory comes from node {as_list(found.memory)}", "warning"
         fix = f"bind both to one node: numactl --cpunodebind={as_list(own)} --membind={as_list(own)}"
-        return judged(name, "warning", finding, fix, why, **measured)
-    if far and len(far) == len(found.accelerators):
+    elif far and len(far) == len(found.accelerators):
         (gpu, node), *_ = far.items()
-        finding = f"{here}, and all GPUs on others (GPU {gpu} on {node})"
+        finding, severity = f"{here}, and all GPUs on others (GPU {gpu} on {node})", "warning"
         fix = f"bind the process to the node of its GPUs: numactl --cpunodebind={node}, or srun --gpu-bind=closest"
-        return judged(name, "warning", finding, fix, why, **measured)
-    finding = f"{here}, and {len(far)} of {len(found.accelerators)} GPUs on others" if far else here
-    fix = "with one process for each GPU, bind each to the node of its GPU: srun --gpu-bind=closest"
-    return judged(name, "note" if far else "ok", finding, fix, why, **measured)
+    elif far:
+        finding, severity = f"{here}, and {len(far)} of {len(found.accelerators)} GPUs on others", "note"
+        fix = "with one process for each GPU, bind each to the node of its GPU: srun --gpu-bind=closest"
+    return judged(
+        "affinity of processors and memory",
+        severity,
+        finding,
+        fix,
+        "each copy between two nodes passes the link between the processor sockets, which is slower and is shared",
+        nodes=sorted(found.processors),
+        processor_nodes=sorted(own),
+        memory_nodes=sorted(found.memory),
+        accelerator_nodes=dict(found.accelerators),
+    )
 
 
 class Memory(NamedTuple):
@@ -326,29 +321,23 @@ def check_read_rate(count: int, seconds: float, accelerators: int) -> Check:
 
 def check_preallocation(environ: Mapping[str, str]) -> Check:
     """How JAX takes GPU memory. The rules are those of JAX's page on GPU memory."""
-    name = "preallocation of GPU memory"
     own = {key: environ[key] for key in _ALLOCATION if key in environ}
-    settings = ", ".join(f"{key}={value}" for key, value in own.items())
+    severity: Severity = "warning"
     if environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform":
         fix = "unset XLA_PYTHON_CLIENT_ALLOCATOR, except to debug a failure for lack of memory"
         why = f"each array is then allocated and freed by the driver, which is very slow ({_MEMORY_PAGE})"
-        return judged(name, "warning", settings, fix, why, **own)
-    fraction = next((environ[key] for key in _FRACTIONS if key in environ), "0.75")
-    if not _is_fraction(fraction):
+    elif not _is_fraction(next((environ[key] for key in _FRACTIONS if key in environ), "0.75")):
         fix = f"set {_FRACTIONS[0]} to a number above 0 and at most {_MAX_FRACTION}; the default is 0.75"
-        why = (
-            "CUDA's libraries allocate outside of this share, and fail when nothing is left; a value that is no "
-            "number is an error"
-        )
-        return judged(name, "warning", settings, fix, why, **own)
-    if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
+        why = "CUDA's libraries allocate outside of this share, and fail when nothing is left"
+    elif environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
+        severity = "note"
         fix = f"unset it unless several processes share a GPU; then rather give each a share, by {_FRACTIONS[0]}"
-        why = (
-            f"memory that is allocated as needed is fragmented sooner: a program that needs most of it may fail "
-            f"({_MEMORY_PAGE})"
-        )
-        return judged(name, "note", settings, fix, why, **own)
-    return judged(name, "ok", settings or "the defaults: JAX reserves 75 % at its first operation", **own)
+        why = f"memory that is allocated as needed is fragmented sooner, until programs fail ({_MEMORY_PAGE})"
+    else:
+        severity, fix, why = "ok", "", ""
+    finding = ", ".join(f"{key}={value}" for key, value in own.items())
+    default = "the defaults: JAX reserves 75 % at its first operation"
+    return judged("preallocation of GPU memory", severity, finding or default, fix, why, **own)
 
 
 def _is_fraction(text: str) -> bool:

@@ -9,16 +9,17 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
 
-from feedline._src.tools.doctor.inside.record import Record
 from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, Activity, activity, moves_data, user_line
 from feedline._src.trainer.memory import MemoryWatch
 
+Guarded = Callable[[str], contextlib.AbstractContextManager[None]]
 _INTERVAL_S = 0.002
 _LATE_S = 0.003
 """Longer waits mean that Python code is competing for the GIL (switch interval: 5 ms)."""
@@ -32,13 +33,15 @@ class Loop:
 
     Args:
       step: that function; its `calls` are counted.
+      guarded: a context for the work of the sampler's thread, with a name for its failures.
+      write: writes what was observed so far.
     """
 
-    def __init__(self, record: Record, step: Any) -> None:
+    def __init__(self, step: Any, guarded: Guarded, write: Callable[[], None]) -> None:
         self.step = step
         self._memory = MemoryWatch(every=5, warm_up=10, on_growth="ignore")
         self._profile = StepProfile()
-        self._sampler = Sampler(record)
+        self._sampler = Sampler(guarded, write)
 
     def before_step(self) -> None:
         """End what `after_step` began."""
@@ -72,8 +75,8 @@ class Sampler:
     The record is written every two seconds: a process that is killed writes nothing at its end.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, guarded: Guarded, write: Callable[[], None]) -> None:
+        self._guarded, self._write = guarded, write
         self._began = self._ended = time.perf_counter()
         self._samples = self._late = 0
         self._seen: Counter[Activity] = Counter()
@@ -93,7 +96,7 @@ class Sampler:
             wakes = time.perf_counter() + pause
             time.sleep(pause)
             now, ran = time.perf_counter(), time.clock_gettime(self._clock)
-            with self._record.guarded("sampling"):  # before anything that gives up the GIL
+            with self._guarded("sampling"):  # before anything that gives up the GIL
                 seen = activity(sys._current_frames().get(self._main.ident or 0))
                 waited_before, waited = waited, thread_times(own)[1]
                 is_late = now - wakes - (waited - waited_before) > _LATE_S
@@ -105,7 +108,7 @@ class Sampler:
                     self._look_at_threads()
             self._samples, self._ended, self._ran = self._samples + 1, now, ran
             if self._samples % _WRITE_EVERY == _THREADS_EVERY:
-                self._record.write()
+                self._write()
 
     def _look_at_threads(self) -> None:
         frames = sys._current_frames()

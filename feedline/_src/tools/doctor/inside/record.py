@@ -9,26 +9,9 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-
-class Observed(Protocol):
-    """A part of what is observed."""
-
-    def as_object(self) -> dict[str, Any]:
-        """JSON values."""
-
-
-class Loop(Observed, Protocol):
-    """What is observed of a loop; `step` is the function whose calls are its steps."""
-
-    step: Any
-
-    def before_step(self) -> None:
-        """Called before each call of the step."""
-
-    def after_step(self) -> None:
-        """Called after each call of the step."""
+from feedline._src.tools.doctor.inside.loop import Loop
 
 
 class Record:
@@ -56,6 +39,10 @@ class Record:
         self._folder = folder
         self._process = os.getpid()
         self._writing = threading.Lock()
+
+    def begin_loop(self, step: Any) -> None:
+        """Observe a loop, of which the calls of `step` are the steps."""
+        self.loop = Loop(step, self.guarded, self.write)
 
     @contextlib.contextmanager
     def guarded(self, where: str) -> Iterator[None]:

@@ -6,10 +6,10 @@ import atexit
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def start(folder: str) -> None:
@@ -21,7 +21,7 @@ def start(folder: str) -> None:
     if "jax" in sys.modules:  # a sitecustomize of the user's has imported it
         _observe(Path(folder))
     else:
-        sys.meta_path.insert(0, _AfterImport("jax", lambda: _observe(Path(folder))))
+        sys.meta_path.insert(0, _AfterImport(Path(folder)))
 
 
 def _observe(folder: Path) -> None:
@@ -38,26 +38,22 @@ def _observe(folder: Path) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds a module as usual, and calls `then` once it has been executed. It must not be imported yet."""
+    """Finds jax as usual, and begins to observe once it has been executed."""
 
-    def __init__(self, module: str, then: Callable[[], None]) -> None:
-        self._module = module
-        self._then = then
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != self._module:
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "jax":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        usual = spec.loader.exec_module
+        if spec is not None and spec.loader is not None:
+            usual = spec.loader.exec_module
 
-        def execute(module: ModuleType) -> None:
-            usual(module)
-            self._then()
+            def execute(module: ModuleType) -> None:
+                usual(module)
+                _observe(self._folder)
 
-        spec.loader.exec_module = execute  # type: ignore[method-assign]
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

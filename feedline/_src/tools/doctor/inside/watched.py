@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from feedline._src.tools.doctor.batches import Leaf
-from feedline._src.tools.doctor.inside.loop import Loop
 from feedline._src.tools.doctor.inside.program import Unrolled, unrolled
 from feedline._src.tools.doctor.inside.record import Record
 from feedline._src.tools.doctor.inside.stacks import user_line
@@ -243,7 +242,7 @@ class Function:
             self._called_from = user_line(sys._getframe())
         self.calls += 1
         if self.calls == _LOOP and record.loop is None and outputs:
-            record.loop = Loop(record, self)
+            record.begin_loop(self)
         if record.loop and record.loop.step is self:
             record.loop.after_step()
 
