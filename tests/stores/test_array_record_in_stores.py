@@ -1,5 +1,6 @@
 """ArrayRecord files in a store, which are fetched whole: the same rows and identities as of local files."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -72,6 +73,15 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(store, options, url, tmp_p
     store.requests.clear()
     assert feedline.open_source(url, store=options)[3] == ROWS[3].tobytes()
     assert store.gets()
+
+
+def test_a_file_of_the_cache_that_is_truncated_in_use_is_an_error(options, url):
+    source = feedline.open_source(url, store=options)
+    (path,) = whole(options.cache)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(feedline.FeedError, match=r"must not change .*0\.array_record") as caught:
+        source[999]
+    assert not isinstance(caught.value, feedline.RowError)
 
 
 def test_a_file_in_use_is_not_evicted_and_others_are(store, url, files, tmp_path):

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline._src.rows.indexed import IndexedSource
+from feedline._src.sources import array_record
+from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSource
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.dataset_columns import open_dataset
 from feedline._src.sources.encoded import folder, tar, tfrecord
-from feedline._src.sources.encoded.array_records import ArrayRecordBytes
 from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.encoded.shard_index import Form
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.tables import TableSource
-from feedline._src.sources.formats import array_record, arrow, hdf5, parquet, zarr
-from feedline._src.sources.formats.array_record import ArrayRecordSource
+from feedline._src.sources.formats import arrow, hdf5, parquet, zarr
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.versioned_files import VersionedFiles
 from feedline._src.sources.groups import GroupSource
@@ -77,7 +77,7 @@ def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
 
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
     if options.dtype is None and options.decode is None and options.columns is None:
-        return ArrayRecordBytes(paths, options.store)
+        return ArrayRecordBytes(paths, options)
     return ArrayRecordSource(paths, options)
 
 

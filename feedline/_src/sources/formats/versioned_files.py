@@ -18,7 +18,7 @@ from feedline._src.stores.whole_files import WholeFiles
 
 T = TypeVar("T")
 Versions = Sequence[FileVersion | Version | None]
-_WHOLE = (".arrow", ".feather", ".h5", ".hdf5")
+_WHOLE = (".array_record", ".arrayrecord", ".arrow", ".feather", ".h5", ".hdf5")
 """Formats whose libraries read local files: objects are fetched whole into the cache."""
 
 
@@ -45,6 +45,7 @@ class VersionedFiles:
         self.in_store = remote and not whole
         self._objects = RemoteObjects(paths, store or Store()) if self.in_store else None
         self._whole = WholeFiles(paths, store or Store()) if whole else None
+        self._fetched = [] if self._whole is None else [FileVersion.of(path) for path in self._whole.paths]
         self.versions = self._present_versions() if versions is None else versions
         if self._whole is not None:
             for path, version, now in zip(paths, self.versions, self._whole.versions, strict=True):
@@ -85,6 +86,8 @@ class VersionedFiles:
         version, path = self.versions[number], self.paths[number]
         if isinstance(version, FileVersion):
             version.check(path)
+        elif self._whole is not None:  # a file of the cache
+            self._fetched[number].compare(FileVersion.of(self._whole.paths[number]), path)
         elif version is not None and self._objects is not None:
             version.check(self._objects.by_url[path].version, path)
 
@@ -93,6 +96,8 @@ class VersionedFiles:
         version = self.versions[number]
         if isinstance(version, FileVersion):
             version.check_open(self.paths[number])
+        elif self._whole is not None:
+            self.check(number)
 
     def fetch_ahead(self, extents: Iterable[tuple[int, tuple[int, int]]], ahead: int) -> bool:
         """Start to fetch bytes that are read `ahead` batches later. Returns False if that is too early.
