@@ -21,12 +21,11 @@ from feedline._src.sources.encoded.tables import TableSource
 from feedline._src.sources.formats import arrow, hdf5, parquet, zarr
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.versioned_files import VersionedFiles
+from feedline._src.sources.formats.zarr_in_store import is_zarr_in_store, place_in_store
 from feedline._src.sources.groups import GroupSource
 from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline._src.sources.mapped import MappedSource
 from feedline._src.sources.remote import folder as remote_folder
-from feedline._src.sources.remote import zarr as remote_zarr
-from feedline._src.sources.remote_zarr import RemoteZarrSource
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
@@ -69,10 +68,8 @@ def _open_hdf5(paths: list[str], options: OpenOptions) -> IndexedSource | Encode
 
 
 def _open_zarr(paths: list[str], options: OpenOptions) -> GroupSource:
-    if is_url(paths[0]):
-        files = VersionedFiles(paths, options.store, folders=True)
-        return RemoteZarrSource(remote_zarr.ZarrObjects(), paths, options, files)
-    return GroupSource(zarr.ZarrFolders(), paths, options)
+    folders = zarr.ZarrFolders(place_in_store if is_url(paths[0]) else zarr.local_place)
+    return GroupSource(folders, paths, options, VersionedFiles(paths, options.store, folders=True))
 
 
 def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSource | ArrayRecordBytes:
@@ -158,7 +155,7 @@ def format_of(paths: list[str], is_glob: bool, store: Store | None) -> Format:
     if Path(paths[0]).is_dir() or (is_url(paths[0]) and (paths[0].endswith("/") or not suffixes[0])):
         if not is_url(paths[0]) and is_saved(paths[0]):
             return _SAVED
-        is_zarr = is_url(paths[0]) and remote_zarr.is_remote_zarr(paths[0], store or Store())
+        is_zarr = is_url(paths[0]) and is_zarr_in_store(paths[0], store or Store())
         return FORMATS[".zarr"] if is_zarr else _FOLDER
     if not (Path(paths[0]).suffix or Path(paths[0]).exists()):
         raise FileNotFoundError(f"there is no file or folder {paths[0]}; check the path")

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -150,9 +150,11 @@ class GroupSource(IndexedSource):
         return str(self._paths[int(file[0])])
 
     def close(self) -> None:
-        """Drop the cached groups."""
+        """Drop the cached groups, and give up what is being fetched."""
         self._cache.clear()
         self._versioned.close()
+        for file in self._files:
+            file.close()
 
     def _read_group(self, leaf: int, group: int) -> Group:
         """Read a group from its file, and check it."""
@@ -208,23 +210,31 @@ class GroupSource(IndexedSource):
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
         """As of a `ToldSource`, for objects in a store; None for files."""
-        return self._fetch_ahead if self._versioned.in_store else None
+        return self._fetch_ahead if self._versioned.in_store or self._files[0].fetch_ahead is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:
-        return self._versioned.fetch_ahead(self._extents(rows), ahead)
+        if self._versioned.in_store:
+            return self._versioned.fetch_ahead(self._extents(rows), ahead)
+        for leaf, file, groups in self._touched(rows):
+            fetch = self._files[file].fetch_ahead
+            if fetch is None or not fetch(leaf, groups, ahead):
+                return False
+        return True
 
-    def are_here(self, rows: Indices) -> bool:
-        """Whether some rows of objects in a store can be read without waiting for it."""
-        return self._versioned.are_here(self._extents(rows))
+    def _touched(self, rows: Indices) -> Iterator[tuple[int, int, list[int]]]:
+        """Leaf, file, and numbers in it of the groups of some rows."""
+        for leaf, shards in enumerate(self._shards):
+            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
+                yield leaf, file, within.tolist()
 
     def _extents(self, rows: Indices) -> list[tuple[int, tuple[int, int]]]:
         """Where rows of objects lie: number of the object, and offset and length of each part."""
-        extents = []
-        for leaf, shards in enumerate(self._shards):
-            for file, within, _ in self._groups[leaf].split(np.unique(shards.of(rows))):
-                parts_of = self._files[file].extents
-                extents += [(file, part) for group in within.tolist() for part in parts_of(leaf, group)]
-        return extents
+        return [
+            (file, part)
+            for leaf, file, groups in self._touched(rows)
+            for group in groups
+            for part in self._files[file].extents(leaf, group)
+        ]
 
     def __reduce__(self) -> Any:
         return type(self), (self._open_file, self._paths, self._options, self._versioned.versions)

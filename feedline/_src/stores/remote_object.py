@@ -107,10 +107,6 @@ class RemoteObject:
         blocks = (self.blocks_of(offset, length) - self.first_block).tolist()
         return all(self._present[block] or block in self._pending for block in blocks)
 
-    def is_here(self, offset: int, length: int) -> bool:
-        """Whether some bytes can be read without waiting."""
-        return bool(self._present[self.blocks_of(offset, length) - self.first_block].all())
-
     def read(self, offset: int, length: int) -> bytes:
         """Some bytes, by whole blocks; fewer at the end of the object."""
         stop = min(offset + length, self.size)

@@ -46,6 +46,9 @@ class GroupedFile(NamedTuple):
       identity: (allow_bad_rows) → JSON values that identify the data, without a path. A sampled row that cannot be
         read is a RowError, or with `allow_bad_rows` is part of the identity.
       extents: (leaf, group) → offset and length of each part of its bytes, for objects in stores.
+      fetch_ahead: (leaf, groups, ahead) → False if it is too early to fetch groups that are read `ahead` batches
+        later; for files that fetch for themselves.
+      close: gives up what is being fetched.
     """
 
     spec: Any
@@ -53,6 +56,8 @@ class GroupedFile(NamedTuple):
     read: Callable[[int, int], Group]
     identity: Callable[[bool], Any]
     extents: Callable[[int, int], Sequence[tuple[int, int]]] = lambda leaf, group: ()
+    fetch_ahead: Callable[[int, Sequence[int], int], bool] | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def check_group(group: Group, length: int, row: Any) -> None:

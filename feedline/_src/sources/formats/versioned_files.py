@@ -111,11 +111,6 @@ class VersionedFiles:
             blocks.append(self._objects.by_url[self.paths[number]].blocks_of(*extent))
         return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
 
-    def are_here(self, extents: Iterable[tuple[int, tuple[int, int]]]) -> bool:
-        """Whether bytes of objects can be read without waiting for the store. Arguments as of `fetch_ahead`."""
-        assert self._objects is not None
-        return all(self._objects.by_url[self.paths[number]].is_here(*extent) for number, extent in extents)
-
     def close(self) -> None:
         """Give up what is being fetched."""
         if self._objects is not None:

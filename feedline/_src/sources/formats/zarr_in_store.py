@@ -1,4 +1,4 @@
-"""A Zarr array in a store: its chunks are fetched by feedline, and decoded by TensorStore from memory."""
+"""Zarr arrays and groups in stores: feedline fetches their chunks, and TensorStore decodes them from memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,122 @@ import numpy.typing as npt
 
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.grouped_file import memory_bytes
-from feedline._src.sources.formats.zarr_array import ZarrArray, missing_error, parsed_metadata, result_in_python
+from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.zarr import (
+    MARKS,
+    ZarrArray,
+    missing_error,
+    parsed_metadata,
+    result_in_python,
+    says_array,
+)
 from feedline._src.stores.client import Version
 from feedline._src.stores.keyed_objects import KeyedObjects, Shared
+from feedline._src.stores.many_objects import ManyObjects, whole
+from feedline._src.stores.opening import folders
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import Url
 
+_CONSOLIDATED = ".zmetadata"
 Array = npt.NDArray[Any]
 Corner = tuple[int, ...]
 _INDICES_BYTES = 1 << 26
 _NONE = (1 << 64) - 1  # in the index of a shard: there is no such chunk
+
+
+def is_zarr_in_store(address: str, options: Store) -> bool:
+    """Whether an array or a group lies at an address. FeedError: the store cannot be read."""
+    return StoredZarr(False, options).is_zarr(_folder(address))
+
+
+def place_in_store(address: str, options: OpenOptions) -> tuple[StoredZarr, Url]:
+    """Where an array or a group lies, and its address without a slash at the end."""
+    return StoredZarr(options.missing_chunks == "fill", options.store), _folder(address)
+
+
+def _folder(address: str) -> Url:
+    url = Url.parse(address)
+    return Url(url.base, url.key.removesuffix("/"))
+
+
+class StoredZarr:
+    """A `Place` in a store.
+
+    Args:
+      fill: as of a `ZarrArray`.
+      options: cache and patience.
+
+    Attributes:
+      versions: of the metadata that were read.
+    """
+
+    def __init__(self, fill: bool, options: Store | None) -> None:
+        self._fill, self._options = fill, options or Store()
+        self._objects = ManyObjects(self._options)
+        self.versions: dict[str, Version] = {}
+
+    def array(self, url: Url) -> RemoteZarrArray:
+        """An open array."""
+        mark = next(mark for mark in self._marks(url) if mark in (".zarray", "zarr.json"))
+        data = self._read(url.below(mark))
+        return RemoteZarrArray(url, mark, data, self.versions[str(url.below(mark))], self._fill, self._options)
+
+    def is_array(self, url: Url) -> bool:
+        """Whether it is an array, and no group."""
+        marks = self._marks(url)
+        if "zarr.json" not in marks:
+            return ".zarray" in marks
+        path = url.below("zarr.json")
+        return says_array(parsed_metadata(self._read(path), path), path)
+
+    def members(self, url: Url) -> dict[str, Url]:
+        """The arrays and groups that lie in a group, by name."""
+        names = folders(url, self._options) if url.can_list else self._consolidated(url)
+        children = {name: url.below(name) for name in sorted(names)}
+        self._ask([child.below(mark) for child in children.values() for mark in MARKS])
+        return {name: child for name, child in children.items() if self._marks(child)}
+
+    def is_zarr(self, url: Url) -> bool:
+        """Whether there is an array or a group."""
+        return bool(self._marks(url))
+
+    def _marks(self, url: Url) -> list[str]:
+        """The metadata objects of an array or a group."""
+        asked = [url.below(mark) for mark in MARKS]
+        if not any(str(each) in self.versions for each in asked):
+            self._ask(asked)
+        return [mark for mark, each in zip(MARKS, asked, strict=True) if str(each) in self.versions]
+
+    def _ask(self, urls: list[Url]) -> None:
+        for url, version in zip(urls, self._objects.versions(urls), strict=True):
+            if version is not None:
+                self.versions[str(url)] = version
+
+    def _read(self, url: Url) -> bytes:
+        return self._objects.read([whole(url, self.versions[str(url)])])[0]
+
+    def _consolidated(self, url: Url) -> set[str]:
+        """The names of the members of a group, as its consolidated metadata give them.
+
+        Raises:
+          ValueError: there are none.
+        """
+        found: Any = {}
+        if "zarr.json" in self._marks(url):
+            mark = url.below("zarr.json")
+            found = parsed_metadata(self._read(mark), mark).get("consolidated_metadata")
+        else:
+            mark = url.below(_CONSOLIDATED)
+            self._ask([mark])
+            if str(mark) in self.versions:
+                found = json.loads(self._read(mark))
+        if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+            raise ValueError(
+                "a web server does not list its files, so the metadata of a Zarr group must be consolidated, and "
+                f"those of {url} are not; call zarr.consolidate_metadata(path) where it was written, open the "
+                "arrays of the group by their own addresses, or open it in s3:// or gs://"
+            )
+        return {name.partition("/")[0] for name in found["metadata"] if not name.startswith((".", "zarr.json"))}
 
 
 class _Shards:
@@ -131,15 +237,12 @@ class RemoteZarrArray(ZarrArray):
         self._chunk = tuple(self._store.chunk_layout.read_chunk.shape)
         self._keys = _key_form(metadata, self._driver)
 
-    def fetch_ahead(self, rows: Sequence[slice], ahead: int) -> bool:
-        """Start to fetch the chunks of rows that are read `ahead` batches later. False: that is too early."""
-        corners = list(dict.fromkeys(corner for some in rows for corner in self._corners(some)))
+    def fetch_ahead(self, rows: Sequence[int], count: int, ahead: int) -> bool:
+        """Start to fetch chunks, as a `ZarrArray` says."""
+        slices = [slice(row, min(row + count, self.shape[0])) for row in rows]
+        corners = list(dict.fromkeys(corner for some in slices for corner in self._corners(some)))
         size = math.prod(self._chunk) * self.dtype.itemsize
         return self._objects.fetch_ahead(corners, self._bytes_of, size, ahead)
-
-    def group_rows(self, group: int) -> slice:
-        """The rows of a row of chunks."""
-        return slice(group * self.height, min((group + 1) * self.height, self.shape[0]))
 
     def close(self) -> None:
         """Give up what is being fetched ahead."""
