@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,7 +54,7 @@ def rates_of(samples: Sequence[Mapping[str, Any]], row_bytes: int) -> Rates:
 def ranked(rates: Rates, ours: str, **limits: str) -> dict[str, dict[str, Any]]:
     """{entrant: {"median_rows_per_s", "feedline_over", a ratio to each of `limits`}}, fastest first.
 
-    Ratios are `shared.rounds.Ratio` as dicts, None if a rate is missing.
+    Ratios are those of `shared.rounds.paired`, None if a rate is missing.
     """
     medians = {name: statistics.median(of.values()) for name, of in rates.items()}
     return {
@@ -69,8 +68,7 @@ def ranked(rates: Rates, ours: str, **limits: str) -> dict[str, dict[str, Any]]:
 
 
 def _ratio(rates: Rates, over: str, under: str) -> dict[str, Any] | None:
-    found = paired(rates.get(over, {}), rates.get(under, {}))
-    return None if found is None else dataclasses.asdict(found)
+    return paired(rates.get(over, {}), rates.get(under, {}))
 
 
 def table(result: Mapping[str, Any], row_bytes: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,54 +40,34 @@ def compared(rates: Rates, limit: str) -> dict[str, dict[str, Any]]:
         name: {
             "median": statistics.median(of.values()),
             "of_limit": statistics.median(of[k] / rates[limit][k] for k in of),
-            "of_limit_interval": _interval(paired(of, rates[limit])),
+            "of_limit_interval": [ratio["low"], ratio["high"]],
             "samples": list(of.values()),
         }
         for name, of in rates.items()
+        if (ratio := paired(of, rates[limit])) is not None
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-    """How many times as fast one entrant is as another.
-
-    Attributes:
-      ratio: geometric mean over rounds.
-      low, high: its 95 % bootstrap interval, over rounds.
-      rounds: the number of rounds in which both were measured.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    rounds: int
-
-
-def paired(over: Mapping[int, float], under: Mapping[int, float]) -> Ratio | None:
+def paired(over: Mapping[int, float], under: Mapping[int, float]) -> dict[str, Any] | None:
     """The ratio of two rates, round by round, so that a slow minute of the machine affects both.
-
-    The interval is the percentile bootstrap of the mean logarithm (Efron and Tibshirani 1993,
-    chapter 13); with few rounds it is somewhat too narrow.
 
     Args:
       over, under: round → rate, of any one unit.
 
     Returns:
-      None if they share no round.
+      {"ratio": geometric mean over rounds, "low" and "high": its 95 % interval, "rounds": in which both were
+      measured}. The interval is the percentile bootstrap of the mean logarithm (Efron and Tibshirani 1993, chapter
+      13); with few rounds it is somewhat too narrow. None if they share no round.
 
     Example:
       >>> paired({0: 4.0, 1: 6.0}, {0: 2.0, 1: 3.0})
-      Ratio(ratio=2.0, low=2.0, high=2.0, rounds=2)
+      {'ratio': 2.0, 'low': 2.0, 'high': 2.0, 'rounds': 2}
     """
     both = sorted(over.keys() & under.keys())
     if not both:
         return None
     logs = np.log([over[k] / under[k] for k in both])
     drawn = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
-    low, high = np.quantile(logs[drawn].mean(axis=1), [0.025, 0.975])
-    ratio, low, high = (round(float(np.exp(value)), 4) for value in (logs.mean(), low, high))
-    return Ratio(ratio, low, high, len(both))
-
-
-def _interval(ratio: Ratio | None) -> list[float] | None:
-    return None if ratio is None else [ratio.low, ratio.high]
+    values = (logs.mean(), *np.quantile(logs[drawn].mean(axis=1), [0.025, 0.975]))
+    ratio, low, high = (round(float(np.exp(value)), 4) for value in values)
+    return {"ratio": ratio, "low": low, "high": high, "rounds": len(both)}

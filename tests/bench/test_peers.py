@@ -267,11 +267,11 @@ def test_ratios_are_taken_round_by_round():
     drift = np.exp(rng.normal(0, 1, 200))  # the machine's, the same for both
     over = dict(enumerate(3 * drift * np.exp(rng.normal(0, 0.1, 200))))
     found = paired(over, dict(enumerate(drift)))
-    assert found.low < 3 < found.high
+    assert found["low"] < 3 < found["high"]
     # the standard error of a mean of 200 logarithms with deviation 0.1
-    assert found.high / found.low == pytest.approx(np.exp(2 * 1.96 * 0.1 / np.sqrt(200)), rel=0.01)
+    assert found["high"] / found["low"] == pytest.approx(np.exp(2 * 1.96 * 0.1 / np.sqrt(200)), rel=0.01)
     assert paired({0: 1.0}, {1: 1.0}) is None
-    assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0}).rounds == 1
+    assert paired({0: 4.0, 1: 1.0}, {0: 2.0, 2: 1.0})["rounds"] == 1
 
 
 @pytest.mark.parametrize("module", ["peers.peers", "peers.standings"])
