@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -21,7 +22,7 @@ COMPILED = tempfile.TemporaryDirectory(prefix="feedline-compiled-")
 """JAX's compilation cache for this process: most tests compile what another test has compiled. Child processes do
 not share it: JAX writes an entry in place, and a process that is killed would leave half of one.
 """
-ONLY_SLOW_TESTS = "\npytestmark = pytest.mark.slow\n"
+ONLY_SLOW_TESTS = re.compile(r"^pytestmark = pytest.mark.(slow|nightly)$", re.MULTILINE)
 
 restore_signals()
 
@@ -44,14 +45,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The fast lane imports no file that has slow tests only: it may need what only `[test-all]` installs."""
     fast = config.option.markexpr == "not slow" and collection_path.suffix == ".py"
-    return True if fast and ONLY_SLOW_TESTS in collection_path.read_text() else None
+    return True if fast and ONLY_SLOW_TESTS.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What the markers imply, and which tests one worker of pytest-xdist runs."""
     for item in items:
-        if item.get_closest_marker("cluster") or item.get_closest_marker("timed"):
+        if item.get_closest_marker("cluster") or item.get_closest_marker("nightly"):
             item.add_marker("slow")
         if item.path.parent.name == "processes":
             item.add_marker(pytest.mark.xdist_group("processes"))  # they share what their processes return

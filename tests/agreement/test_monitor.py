@@ -94,6 +94,7 @@ def test_an_exception_ends_the_other_processes_whatever_they_wait_for(tmp_path):
     assert "no answer" not in "".join(ended.err)
 
 
+@pytest.mark.nightly
 def test_a_failure_of_process_0_ends_a_process_inside_a_collective(tmp_path):
     """Process 0 stores the keys, so it stays until the others have ended; a collective cannot be interrupted."""
     ended = run_roles(tmp_path, "raises", "collective")
@@ -103,6 +104,7 @@ def test_a_failure_of_process_0_ends_a_process_inside_a_collective(tmp_path):
     assert "Traceback" not in ended.err[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("other", "code"), [("sleeps", -6), ("collective", 1)])
 def test_a_killed_process_ends_the_others(tmp_path, other, code):
     """jax notices that its heartbeats stop; a collective fails at once, and that exception is reported."""
@@ -116,6 +118,7 @@ def test_a_killed_process_ends_the_others(tmp_path, other, code):
         assert "feedline: no answer from process 1 for 1.47 s: killed, stopped (SIGSTOP), " in ended.err[0]
 
 
+@pytest.mark.nightly
 def test_the_kill_of_process_0_ends_the_others(tmp_path):
     """It ran the coordination service, and jax notices that the connection is lost."""
     ended = run_roles(tmp_path, "killed", "sleeps", "collective")
@@ -128,6 +131,7 @@ def test_the_kill_of_process_0_ends_the_others(tmp_path):
     assert ended.took_s < ABORT_AFTER_S + PROMISED_S
 
 
+@pytest.mark.nightly
 def test_a_normal_end_of_one_process_does_not_end_the_others(tmp_path):
     ended = run_roles(tmp_path, "ends", "works_on", "ends")
     assert ended.codes == [0, 0, 0]

@@ -53,6 +53,13 @@ def test_overlap(run):
 
 
 @pytest.mark.slow
+def test_verdict(run):
+    found = run("verdict", "--steps", 10)
+    assert {"read × 5", "host × 2", "no prefetch", "stalls"} <= {each["planted"] for each in found}
+    assert all(each["expected"] for each in found)
+
+
+@pytest.mark.slow
 def test_memory(run):
     found = run("memory", "--batches", 60)
     assert [each["transform"] for each in found] == [False, True]

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("chaos.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rounds_lose_and_repeat_nothing_and_a_lost_commit_is_found(tmp_path, monkeypatch):
     kinds = ["lanes", "mixture", "records", "stream"]
     command = [sys.executable, SCRIPT, "--folder", tmp_path, "--rounds", "5", "--seed", "6954", "--kinds", *kinds]

@@ -18,7 +18,7 @@ from feedline import Feed, Lanes, Reading
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from claims.memory import resident_bytes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 MIB = 1 << 20
 BATCHES = 10_000

@@ -8,7 +8,7 @@ import pytest
 from link import link  # noqa: F401  a fixture
 from runs import Member, await_, begun, ended
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ABORT_AFTER_S = 10
 HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats

@@ -13,7 +13,7 @@ from runs import Member, await_, begun, ended
 
 from feedline._src.tools.launch.environments import reserved_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 HEARTBEATS_S = 15  # jax ends the others after so long without heartbeats
 SLACK_S = 15  # of a loaded machine

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import LOOP_S, ROWS, Sleeping, trained
-from timed import timed
+from planted import LOOP_S, ROWS, trained
 
 import feedline
 from feedline._src.observe.accounting import Accounting, Waits
@@ -21,7 +20,6 @@ from feedline._src.observe.devices import TransferWatch
 from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, together
 from feedline._src.observe.window import Window
 from feedline._src.pipeline import observing
-from feedline._src.placement.place import Placement
 
 ONE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -134,26 +132,6 @@ def test_parts_of_one_thread_together():
     assert parts[0].ended == 7.0
 
 
-class SleepingCalls(Sleeping):
-    """Each call takes 20 ms, however few rows it reads."""
-
-    def read(self, rows, out):
-        time.sleep(0.020)
-        out["x"][...] = 1
-
-
-@timed
-def test_batches_of_two_sizes_tell_the_fixed_time_of_a_call():
-    reading = feedline.Reading(threads=3, buffer=2)
-    with feedline.Feed(SleepingCalls(0, 0, 1), [(0, 8), (20, 64)], ONE, reading=reading) as feed:
-        for _ in range(40):
-            next(feed)
-        latest = feed._observing.accounting.latest()
-    assert {tuple(part.rows for part in batch.parts) for batch in latest} == {(4, 4), (32, 32)}
-    low_s, high_s = Window.of(latest).fixed_s_of_calls
-    assert 0.016 < low_s <= high_s < 0.030
-
-
 def test_a_stopwatch_tells_work_from_waiting():
     watch = Stopwatch()
     time.sleep(0.05)
@@ -204,29 +182,6 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
     assert accounting.sums()[0].loop_s > 0
 
 
-@timed
-def test_statistics_of_a_real_feed_agree_with_the_clock():
-    seen = []
-
-    def watch(feed):
-        seen.append((time.perf_counter(), feed.statistics()))
-
-    _, loop_share = trained(read=4 * LOOP_S, host=2 * LOOP_S, place=LOOP_S, jitter=0.0, steps=40, watch=watch)
-    (began, first), (ended, last) = seen[0], seen[-1]
-    steps = last.batches - first.batches
-    assert last.read_s - first.read_s == pytest.approx(steps * 4 * LOOP_S, rel=0.15)
-    assert last.transform_s - first.transform_s == pytest.approx(steps * 2 * LOOP_S, rel=0.15)
-    assert 1 <= (last.place_s - first.place_s) / (steps * LOOP_S) < 1.7  # it sleeps, and then it places
-    assert last.wait_s - first.wait_s + last.loop_s - first.loop_s == pytest.approx(ended - began, rel=0.05)
-    assert last.read_cpu_s < 0.2 * last.read_s  # it sleeps
-    assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s
-    assert last.wait_share == pytest.approx(1 - loop_share, abs=0.02)
-    assert last.readiness < 0.3
-    assert last.placed_bytes == last.batches * ROWS * 4 * 4
-    assert last.host_bytes >= 3 * ROWS * 4 * 4
-    assert last.transfer_s == pytest.approx(last.place_s / last.batches, rel=0.3)
-
-
 @pytest.mark.slow
 def test_the_times_of_workers_come_with_their_batches(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((64, 4), np.float32))
@@ -242,6 +197,22 @@ def test_the_times_of_workers_come_with_their_batches(tmp_path):
 def _slowly(batch, rows):
     time.sleep(0.02)
     return batch
+
+
+@pytest.mark.slow
+def test_statistics_of_a_real_feed_count_what_its_stages_slept():
+    seen = []
+    stages = {"read": 2 * LOOP_S, "host": 2 * LOOP_S, "place": LOOP_S}
+    trained(**stages, jitter=0.0, steps=20, watch=lambda feed: seen.append(feed.statistics()))
+    first, last = seen[0], seen[-1]
+    steps = last.batches - first.batches
+    assert last.read_s - first.read_s >= steps * 2 * LOOP_S
+    assert last.transform_s - first.transform_s >= steps * 2 * LOOP_S
+    assert last.place_s - first.place_s >= steps * LOOP_S
+    assert last.loop_s - first.loop_s >= steps * LOOP_S
+    assert 0 < last.wait_p50_s <= last.wait_p99_s <= last.wait_max_s
+    assert last.placed_bytes == last.batches * ROWS * 4 * 4
+    assert last.host_bytes >= 3 * ROWS * 4 * 4
 
 
 def test_the_times_of_a_stream():
@@ -264,34 +235,6 @@ def test_the_times_of_a_stream():
 
 
 # --- transfers ---
-
-
-def slow_identity(batch):
-    """The same batch some time later, as after a transfer: the devices are busy with other things meanwhile."""
-
-    def later(x):
-        busy = jax.lax.fori_loop(0, 100, lambda _, y: jnp.tanh(y @ y), jnp.full((128, 128), x[0, 0] * 1e-3))
-        return x + 0 * busy.sum()
-
-    return jax.jit(lambda tree: jax.tree.map(later, tree))(batch)
-
-
-@pytest.mark.parametrize(("prefetch", "advice"), [(1, "prefetch 1 →"), (2, "no setting helps: ship fewer bytes")])
-@timed
-def test_a_slow_transfer_is_no_compute(monkeypatch, prefetch, advice):
-    """`next` returns at once, and the step waits for the data: the loop's own time is not all compute."""
-    place = Placement.place
-    monkeypatch.setattr(Placement, "place", lambda self, leaves: slow_identity(place(self, leaves)))
-    with feedline.Feed(Sleeping(0.0, 0.0, 1), ROWS, ONE, prefetch=prefetch) as feed:
-        for _ in range(40):
-            jax.block_until_ready(next(feed)["x"] + 1)
-        time.sleep(0.1)
-        report, told = feed.report(), feed.statistics()
-    assert told.transfer_s >= 0.005
-    assert report.bound == "place"
-    assert report.au < 0.5
-    assert report.advice.startswith(advice)
-    assert "still being transferred" in str(report)
 
 
 def test_transfers_are_watched_two_at_a_time_and_no_batch_is_kept(monkeypatch):
@@ -343,14 +286,6 @@ def test_a_feed_that_is_waited_for_warns_once(monkeypatch, caplog):
     (record,) = caplog.records
     assert "reading limits training: the loop waits for input" in record.message
     assert "; advice: " in record.message
-
-
-@timed
-def test_a_feed_that_is_fast_enough_does_not_warn(monkeypatch, caplog):
-    caplog.clear()  # of an earlier try
-    monkeypatch.setattr(observing, "_WARN_AFTER_S", 0.1)
-    trained(read=LOOP_S, steps=80)
-    assert caplog.records == []
 
 
 def test_a_fault_in_what_observes_does_not_end_training(monkeypatch, caplog):

@@ -5,7 +5,6 @@ import gc
 import math
 import queue
 import random
-import threading
 import time
 import weakref
 
@@ -13,9 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from planted import ROWS, Sleeping
 from test_accounting import delivered
-from timed import timed
 
 import feedline
 from feedline._src.observe.accounting import Accounting
@@ -35,71 +32,6 @@ def turns_for(seconds):
     began = time.perf_counter()
     jax.block_until_ready(busy(x, 100))
     return max(1, int(100 * seconds / (time.perf_counter() - began)))
-
-
-class Clock:
-    """Adds up for how long the device was busy: it waits for each step, on a thread of its own."""
-
-    def __init__(self):
-        self.busy_s, self._done = 0.0, 0.0
-        self._steps = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def step(self, array):
-        self._steps.put((time.perf_counter(), array))
-
-    def stop(self):
-        self._steps.put(None)
-        self._thread.join()
-
-    def _run(self):
-        while (entry := self._steps.get()) is not None:
-            dispatched, array = entry
-            array.block_until_ready()
-            now = time.perf_counter()
-            self.busy_s += now - max(dispatched, self._done)
-            self._done = now
-
-
-def ahead(read_s, step_s, wait_every, steps=80, **options):
-    """The report and the statistics of a loop that waits for each `wait_every`-th step, and the true AU."""
-    turns, x, clock = turns_for(step_s), jnp.full((128, 128), 1e-3), Clock()
-    reading = feedline.Reading(threads=1)
-    with feedline.Feed(Sleeping(read_s, 0.1, 1), ROWS, jax.devices()[0], reading=reading, **options) as feed:
-        for _ in range(8):
-            next(feed)
-        before, clock.busy_s, began = feed.statistics(), 0.0, time.perf_counter()
-        for step in range(1, steps + 1):
-            x = busy(x + next(feed)["x"][0, 0], turns)
-            clock.step(x)
-            if step % wait_every == 0:
-                x.block_until_ready()
-        x.block_until_ready()
-        clock.stop()
-        seconds = time.perf_counter() - began
-        return feed.report(), (feed.statistics().wait_s - before.wait_s) / seconds, clock.busy_s / seconds
-
-
-@pytest.mark.slow
-@timed
-def test_input_is_not_blamed_if_the_devices_always_compute():
-    report, in_next, au = ahead(0.006, 0.012, wait_every=10)
-    assert au > 0.9
-    assert in_next > 0.25  # of the time the loop is inside `next`
-    assert report.bound == "compute"
-    assert report.au == pytest.approx(au, abs=0.06)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [0, 2])
-@timed
-def test_only_the_time_counts_in_which_the_devices_are_idle(prefetch):
-    report, in_next, au = ahead(0.020, 0.010, wait_every=1000, prefetch=prefetch)
-    assert in_next > 0.75  # of the time the loop is inside `next`
-    assert 0.35 < au < 0.75
-    assert report.bound == "read"
-    assert report.au == pytest.approx(au, abs=0.08)
 
 
 def test_time_in_which_devices_compute_is_no_waiting():

@@ -27,7 +27,7 @@ class Source:
         return 10_000
 
     def read(self, rows, out):
-        time.sleep(0.060 if jax.process_index() == slow else 0.004)
+        time.sleep(0.200 if jax.process_index() == slow else 0.0)
         out["x"][...] = 1
 
     def close(self):
@@ -37,7 +37,7 @@ class Source:
 mesh = Mesh(np.array(jax.devices()), ("data",))
 step = jax.jit(lambda x: jnp.mean(x))  # every process needs the rows of all
 with feedline.Feed(Source(), 64, NamedSharding(mesh, P("data")), reading=feedline.Reading(threads=2)) as feed:
-    for _ in range(150):
+    for _ in range(60):
         step(next(feed)["x"]).block_until_ready()
         time.sleep(0.010)
     report = feed.report()

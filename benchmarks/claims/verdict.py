@@ -1,0 +1,170 @@
+"""Does the report name the bottleneck that was planted in a real feed, and how long the loop waits?
+
+Reading or the transform sleeps for a multiple of what the loop sleeps. Refuted by a report that names another
+stage than planted, by a wait share that differs by more than 0.03 from that of the loop's own clock, by one
+that differs by more than 0.06 from the predicted one once the advice is followed, and by stalls of `Feed.diagnose`
+that differ by more than 40 % from the planted ones. Other programs on the machine disturb it.
+
+    python benchmarks/claims/verdict.py --out verdict.json   # a minute
+"""
+
+import contextlib
+import io
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from shared.script import parser, save
+
+import feedline
+
+ROWS, LOOP_S, THREADS = 64, 0.006, 2
+
+
+class Sleeping:
+    """Rows that take `seconds` a batch to read, the first time only if `cached`; each `every`-th call sleeps."""
+
+    spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}  # noqa: RUF012
+    identity = {"kind": "sleeping"}  # noqa: RUF012
+    picklable = False
+
+    def __init__(self, seconds, every=1, cached=False):
+        self.seconds, self.every, self.cached = seconds, every, cached
+        self._calls, self._seen = 0, set()
+
+    def __len__(self):
+        return 100_000
+
+    def read(self, rows, out):
+        self._calls += 1
+        new = [row for row in rows.tolist() if row not in self._seen]
+        if self.cached:
+            self._seen.update(new)
+        if self._calls % self.every == 0:
+            time.sleep(self.seconds * len(new) / ROWS)
+        out["x"][...] = 1
+
+    def close(self):
+        pass
+
+
+@jax.jit
+def busy(x, turns):
+    """Keeps the device busy for a time that grows with `turns`."""
+    return jax.lax.fori_loop(0, turns, lambda _, y: jnp.cos(y @ y), x)
+
+
+def turns_of(seconds):
+    x = jnp.full((128, 128), 1e-3)
+    jax.block_until_ready(busy(x, 1))
+    began = time.perf_counter()
+    jax.block_until_ready(busy(x, 100))
+    return max(1, int(100 * seconds / (time.perf_counter() - began)))
+
+
+def transform_of(seconds):
+    def slow(batch, rows):
+        time.sleep(seconds * len(rows.index) / ROWS)
+        return batch
+
+    return slow if seconds else None
+
+
+def trained(steps, read=0.0, host=0.0, every=1, prefetch=2, threads=THREADS, buffer=2):
+    """The feed's report after a loop that sleeps, and the share of the time in `next` by the loop's own clock."""
+    reading = feedline.Reading(threads=threads, buffer=buffer)
+    options = {"reading": reading, "prefetch": prefetch, "transform": transform_of(host)}
+    drained = prefetch + buffer + 1  # batches that were read ahead
+    with feedline.Feed(Sleeping(read, every), ROWS, jax.devices()[0], **options) as feed:
+        waited_s, began = 0.0, 0.0
+        for step in range(steps + drained):
+            asked = time.perf_counter()
+            next(feed)
+            ended = time.perf_counter()
+            waited_s += ended - asked
+            if step == drained - 1:
+                began, waited_s = ended, 0.0
+            time.sleep(LOOP_S)
+        return feed.report(), waited_s / (ended - began)
+
+
+def planted(steps):
+    """(name, options of `trained`, what binds), for each stage alone, for pairs, and for the loop."""
+    for stage in ("read", "host"):
+        for factor in (1.2, 2, 5):
+            yield f"{stage} × {factor}", {stage: factor * LOOP_S * THREADS, "steps": steps}, stage
+    for first, second in (("read", "host"), ("host", "read")):
+        slow = {first: 2 * LOOP_S * THREADS, second: 1.2 * LOOP_S * THREADS}
+        yield f"{first} × 2, {second} × 1.2", {**slow, "steps": steps}, first
+    for factor in (0, 0.5, 0.77):
+        yield f"read × {factor}", {"read": factor * LOOP_S * THREADS, "steps": 2 * steps}, "loop"
+    yield "no prefetch", {"read": LOOP_S, "host": LOOP_S / 2, "prefetch": 0, "steps": steps}, "read"
+    yield "each tenth read × 8", {"read": 8 * LOOP_S, "every": 10, "steps": 3 * steps}, "read"
+
+
+def reports(steps):
+    """What the report says of each planted bottleneck, and of the settings that it advises."""
+    for name, options, bound in planted(steps):
+        report, waits = trained(**options)
+        found = {"planted": name, "expected": bound, "bound": report.bound, "waits": waits}
+        found |= {"reported": report.wait_share, "refuted": []}
+        if report.bound != bound:
+            found["refuted"].append("bound")
+        if abs(report.wait_share - waits) > 0.03:
+            found["refuted"].append("wait share")
+        change = report.change
+        if bound != "loop" and change and change.setting in ("Reading.threads", "Reading.buffer", "prefetch"):
+            advised = {change.setting.removeprefix("Reading."): change.then}
+            if change.buffer:
+                advised["buffer"] = change.buffer[1]
+            after, _ = trained(**{**options, **advised})
+            found |= {"advised": advised, "predicted": change.wait_share, "after": after.wait_share}
+            if abs(after.wait_share - change.wait_share) > 0.06:
+                found["refuted"].append("prediction")
+        yield found
+
+
+def ahead(steps):
+    """A loop that waits for each tenth step only: the devices compute while it is in `next`."""
+    turns, x, reading = turns_of(2 * LOOP_S), jnp.full((128, 128), 1e-3), feedline.Reading(threads=1)
+    with feedline.Feed(Sleeping(LOOP_S), ROWS, jax.devices()[0], reading=reading) as feed:
+        for step in range(1, steps + 1):
+            x = busy(x + next(feed)["x"][0, 0], turns)
+            if step % 10 == 0:
+                x.block_until_ready()
+        report = feed.report()
+    refuted = [] if report.bound == "compute" and report.au > 0.85 else ["bound"]
+    return {"planted": "compute, ahead", "expected": "compute", "bound": report.bound, "refuted": refuted}
+
+
+def diagnosed(steps):
+    """The stalls that `Feed.diagnose` finds, without prefetch, so that the times of the stages add up."""
+    fetch_s, host_s = 1.5 * LOOP_S, LOOP_S
+    source = Sleeping(fetch_s, cached=True)
+    options = {"transform": transform_of(host_s), "prefetch": 0}
+    with feedline.Feed(source, ROWS, jax.devices()[0], **options) as feed, feed.diagnose(steps=steps) as diagnosis:
+        for _ in feed:
+            time.sleep(LOOP_S)
+    stalls = diagnosis.stalls_s
+    within = {"fetch": fetch_s, "preparation": host_s}
+    refuted = [name for name, seconds in within.items() if abs(stalls[name] - seconds) > 0.4 * seconds]
+    return {"planted": "stalls", "expected": within, "found": stalls, "refuted": refuted}
+
+
+if __name__ == "__main__":
+    asked = parser(__doc__)
+    asked.add_argument("--steps", type=int, default=60, help="of each training; below 60 nothing is judged")
+    options = asked.parse_args()
+    found = [*reports(options.steps), ahead(2 * options.steps)]
+    with contextlib.redirect_stdout(io.StringIO()):  # the diagnosis
+        found.append(diagnosed(max(48, 2 * options.steps)))
+    for each in found:
+        print(f"{each['planted']:24} {each.get('bound', '')!s:8} refuted: {', '.join(each['refuted']) or 'no'}")
+    save("verdict", options, results=found)
+    if options.steps >= 60 and any(each["refuted"] for each in found):
+        sys.exit("refuted")
