@@ -211,9 +211,3 @@ def test_no_process_and_no_folder_outlives_the_audit(number, code, told, hanging
     assert heard(end) == b""
     if number != signal.SIGKILL:
         assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-
-
-@pytest.mark.slow
-def test_progress_is_written_as_lines_where_there_is_no_terminal(hanging):
-    auditor, _ = hanging()
-    assert auditor.stderr.readline() == "feedline audit: starting 1 process\n"  # while it goes on

@@ -538,8 +538,7 @@ def test_too_few_files_for_all_processes():
 @pytest.mark.parametrize(
     ("number", "fix"),
     [
-        (errno.EAGAIN, "raise the limit (`ulimit -u`, or pids.max of the control group)"),
-        (errno.E2BIG, "the environment variables are too long"),
+        (errno.EAGAIN, "raise the limit of processes (`ulimit -u`, or pids.max of the control group)"),
         (errno.ENOEXEC, "name its interpreter first, as in"),
         (errno.EIO, "Input/output error; try whether it runs without the launcher"),
     ],

@@ -36,6 +36,13 @@ _REMEMBERED_LINES = 20
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TIMED_OUT = 124  # the exit code of `timeout`
 _EXAMPLE = ", as in `-- python train.py`"
+_FIXES = {
+    errno.ENOENT: f"correct it, or give its path{_EXAMPLE}",
+    errno.EACCES: f"make it executable, or name its interpreter first{_EXAMPLE}",
+    errno.ENOEXEC: f"make it executable, or name its interpreter first{_EXAMPLE}",
+    errno.EAGAIN: "start fewer, or raise the limit of processes (`ulimit -u`, or pids.max of the control group)",
+    errno.EMFILE: "the launcher may open no further file, and needs two for each process: raise `ulimit -n`",
+}
 
 
 class Supervisor:
@@ -115,7 +122,12 @@ class Supervisor:
                 return code
             if self._timeout_s is not None:
                 loop.call_later(self._timeout_s, self._time_out)
-            copies = [asyncio.ensure_future(self._copy(*pipe)) for pipe in self._pipes()]
+            copies = [
+                asyncio.ensure_future(self._copy(index, pipe, target))
+                for index, child in self._running.items()
+                for pipe, target in ((child.stdout, 1), (child.stderr, 2))
+                if pipe is not None
+            ]
             try:
                 return await self._supervise(asyncio.gather(*copies))
             finally:
@@ -191,14 +203,6 @@ class Supervisor:
     def _kill(self) -> None:
         self._overdue = list(self._running)
         self._group.signal(signal.SIGKILL)
-
-    def _pipes(self) -> Iterator[tuple[int, IO[bytes], int]]:
-        """Index of the process, one of its pipes, and the descriptor to which its lines are written."""
-        for index, child in self._running.items():
-            assert child.stdout is not None
-            assert child.stderr is not None
-            yield index, child.stdout, 1
-            yield index, child.stderr, 2
 
     async def _copy(self, index: int, pipe: IO[bytes], target: int) -> None:
         """Copy one pipe until it ends, or until the output is drained; what it then still holds is the last."""
@@ -400,24 +404,12 @@ def cannot_start(command: Sequence[str], error: OSError) -> tuple[int, str]:
       (127, 'cannot run trian: No such file; correct it, or give its path, as in `-- python train.py`')
     """
     program, number, reason = command[0], error.errno, error.strerror
-    fixes = {
-        errno.EACCES: f"make it executable, or name its interpreter first{_EXAMPLE}",
-        errno.ENOEXEC: f"make it executable, or name its interpreter first{_EXAMPLE}",
-        errno.EAGAIN: "no further process may be started: start fewer, or raise the limit (`ulimit -u`, or "
-        "pids.max of the control group)",
-        errno.EMFILE: "the launcher may open no further file, and needs two for each process: raise `ulimit -n`",
-        errno.E2BIG: "the command and the environment variables are too long: shorten them",
-    }
-    fix = fixes.get(number or 0, "try whether it runs without the launcher")
     if number == errno.EACCES and os.sep not in program and shutil.which(program, mode=os.F_OK) is None:
         number, reason = errno.ENOENT, os.strerror(errno.ENOENT)  # the error is about a folder of PATH
-    if number != errno.ENOENT:
-        return 126, f"cannot run {shlex.quote(program)}: {reason}; {fix}"
-    if shutil.which(program):
+    fix = _FIXES.get(number or 0, "try whether it runs without the launcher")
+    if number == errno.ENOENT and shutil.which(program):
         fix = f"its first line names an interpreter that is not there; correct that, or name one first{_EXAMPLE}"
-    elif os.path.isfile(program):  # a name without a slash is only looked for on PATH
+    elif number == errno.ENOENT and os.path.isfile(program):  # a name without a slash is only looked for on PATH
         path = shlex.quote(os.path.join(os.curdir, program))
         fix = f"this folder has it, but PATH does not: give its path, as in `{path}`, or its interpreter{_EXAMPLE}"
-    else:
-        fix = f"correct it, or give its path{_EXAMPLE}"
-    return 127, f"cannot run {shlex.quote(program)}: {reason}; {fix}"
+    return 127 if number == errno.ENOENT else 126, f"cannot run {shlex.quote(program)}: {reason}; {fix}"
