@@ -130,8 +130,8 @@ class FeedOptions:
 
         No feed is built, no rows are read, and no process, thread or accelerator is needed: the sharding may be
         over a `jax.sharding.AbstractMesh`. The source is opened for its length and spec, and closed. Only records
-        and streams have no spec: the first element of a Grain dataset is made, or the first item of a stream. A
-        transform is called with a row of zeros.
+        and streams have no spec: two elements of a Grain dataset are made, or the first item of a stream is read.
+        A transform is called with a row of zeros.
 
         Args:
           processes: so many processes divide the devices of the sharding evenly, in the order of `jax.devices()`:
