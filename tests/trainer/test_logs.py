@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import importlib.util
 import math
 import resource
 import socket
@@ -165,7 +164,7 @@ def test_a_name_that_appears_later_is_a_new_column(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is no dependency of the tests")
+@pytest.mark.slow
 def test_pandas_reads_numbers_and_nan(tmp_path):
     import pandas
 
