@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -133,6 +134,16 @@ def test_a_resumed_run_has_the_parameters_and_history_of_one_that_never_stopped(
     again = fit_on(feed_of(mode), mode, steps=30, checkpoint_dir=tmp_path)
     assert (again.progress.resumed, again.progress.rows, again.history) == (30, 0, [])
     np.testing.assert_array_equal(again.params["slope"], whole.params["slope"])
+
+
+def test_an_optimizer_with_a_random_key_resumes(tmp_path):
+    def noisy(steps, **options):
+        optimizer = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(3)), optax.sgd(RATE))
+        with feed_of() as feed:
+            return fit(feed, init, loss, optimizer, steps=steps, **options)
+
+    noisy(3, checkpoint_dir=tmp_path)
+    np.testing.assert_array_equal(noisy(6, checkpoint_dir=tmp_path).params["slope"], noisy(6).params["slope"])
 
 
 def test_epochs_are_counted_over_resumes(tmp_path):
@@ -438,7 +449,14 @@ def test_a_resumed_feed_need_not_be_an_iterator(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"init": {}}, "init must be a function, got {}"),
+        ({"init": "model"}, "init must be a function, got 'model'"),
+        (
+            {"init": {}},
+            "init must be a function of a key that gives the parameters, and dict is a module or a tree",
+        ),
+        ({"init": nnx.Linear(3, 1, rngs=nnx.Rngs(0))}, "and Linear is a module or a tree; docs/training.md shows"),
+        ({"init": linen.Dense(1)}, "and Dense is a module or a tree"),
+        ({"init": lambda key: linen.Dense(1)}, "arrays, and params is Dense, which a gradient cannot change"),
         ({"loss": None}, "loss must be a function, got None"),
         ({"optimizer": optax.sgd}, "optimizer must be an optax transformation"),
         ({"optimizer": 0.1}, "optimizer must be an optax transformation such as .*, got 0.1"),

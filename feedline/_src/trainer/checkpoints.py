@@ -274,8 +274,7 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _sum(leaf: jax.Array) -> jax.Array:
     """Σ bits × (2 × place + 1) modulo 2^32. Any one flipped bit changes it, since the factor is odd."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
+    leaf = _key_data(leaf)
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag])
     if leaf.dtype.itemsize == 1:
@@ -289,6 +288,11 @@ def _sum(leaf: jax.Array) -> jax.Array:
     return jnp.sum(bits * factor, dtype=jnp.uint32)
 
 
+def _key_data(leaf: Any) -> Any:
+    """The numbers of a random key, as some optimizers have one; any other array unchanged."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
 def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> None:
     """Refuse a checkpoint whose metadata `saved` differs from the arrays of `state`. Reads no arrays."""
     if saved.keys() != _ITEMS.keys() or saved["state"] is None:
@@ -298,7 +302,8 @@ def _check_same_arrays(folder: Path, saved: Mapping[str, Any], state: State) -> 
             "another directory, or remove the folder to go on from the one before it"
         )
     theirs = {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(saved["state"].tree)}
-    ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(state)}
+    as_saved = jax.eval_shape(lambda: jax.tree.map(_key_data, state))
+    ours = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _named(as_saved)}
     for name in {**ours, **theirs}:
         if theirs.get(name) != ours.get(name):
             raise ValueError(

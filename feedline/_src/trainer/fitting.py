@@ -161,13 +161,17 @@ def fit(
       >>> [entry["step"] for entry in fitted.history][:3], sorted(fitted.history[0])
       ([1, 10, 20], ['loss', 'step', 'worst'])
     """
-    for name, given, wanted in (
-        ("init", init, 1),
-        ("loss", loss, 1),
-        ("measure", measure, 0),
-        ("after_step", after_step, 0),
-    ):
-        if not callable(given) and (wanted or given is not None):
+    if hasattr(init, "apply") or not jax.tree_util.all_leaves([init]):
+        raise TypeError(
+            f"init must be a function of a key that gives the parameters, and {type(init).__name__} is a module "
+            "or a tree; docs/training.md shows how to train modules of flax and Equinox"
+        )
+    functions = {"init": init, "loss": loss}
+    optional = {"measure": measure, "after_step": after_step}
+    for name, given in (
+        functions | {name: given for name, given in optional.items() if given is not None}
+    ).items():
+        if not callable(given):
             raise TypeError(f"{name} must be a function, got {given!r}")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise TypeError(f"optimizer must be an optax transformation such as optax.adam(1e-3), got {optimizer!r}")

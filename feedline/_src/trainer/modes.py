@@ -253,11 +253,12 @@ def _program(
 def _checked_arrays(params: Params) -> Params:
     """What `init` gave, if all leaves are arrays or numbers that a gradient can change."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        dtype = getattr(leaf, "dtype", type(leaf))
-        if not jnp.issubdtype(dtype, jnp.inexact):
+        is_number = hasattr(leaf, "shape") or isinstance(leaf, float | complex)
+        of = jnp.result_type(leaf) if is_number else type(leaf).__name__
+        if isinstance(of, str) or not jnp.issubdtype(of, jnp.inexact):
             raise TypeError(
                 f"init must give a tree of floating-point arrays, and params{jax.tree_util.keystr(path)} is "
-                f"{getattr(leaf, 'dtype', type(leaf).__name__)}, which a gradient cannot change. Of a module of "
+                f"{of}, which a gradient cannot change. Of a module of "
                 "Equinox give the arrays alone: arrays, rest = eqx.partition(module, eqx.is_inexact_array), and "
                 "call eqx.combine(params, rest) in loss; docs/training.md says more"
             )
