@@ -1,5 +1,9 @@
 """A store on this machine for each test, and a cache of its own."""
 
+import pickle
+
+import jax
+import numpy as np
 import pytest
 from store_server import serving
 
@@ -29,3 +33,36 @@ def bucket(store, monkeypatch):
         monkeypatch.setenv(name, value)
     client_of.cache_clear()
     return store
+
+
+def _rows_of(source, rows):
+    if hasattr(source, "records"):
+        return list(source.records(rows))
+    out = jax.tree.map(lambda leaf: np.empty((len(rows), *leaf.shape), leaf.dtype), source.spec)
+    source.read(rows, out)
+    return out
+
+
+@pytest.fixture
+def as_local(store, options, tmp_path):
+    """Whether an object reads as the same file on a local disk does, also where it is opened again."""
+
+    def check(name, data, rows=None, **arguments):
+        path = tmp_path / name
+        path.write_bytes(data)
+        store.objects[f"/{name}"] = data
+        local = feedline.open_source(path, **arguments)
+        remote = feedline.open_source(f"{store.url}/{name}", store=options, **arguments)
+        assert (type(remote), len(remote), remote.identity) == (type(local), len(local), local.identity)
+        assert repr(remote) == repr(local).replace(str(path), f"{store.url}/{name}")
+        if hasattr(remote, "records"):
+            assert remote.file_of(3) == f"{store.url}/{name}"
+        rows = np.random.default_rng(6).integers(0, len(local), 100) if rows is None else rows
+        for source in (remote, pickle.loads(pickle.dumps(remote))):
+            will_read = getattr(source, "will_read", None)
+            assert will_read is None or will_read(rows, 0)
+            jax.tree.map(np.testing.assert_array_equal, _rows_of(source, rows), _rows_of(local, rows))
+            jax.tree.map(np.testing.assert_array_equal, source[int(rows[0])], local[int(rows[0])])
+        return remote
+
+    return check

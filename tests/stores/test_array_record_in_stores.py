@@ -41,27 +41,11 @@ def whole(cache):
     return sorted(cache.rglob("*.whole"))
 
 
-def test_rows_and_identity_are_those_of_the_local_file(store, options, url, files):
-    local = feedline.open_source(files / "0.array_record", dtype=DTYPE)
-    remote = feedline.open_source(url, dtype=DTYPE, store=options)
-    assert (len(remote), remote.identity) == (1000, local.identity)
-    rows = np.random.default_rng(6).integers(0, 1000, 100)
-    for source in (remote, pickle.loads(pickle.dumps(remote))):
-        out = {"x": np.empty((100, 6000), np.uint8), "y": np.empty(100, np.int32)}
-        source.read(rows, out)
-        np.testing.assert_array_equal(out["x"], ROWS["x"][rows])
-        np.testing.assert_array_equal(out["y"], rows)
-    assert sum(stop - start for start, stop in store.gets()) == len(store.objects["/0.array_record"])  # once
-
-
-def test_records_are_bytes(options, url, files):
-    remote = feedline.open_source(url, store=options)
-    assert remote.identity == feedline.open_source(files / "0.array_record").identity
-    assert pickle.loads(pickle.dumps(remote)).records(np.array([999, 0])) == [
-        ROWS[999].tobytes(),
-        ROWS[0].tobytes(),
-    ]
-    assert remote.file_of(3) == url
+@pytest.mark.parametrize("arguments", [{"dtype": DTYPE}, {}])
+def test_rows_and_identity_are_those_of_the_local_file(arguments, as_local, store, files):
+    data = (files / "0.array_record").read_bytes()
+    as_local("x.array_record", data, **arguments)
+    assert sum(stop - start for start, stop in store.gets()) == len(data)  # once
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_again(store, options, url, tmp_path):

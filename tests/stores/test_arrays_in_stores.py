@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import pickle
 import threading
 from pathlib import Path
 
@@ -46,22 +45,9 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_rows_and_identity_are_those_of_the_local_file(name, store, options, tmp_path):
+def test_rows_and_identity_are_those_of_the_local_file(name, as_local):
     data, arguments = FILES[name]
-    (tmp_path / name).write_bytes(data)
-    store.objects[f"/data/{name}"] = data
-    local = feedline.open_source(tmp_path / name, **arguments)
-    remote = feedline.open_source(f"{store.url}/data/{name}", store=options, **arguments)
-    assert (len(remote), remote.identity) == (len(local), local.identity)
-    assert repr(remote) == repr(local).replace(str(tmp_path), f"{store.url}/data")
-    rows = np.random.default_rng(1).integers(0, len(local), 100)
-    for source in (remote, pickle.loads(pickle.dumps(remote))):
-        for row in (*rows[:3].tolist(), -1):
-            jax.tree.map(np.testing.assert_array_equal, source[row], local[row])
-        out = [jax.tree.map(lambda leaf: np.empty((100, *leaf.shape), leaf.dtype), local.spec) for _ in range(2)]
-        source.read(rows, out[0])
-        local.read(rows, out[1])
-        jax.tree.map(np.testing.assert_array_equal, *out)
+    as_local(name, data, **arguments)
 
 
 def test_a_feed_of_shards_gives_the_batches_of_the_local_files(store, options, tmp_path, monkeypatch):

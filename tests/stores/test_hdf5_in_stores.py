@@ -42,39 +42,19 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_and_identity_are_those_of_the_local_file(layout, store, options, tmp_path):
-    data = hdf5(x={"data": X, **LAYOUTS[layout]}, y={"data": np.arange(COUNT)})
-    (tmp_path / "x.h5").write_bytes(data)
-    store.objects["/x.h5"] = data
-    local = feedline.open_source(tmp_path / "x.h5")
-    remote = feedline.open_source(f"{store.url}/x.h5", store=options)
-    assert (type(remote), len(remote), remote.identity) == (type(local), COUNT, local.identity)
-    rows = np.random.default_rng(6).integers(0, COUNT, 100)
-    for source in (remote, pickle.loads(pickle.dumps(remote))):
-        assert source.will_read is None or source.will_read(rows, 0)
-        out = {"x": np.empty((100, 16, 64), np.uint8), "y": np.empty(100, np.int64)}
-        source.read(rows, out)
-        np.testing.assert_array_equal(out["x"], X[rows])
-        np.testing.assert_array_equal(out["y"], rows)
+def test_rows_and_identity_are_those_of_the_local_file(layout, as_local):
+    as_local("x.h5", hdf5(x={"data": X, **LAYOUTS[layout]}, y={"data": np.arange(COUNT)}))
+
+
+def test_values_of_any_length(as_local):
+    remote = as_local("x.h5", with_values())
+    assert remote[7]["jpeg"] == JPEGS[7]
 
 
 def test_rows_that_were_never_written(store, options):
     store.objects["/x.h5"] = hdf5(x={"shape": (9, 4), "dtype": "f4", "fillvalue": 2.5}, y={"data": np.arange(9)})
     source = feedline.open_source(f"{store.url}/x.h5", store=options)
     assert jax.tree.map(lambda leaf: leaf.tolist(), source[8]) == {"x": [2.5] * 4, "y": 8}
-
-
-def test_values_of_any_length(store, options, tmp_path):
-    (tmp_path / "x.h5").write_bytes(with_values())
-    store.objects["/x.h5"] = (tmp_path / "x.h5").read_bytes()
-    local = feedline.open_source(tmp_path / "x.h5")
-    remote = feedline.open_source(f"{store.url}/x.h5", store=options)
-    assert (len(remote), remote.fields, remote.identity) == (3000, local.fields, local.identity)
-    rows = np.random.default_rng(6).integers(0, 3000, 200)
-    for source in (remote, pickle.loads(pickle.dumps(remote))):
-        records = source.records(rows)
-        assert [record["jpeg"] for record in records] == [JPEGS[row] for row in rows]
-        assert [record["label"] for record in records] == rows.tolist()
 
 
 def test_changes_and_troubles_are_no_bad_rows(store, tmp_path):

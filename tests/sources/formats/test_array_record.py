@@ -1,6 +1,8 @@
 """ArrayRecord files, of one size and decoded, against the arrays that they were written from."""
 
+import os
 import pickle
+import resource
 
 import numpy as np
 import pytest
@@ -179,3 +181,16 @@ def test_a_pickled_source_holds_paths_and_not_the_records(tmp_path):
     _write(tmp_path / "x.array_record", [record.tobytes() for record in _records(5000)])
     source = feedline.open_source(tmp_path / "x.array_record", dtype=RECORD)
     assert len(pickle.dumps(source)) < 2000
+
+
+@pytest.mark.slow
+def test_too_many_open_files_is_an_error(tmp_path):
+    for i in range(40):
+        _write(tmp_path / f"{i}.array_record", [bytes(4)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"each file of a source stays open, .* merge shards: .*\.array_record"):
+            feedline.open_source(tmp_path / "*.array_record", dtype=np.int32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

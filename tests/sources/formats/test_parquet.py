@@ -326,14 +326,6 @@ def test_a_missing_library_is_an_error_with_the_line_that_installs_it(tmp_path, 
             feedline.open_source(tmp_path / f"x.{kind}")
 
 
-def test_a_feed_over_row_groups(tmp_path, sharding, delivered):
-    whole = _rows(300)
-    KINDS["parquet"](_table(whole), tmp_path / "x.parquet")
-    source = feedline.open_source(tmp_path / "x.parquet", columns=["label", "list"])
-    batches = delivered(feedline.Feed(source, 16, sharding, epochs=1, order=feedline.Order(shuffle=False)))
-    np.testing.assert_array_equal(np.concatenate([batch["list"] for batch in batches]), whole["list"][:288])
-
-
 def test_a_blocked_order_reads_each_row_group_once(tmp_path, sharding, delivered, monkeypatch):
     pq.write_table(pa.table({"x": np.arange(1024)}), tmp_path / "x.parquet", row_group_size=64)
     read, counted = groups.GroupSource._read_group, []
