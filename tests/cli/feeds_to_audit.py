@@ -24,8 +24,9 @@ def made(mesh, source=ROWS, batch_size=16, feed=feedline.Feed, **options):
 
 def as_it_should_be(mesh):
     columns, rows = (NamedSharding(mesh, P("data", "model")), NamedSharding(mesh, P("data")))
+    options = {"epochs": 1, "steps_per_call": 2}
     return feedline.Feed(
-        ROWS, 16, {"x": columns, "y": rows}, epochs=1, transform=lambda batch, rows: {**batch, "y": rows.index}
+        ROWS, 16, {"x": columns, "y": rows}, transform=lambda batch, rows: {**batch, "y": rows.index}, **options
     )
 
 

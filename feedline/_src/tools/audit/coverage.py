@@ -124,7 +124,7 @@ def _compare(feed: Feed, source: Any, observed: Observed, first: State) -> int:
 
 
 def _rows(feed: Feed, epochs: Any, positions: Any, indices: Any) -> Rows:
-    """What a source is told of these rows."""
+    """The places of these rows, by which a positioned source reads them."""
     order = feed.order
     assert order is not None
     keys = [keys_at(order.seed, int(e), np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]

@@ -13,7 +13,7 @@ Digests = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 """(start, stop) along each axis after the first."""
 
-_WORDS_AT_ONCE = 1 << 20  # the multiplication needs 8 MiB for so many
+_WORDS_AT_ONCE = 1 << 20  # 8 MiB as uint64, in one multiplication
 
 
 def row_digests(values: npt.NDArray[Any], leaf: int, shape: tuple[int, ...], columns: Ranges) -> Digests:

@@ -82,7 +82,7 @@ def main(folder: str, launch: int, options: tuple[Any, ...]) -> None:
 
 
 def _end_after(seconds: float) -> None:
-    """End this process after so long, with the stacks of its threads on standard error."""
+    """End this process when the time is up, with the stacks of its threads on standard error."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 

@@ -198,7 +198,12 @@ def global_digests(processes: Sequence[Observed]) -> Digests:
 
 
 def judge(layout: Layout, processes: Sequence[Observed | NotRun], reference: Reference) -> dict[str, Any]:
-    """JSON values: the layout, what was compared, whether it is the "same" (None: "not_run"), the "difference"."""
+    """Compare what all processes of a layout observed with one device.
+
+    Returns:
+      JSON values: the layout, what was compared, "same", and the reason if that is False ("difference", the first
+      one) or None ("not_run").
+    """
     found = {
         "title": layout.title,
         "name": layout.name,
