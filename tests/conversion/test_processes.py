@@ -79,7 +79,7 @@ def test_a_process_that_ends_and_a_function_that_fails():
             list(run(abs, ["x"]))
     with (
         mapped_in_processes(1) as run,
-        pytest.raises(feedline.WorkerError, match="was killed, or did not start: the host may be"),
+        pytest.raises(feedline.WorkerError, match="was killed, crashed, or did not start: the host may be"),
     ):
         list(run(functools.partial(os._exit), [3]))
     with mapped_in_processes(1) as run, pytest.raises(TypeError, match="this source cannot be pickled"):

@@ -50,17 +50,16 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[Any], Any], items: Seque
             "`__reduce__`, define its functions in a module, or convert with workers=0"
         ) from error
     try:
-        with (
-            interrupts_wait()
-        ):  # processes that start here inherit it: Ctrl-C reaches this one alone, which ends them
+        # processes that start here inherit the blocked SIGINT: Ctrl-C interrupts this process, which ends them
+        with interrupts_wait():
             futures = [pool.submit(_call, pickled, item) for item in items]
         for future in concurrent.futures.as_completed(futures):
             yield future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            "a process that converts was killed, or did not start: the host may be out of memory, which fewer "
-            "workers need less of, or a script has no `if __name__ == '__main__':` around "
-            "feedline.convert(workers=...). Finished files are kept; run the conversion again"
+            "a process that converts was killed, crashed, or did not start: the host may be out of memory (take "
+            "fewer workers), or a script has no `if __name__ == '__main__':` around its call of convert; "
+            "finished files are kept, so run the conversion again"
         ) from error
 
 
