@@ -1,0 +1,78 @@
+"""Keys and counters of the coordination service, as several processes and their threads use them at once."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from background import PATIENCE_S, spawn
+from real_service import joined
+
+from feedline._src.agreement.coordination import coordination
+
+PROCESSES = 3
+
+
+@pytest.fixture(scope="module")
+def services():
+    with joined(PROCESSES) as services:
+        yield services
+
+
+def test_every_process_reads_what_each_writes_below_exactly_that_path(services):
+    for service in services:
+        service.set(f"told/a/{service.process}", f"é→\n{service.process}")
+        service.set(f"told/ab/{service.process}", "below another path")
+    values = [f"é→\n{process}" for process in range(PROCESSES)]
+    below = {f"told/a/{process}": value for process, value in enumerate(values)}
+    for service in services:
+        assert [service.get(key, PATIENCE_S) for key in below] == values
+        assert service.dir("told/a") == service.dir("told/a/") == below
+        assert service.try_get("told/a/0") == values[0]
+        assert service.by_process("told/a") == dict(enumerate(values))
+
+
+def test_a_key_that_was_deleted_can_be_set_again(services):
+    service = services[1]
+    assert service.set("deleted/key", "1")
+    service.delete("deleted/key")
+    service.delete("deleted/key")
+    assert service.try_get("deleted/key") is None
+    assert service.set("deleted/key", "2")
+    assert services[0].get("deleted/key", PATIENCE_S) == "2"
+
+
+def test_a_key_without_a_value_is_absent(services):
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="absent/key"):
+        services[1].get("absent/key", timeout_s=0.5)
+    assert time.monotonic() - began >= 0.5
+    assert services[1].try_get("absent/key") is None
+    assert services[1].dir("absent") == services[1].by_process("absent") == {}
+
+
+def test_of_racing_threads_and_processes_one_sets_a_key_and_counters_miss_none(services):
+    start = threading.Barrier(8 * PROCESSES)
+
+    def race(place):
+        service, thread = place
+        start.wait(PATIENCE_S)
+        first = service.set("raced/key", f"{service.process}.{thread}")
+        return first, f"{service.process}.{thread}", [service.increment("counted/key") for _ in range(10)]
+
+    with ThreadPoolExecutor(8 * PROCESSES) as pool:
+        found = list(pool.map(race, itertools.product(services, range(8))))
+    assert [name for first, name, _ in found if first] == [services[0].try_get("raced/key")]
+    seen = itertools.chain(*(counts for *_, counts in found))
+    assert sorted(seen) == list(range(1, 80 * PROCESSES + 1))
+
+
+def test_a_wait_does_not_block_other_calls(services):
+    waits = [spawn(lambda service=service: service.get("waited/key", PATIENCE_S)) for service in services]
+    services[-1].set("waited/key", str(services[-1].increment("waited/by", by=7)))
+    assert [each.result(PATIENCE_S) for each in waits] == ["7"] * PROCESSES
+
+
+def test_there_is_no_coordination_service_without_joining():
+    assert coordination() is None
