@@ -1,4 +1,4 @@
-"""The placement thread and its synchronous double: order, depth, errors, ends and every way to close."""
+"""The placement thread, and what reading threads and its synchronous double share with it: order, errors, ends."""
 
 import gc
 import logging
@@ -14,6 +14,7 @@ from background import PATIENCE_S, arrived, left_behind, spawn
 from feedline import Reading, StallError
 from feedline._src.prefetch.handover import Closed
 from feedline._src.prefetch.prefetcher import Prefetcher
+from feedline._src.prefetch.readers import Readers
 from feedline._src.prefetch.synchronous import Synchronous
 from feedline._src.prefetch.watch import Watch
 
@@ -48,8 +49,11 @@ class Steps:
 class Source:
     """Gives its items, and raises those that are exceptions; `gate` is waited for before the item `gated`."""
 
+    parts = 1  # for reading threads, of which one reads the items in order
+
     def __init__(self, *items, gated=None, on_close=None):
         self._items = iter(items)
+        self.count = len(items)
         self._gated = gated
         self._on_close = on_close
         self.inside, self.gate = threading.Event(), threading.Event()
@@ -63,6 +67,12 @@ class Source:
         if isinstance(item, BaseException):
             raise item
         return item
+
+    def read(self, number, part):
+        return next(self)
+
+    def end(self):
+        return StopIteration("rest")
 
     def close(self):
         self.closed_by.append(threading.current_thread().name)
@@ -90,13 +100,23 @@ def prefetcher(source, place=str, depth=2, watch=None):
     return run
 
 
-@pytest.fixture(
-    params=[prefetcher, lambda source, place=str: Synchronous(source, place, Watch(Reading()))],
-    ids=["thread", "none"],
-)
+KINDS = {
+    "thread": lambda source, place: Prefetcher(source, place, 2, Watch(Reading())),
+    "readers": lambda source, place: Readers(source, place, 2, Watch(Reading()), threads=1, ahead=2),
+    "none": lambda source, place: Synchronous(source, place, Watch(Reading())),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
 def run_of(request):
-    """Both kinds: what they promise alike."""
-    return request.param
+    """What all kinds promise alike."""
+
+    def run_of(source, place=str):
+        run = request.param(source, place)
+        run.start()
+        return run
+
+    return run_of
 
 
 def test_items_come_in_order_and_then_the_end_with_its_value(run_of):
@@ -108,7 +128,6 @@ def test_items_come_in_order_and_then_the_end_with_its_value(run_of):
     assert end.value.value == "rest"
     run.close()
     assert run.join(PATIENCE_S) is None
-    assert len(source.closed_by) == 1
 
 
 @pytest.mark.parametrize("stage", ["read", "place"])
@@ -143,7 +162,6 @@ def test_nothing_comes_after_close(run_of):
     with pytest.raises(Closed):
         run.take()
     assert run.join(PATIENCE_S) is None
-    assert len(source.closed_by) == 1
     assert run.waiting == 0
 
 
@@ -179,16 +197,14 @@ def test_the_end_needs_no_slot_and_waits_for_nobody(end):
     assert caught.value is end
 
 
-def test_an_error_that_was_handled_keeps_nothing_alive():
+def test_an_error_that_was_handled_keeps_nothing_alive(run_of):
     class BadRow(Exception):
         pass
 
     def place(host):
         raise BadRow
 
-    run = Prefetcher(Source("a"), place, 2, Steps())
-    run.start()
-    assert run.join(PATIENCE_S) is None
+    run = run_of(Source("a"), place)
     gc.disable()  # counting references must do
     try:
         run.take()
@@ -196,6 +212,8 @@ def test_an_error_that_was_handled_keeps_nothing_alive():
         error = weakref.ref(caught)
     finally:
         gc.enable()
+    run.close()
+    assert run.join(PATIENCE_S) is None
     assert error() is None
 
 
@@ -312,8 +330,9 @@ def test_the_placement_thread_may_close_it(stage):
         run.take()
 
 
-def test_close_before_start():
-    run = Prefetcher(Source("a"), str, 2, Steps())
+@pytest.mark.parametrize("kind", KINDS)
+def test_close_before_start(kind):
+    run = KINDS[kind](Source("a"), str)
     run.close()
     assert run.join(PATIENCE_S) is None
     with pytest.raises(Closed):
@@ -347,8 +366,8 @@ def test_an_error_in_closing_after_close_is_logged(caplog):
     assert str(record.exc_info[1]) == "disk"
 
 
-def test_a_run_that_is_dropped_is_let_go_of_at_once():
-    run = prefetcher(Source("a", "b", "c"))
+def test_a_run_that_is_dropped_is_let_go_of_at_once(run_of):
+    run = run_of(Source("a", "b", "c"))
     assert run.take() == "a"
     run.close()
     assert run.join(PATIENCE_S) is None

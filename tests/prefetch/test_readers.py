@@ -1,7 +1,6 @@
 """Reading threads that place what they read: order, depth, memory, errors, ends and every way to close."""
 
 import collections
-import gc
 import random
 import threading
 import time
@@ -207,33 +206,6 @@ def test_an_error_comes_after_all_good_batches_before_it(stage, bad, threads, pa
     assert run.join(PATIENCE_S) is None
 
 
-def test_a_stop_iteration_of_place_does_not_pass_for_the_end():
-    run = readers(Batches(3), lambda host: next(iter([])))
-    with pytest.raises(RuntimeError, match="placing a batch raised StopIteration"):
-        run.take()
-    run.close()
-
-
-def test_an_error_that_was_handled_keeps_nothing_alive():
-    class BadRow(Exception):
-        pass
-
-    def place(host):
-        raise BadRow
-
-    run = readers(Batches(1), place, threads=1)
-    gc.disable()  # counting references must do
-    try:
-        run.take()
-    except BadRow as caught:
-        error = weakref.ref(caught)
-    finally:
-        gc.enable()
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    assert error() is None
-
-
 def test_close_while_all_threads_wait_for_a_slot():
     full, placed = threading.Semaphore(0), []
     run = readers(Batches(20, 1, lambda number, part: full.release()), placed.append, depth=1, threads=3, ahead=4)
@@ -291,28 +263,6 @@ def test_a_reading_thread_may_close_it_and_does_not_wait_for_itself():
         run.take()
     assert run.join(PATIENCE_S) is None
     assert [name[:14] for name in told] == ["feedline-read-"]
-
-
-def test_close_before_start():
-    run = Readers(Batches(3), str, 2, Watch(Reading()), threads=2, ahead=2)
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    with pytest.raises(Closed):
-        run.take()
-
-
-def test_a_run_that_is_dropped_is_let_go_of_at_once():
-    run = readers(Batches(9))
-    assert run.take() == 0
-    run.close()
-    assert run.join(PATIENCE_S) is None
-    alive = weakref.ref(run)
-    gc.disable()  # counting references must do
-    try:
-        del run
-        assert alive() is None
-    finally:
-        gc.enable()
 
 
 def test_its_threads_never_hold_up_an_exit():

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import feedline
-from feedline._src.agreement.agree import group_name
 from feedline._src.agreement.coordination import coordination
 from feedline._src.pipeline import description
 
 from .cases import case
 from .launch import TOPOLOGIES, TWO_OR_FOUR
 from .layouts import sharding_of
-from .meeting import meet
 from .sources import ROWS, N
 from .values import PerProcess
 
@@ -169,25 +167,6 @@ def test_the_error_in_the_others_names_stage_process_and_row_once(outcome, topol
         assert told.endswith("[stage read, process 1, row 0]")
 
 
-@case()
-def wrong_on_one(here):
-    """One process has an invalid argument, which raises before anything is opened."""
-    began = time.monotonic()
-    size = 0 if jax.process_index() == ODD else SIZE
-    with pytest.raises((feedline.ProcessError, ValueError)) as raised:
-        feedline.Feed(ROWS, size, sharding_of("data", here.devices), reading=feedline.Reading(stall_error_s=20))
-    return PerProcess((str(raised.value), time.monotonic() - began))
-
-
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_an_invalid_argument_of_one_process_is_reported_by_the_others(outcome, topology):
-    found = outcome(topology, wrong_on_one)
-    assert found[ODD][0] == "batch_size must be at least 1, got 0"
-    for told, waited_s in found[:ODD] + found[ODD + 1 :]:
-        assert "process 1 could not build it: ValueError: batch_size must be at least 1, got 0" in told
-        assert waited_s < 10
-
-
 @case(on=lambda: TWO_OR_FOUR)
 def never_comes(here):
     """One process starts to build only after the others have given up."""
@@ -223,21 +202,3 @@ def built_together(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_feeds_on_all_and_on_some_processes_do_not_interfere(outcome, topology):
     assert len(outcome(topology, built_together)) == N // SIZE
-
-
-@case(on=lambda: TWO_OR_FOUR)
-def built_one_after_the_other(here):
-    """How many builds of all processes have keys, after one that failed and three that did not."""
-    sharding = sharding_of("data", here.devices)
-    with pytest.raises(ValueError, match="batch_size"):
-        feedline.Feed(ROWS, 0, sharding)
-    for _ in range(3):
-        feedline.Feed(ROWS, SIZE, sharding).close()
-    keys = coordination().dir(f"feedline/build/{group_name(range(jax.process_count()))}")
-    meet("built one after the other")
-    return len({key.split("/")[3] for key in keys})
-
-
-@pytest.mark.parametrize("topology", TWO_OR_FOUR, ids=str)
-def test_only_the_last_build_has_keys(outcome, topology):
-    assert outcome(topology, built_one_after_the_other) == 1

@@ -225,23 +225,6 @@ def test_left_out_rows_are_counted_once_also_after_a_failure(outcome, topology, 
     assert found["counted"] == [2 * 80, 2 * (sum(LENGTHS["drop"]) - 80)]
 
 
-@case()
-def begins_again_alone(here):
-    """One process repeatedly discards what it has read ahead, while the others go on."""
-    with feedline.Feed(lanes_of([41] * 4), SIZE, sharding_of("data", here.devices), epochs=3) as feed:
-        batches = []
-        for batch in feed:
-            batches.append(batch)
-            if jax.process_index() == 0 and len(batches) % 3 == 0:
-                feed.set_state(feed.get_state())
-    return batches
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_a_process_that_starts_again_catches_up(outcome, topology):
-    assert_holds(outcome(topology, begins_again_alone), list(epoch_of([41] * 4, SIZE, "drop")) * 3)
-
-
 UNDONE = {"counted": (Coordination, "increment"), "concluded": (AllGather, "_publish")}
 
 
@@ -287,24 +270,6 @@ def all_go_back(here):
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 def test_all_processes_may_seek_back(outcome, topology):
     assert_holds(outcome(topology, all_go_back), list(epoch_of([400] * 4, SIZE, "drop"))[:83])
-
-
-@case()
-def keys_after_many_windows(here):
-    with feedline.Feed(lanes_of([4000] * 4), SIZE, sharding_of("data", here.devices), prefetch=1) as feed:
-        for _ in zip(range(200), feed, strict=False):
-            pass
-        meet("read")
-        service = coordination()
-        return PerProcess(
-            0 if service is None else len(service.dir(f"{feed._stages.access.stream.gather._root}/"))
-        )
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_keys_of_old_windows_are_deleted(outcome, topology):
-    each = topology.processes + 2  # keys of a window: a value of each process, the counter, and all values
-    assert max(outcome(topology, keys_after_many_windows)) <= 20 * each
 
 
 @case()
@@ -354,18 +319,6 @@ def ends_too_early(here):
 def test_an_epoch_without_a_batch_is_the_same_error_everywhere(outcome, topology):
     for told in outcome(topology, ends_too_early):
         assert "epoch 0 of lane 3 has only 3 items for batches of 16, 4 of each lane" in told
-
-
-@case()
-def synchronous(here):
-    lanes = lanes_of(LENGTHS["drop"])
-    with feedline.Feed(lanes, SIZE, sharding_of("data", here.devices), epochs=1, prefetch=0) as feed:
-        return list(feed)
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
-def test_lanes_without_prefetch(outcome, topology):
-    assert_holds(outcome(topology, synchronous), list(epoch_of(LENGTHS["drop"], SIZE, "drop")))
 
 
 @case()
