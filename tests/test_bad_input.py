@@ -227,16 +227,6 @@ def test_a_state_from_other_data():
             feed.set_state(state, allow=(*others, field))
 
 
-def test_use_after_close():
-    feed = Feed(X, 8, SHARDING)
-    next(feed)
-    feed.close()
-    feed.close()
-    for use in (next, iter, lambda f: f.seek(0), lambda f: f.set_state(f.get_state())):
-        with pytest.raises(ValueError, match="the feed is closed; build a new one"):
-            use(feed)
-
-
 @pytest.mark.parametrize("value", [10**30, 2**62])
 @pytest.mark.parametrize(("name", "most"), [("batch_size", 2**31 - 1), ("epochs", 2**31 - 1), ("prefetch", 2**16)])
 def test_numbers_beyond_any_use_are_refused_with_the_bound(name, most, value):
@@ -262,12 +252,6 @@ def test_a_transform_that_raises_stopiteration_while_the_feed_is_built():
         Feed(X, 8, SHARDING, transform=lambda batch, rows: next(iter(())))
 
 
-@pytest.mark.parametrize("epoch_position", [(-1, 0), (0, -1)])
-def test_negative_positions(epoch_position):
-    with Feed(X, 8, SHARDING) as feed, pytest.raises(ValueError, match="must be at least 0, got -1"):
-        feed.seek(*epoch_position)
-
-
 @pytest.mark.parametrize(
     ("batch", "match"),
     [
@@ -284,9 +268,3 @@ def test_batches_that_do_not_fit_the_mesh(batch, match):
         pytest.raises((ValueError, TypeError, RuntimeError), match=match),
     ):
         next(batches)
-
-
-@pytest.mark.parametrize("field", ["threads", "workers", "buffer"])
-def test_negative_sizes_of_reading(field):
-    with pytest.raises(ValueError, match=f"Reading.{field} must be at least"):
-        Reading(**{field: -1})

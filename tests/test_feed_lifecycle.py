@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import itertools
-import logging
 import pickle
 import signal
 import sys
@@ -23,11 +22,9 @@ from jax.sharding import PartitionSpec as P
 from feedline import Feed, FeedError, Order, Reading, RowError, StallError
 from feedline._src.loader.local_batches import LocalBatches
 from feedline._src.order.epoch import rows_at
-from feedline._src.placement.place import Placement
 from feedline._src.prefetch.readers import Readers
 from feedline._src.prefetch.synchronous import Synchronous
 from feedline._src.prefetch.watch import Watch
-from feedline._src.sources.arrays import ArraySource
 
 PACKAGE = str(Path(Feed.__init__.__code__.co_filename).parent)
 
@@ -324,19 +321,6 @@ def test_an_interrupt_at_any_line_of_a_move_leaves_it_done_or_undone(move):
     assert line > 10
 
 
-def test_a_stall_is_raised_and_what_was_stuck_comes_later(caplog):
-    source = Rows()
-    source.gate.clear()
-    with feed_of(source, reading=Reading(threads=1, stall_warning_s=0.5, stall_error_s=1)) as feed:
-        delivered = [rows_in(next(feed)) for _ in range(3)]
-        with pytest.raises(StallError, match=r"no stage has advanced for .* the last was \"read\", 0 batches"):
-            next(feed)
-        (message,) = [text for text in map(logging.LogRecord.getMessage, caplog.records) if "loop waits" in text]
-        assert "in read\n" in message  # the stack of the reading thread
-        source.gate.set()
-        assert delivered + [rows_in(batch) for batch in feed] == ORDER
-
-
 def test_two_threads_in_one_feed_are_refused_and_the_feed_stays_usable(monkeypatch):
     source, waits = Rows(), threading.Event()
     source.gate.clear()
@@ -446,35 +430,6 @@ def test_many_threads_may_close_at_once():
     start = threading.Barrier(8)
     for closing in [spawn(lambda: (start.wait(PATIENCE_S), feed.close())) for _ in range(8)]:
         closing.result(PATIENCE_S)
-
-
-def test_a_read_that_is_stuck_is_named_and_its_source_closed_once_it_is_over(tmp_path, monkeypatch, caplog):
-    np.save(tmp_path / "x.npy", np.arange(N))
-    inside, gate, closed = threading.Event(), threading.Event(), []
-
-    def read(source, *arguments, read=ArraySource.read_in_order):
-        inside.set()
-        arrived(gate)
-        return read(source, *arguments)
-
-    monkeypatch.setattr(ArraySource, "read_in_order", read)
-    monkeypatch.setattr(ArraySource, "close", lambda source: closed.append(gate.is_set()))
-    feed = Feed(tmp_path / "x.npy", B, SHARDING)
-    waiting = spawn(lambda: next(feed))
-    arrived(inside)
-    feed.close(timeout_s=0.01)
-    with pytest.raises(ValueError, match=CLOSED):
-        waiting.result(PATIENCE_S)
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert message.startswith("feedline-read-")
-    assert message.endswith("is still busy with a read or a transfer 0.01 s after close, so the source stays open")
-    feed.close(timeout_s=0.01)
-    assert closed == []  # never while it is read
-    gate.set()
-    feed.close()
-    feed.close()
-    assert closed == [True]
-    assert len(caplog.records) == 2
 
 
 def test_a_run_that_stalled_is_still_waited_for_at_the_end(caplog):
@@ -597,19 +552,6 @@ def test_taking_a_ready_batch_costs_the_same_calls_whatever_is_in_it():
     counts = [calls(1, 8), calls(1, 4096), calls(20, 8)]
     assert max(counts) < 60
     assert max(counts) - min(counts) < 10  # batches that became ready out of order take some more
-
-
-def test_batches_are_placed_by_the_threads_that_read_them(monkeypatch):
-    names = set()
-    place = Placement.place
-    monkeypatch.setattr(
-        Placement, "place", lambda self, leaves: names.add(threading.current_thread().name) or place(self, leaves)
-    )
-    source = Rows()
-    with feed_of(source, reading=Reading(threads=2)) as feed:
-        assert [rows_in(batch) for batch in feed] == ORDER
-    assert names <= source.threads
-    assert all(name.startswith("feedline-read-") for name in names)
 
 
 def test_runs_that_were_given_up_are_let_go_of(monkeypatch):

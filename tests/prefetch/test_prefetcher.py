@@ -3,7 +3,6 @@
 import gc
 import logging
 import queue
-import sys
 import threading
 import traceback
 import weakref
@@ -299,13 +298,6 @@ def test_close_while_the_producer_places():
     assert source.closed_by == ["feedline-place"]
 
 
-def test_many_threads_may_close_at_once():
-    run = prefetcher(Source(*range(20)))
-    start = threading.Barrier(8)
-    closing = [spawn(lambda: (start.wait(PATIENCE_S), run.close(), run.join(PATIENCE_S))[2]) for _ in range(8)]
-    assert [each.result(PATIENCE_S) for each in closing] == [None] * 8
-
-
 @pytest.mark.parametrize("stage", ["read", "place"])
 def test_the_placement_thread_may_close_it(stage):
     told = []
@@ -426,28 +418,3 @@ def test_a_stall_is_warned_of_once_and_then_raised(caplog, stage):
     gate.set()
     assert run.take() == "a"  # what hung came in the end
     run.close()
-
-
-def test_taking_what_is_ready_costs_the_same_few_calls_at_any_depth():
-    """Counted, not timed: the calls of Python and C functions in one `take`."""
-
-    def calls(depth):
-        run = prefetcher(Source(*range(depth)), depth=depth, watch=Watch(Reading()))
-        assert run.join(PATIENCE_S) is None
-        count = 0
-
-        def profile(frame, event, _):
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        gc.disable()  # what it calls would count, too
-        sys.setprofile(profile)
-        try:
-            run.take()
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        run.close()
-        return count
-
-    assert calls(1) == calls(2) == calls(20) < 25
