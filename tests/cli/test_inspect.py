@@ -214,7 +214,7 @@ def test_a_stream(feeds, capsys):
     assert main(["inspect", f"{feeds}:lanes", "--mesh", "data=2"]) == 0
     text = capsys.readouterr().out
     text = " ".join(text.split())
-    assert "a stream of 4 lanes, items of 8 bytes. Only reading it to its end tells how many." in text
+    assert "a stream of 4 lanes, items of 8 B. Only reading it to its end tells how many." in text
     assert "known only at the end of the stream." in text
 
 

@@ -72,10 +72,10 @@ def test_memory_is_shown_as_formula_and_result():
     lines = screen({"x": np.ones((100, 4))}, 32, processes=2).splitlines()
     formulas = [" ".join(line.split()) for line in lines[lines.index("Memory for batches of 32 rows") + 1 :][:4]]
     assert formulas == [
-        "host, each process (buffer 2 + 1) × 256 bytes = 768 bytes",
-        "on CPU devices (buffer 2 + prefetch 2 + 3) × 256 bytes = 1.8 kB",
-        "more, as read (buffer 2 + 1) × 512 bytes = 1.5 kB",
-        "device, each (prefetch 2 + 2) × 128 bytes = 512 bytes",
+        "host, each process (buffer 2 + 1) × 256 B = 768 B",
+        "on CPU devices (buffer 2 + prefetch 2 + 3) × 256 B = 1.75 KiB",
+        "more, as read (buffer 2 + 1) × 512 B = 1.5 KiB",
+        "device, each (prefetch 2 + 2) × 128 B = 512 B",
     ]
 
 
@@ -92,7 +92,7 @@ def test_what_else_a_feed_may_have_is_told():
         "A transform on the host makes of them:",
         "Each process reads whole rows, and cuts the columns for its devices afterwards.",
         'At the start: buffer "auto" may grow, within feedline.Limits.',
-        "/dev/shm, for 2 workers: 10 × 32 bytes, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
+        "/dev/shm, for 2 workers: 10 × 32 B, at most.",  # 2 · (2 · max(1, 2 // 2) + 3), of 8 rows of 4 bytes
     ):
         assert told in text
     text = screen({"x": np.ones((96, 4), np.float32)}, 32, steps_per_call=3)

@@ -64,6 +64,20 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
+def in_bytes(count: float) -> str:
+    """A number of bytes with a binary unit, to four digits.
+
+    Example:
+      >>> in_bytes(68), in_bytes(3 << 20)
+      ('68 B', '3 MiB')
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} GiB"
+
+
 @contextlib.contextmanager
 def progress(command: str, text: str) -> Iterator[Callable[[str], None]]:
     """Show `text`, and within the block whatever the yielded function is called with.

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from rich.box import SIMPLE, SQUARE
 from rich.console import Console, RenderableType
-from rich.filesize import decimal as in_bytes
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from feedline._src.placement.plan import device_parts
 from feedline._src.plan.plan import Plan
 from feedline._src.plan.sizes import Epoch
 from feedline._src.rows.spec import Array, Leaf
+from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.inspect.target import Contents, Target
 
 Span = tuple[int, int]
