@@ -17,7 +17,7 @@ from feedline import RowSource, open_source
 from feedline._src.options import Order
 from feedline._src.order.epoch import rows_at
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.formats import files
+from feedline._src.sources.formats import npy
 
 
 def _rows(count, columns=3, dtype=np.float32, seed=0):
@@ -78,13 +78,13 @@ def test_npy_and_stored_npz_are_mapped_and_compressed_npz_is_read(tmp_path):
     np.savez(tmp_path / "stored.npz", x=x, y=y)
     np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
     np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
-    assert isinstance(files.load(tmp_path / "x.npy").arrays.base, mmap.mmap)
-    stored, packed = (files.load(tmp_path / f"{name}.npz").arrays for name in ("stored", "packed"))
+    assert isinstance(npy.load(tmp_path / "x.npy").arrays.base, mmap.mmap)
+    stored, packed = (npy.load(tmp_path / f"{name}.npz").arrays for name in ("stored", "packed"))
     assert all(isinstance(array.base, mmap.mmap) for array in stored.values())
     for arrays in (stored, packed):
         np.testing.assert_array_equal(arrays["x"], x)
         np.testing.assert_array_equal(arrays["y"], y)
-    np.testing.assert_array_equal(files.load(tmp_path / "fortran.npy").arrays, x)
+    np.testing.assert_array_equal(npy.load(tmp_path / "fortran.npy").arrays, x)
 
 
 def test_a_glob_opens_its_files_in_the_order_of_their_names(tmp_path):

@@ -19,7 +19,7 @@ from test_requests import zarr
 
 import feedline
 from feedline._src.stores.cache import BlockCache
-from feedline._src.stores.requests import bytes_in
+from feedline._src.stores.origin import bytes_in
 
 
 @contextlib.contextmanager

@@ -13,12 +13,14 @@ import tensorstore
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import feedline
+from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.zarr_in_store import place_in_store
 from feedline._src.stores.cache import BlockCache
 from feedline._src.stores.fetcher import fetcher
 from feedline._src.stores.keyed_objects import KeyedObjects
 from feedline._src.stores.many_objects import ManyObjects, whole
 from feedline._src.stores.opening import listing
-from feedline._src.stores.requests import REQUEST_BYTES
+from feedline._src.stores.origin import REQUEST_BYTES
 from feedline._src.stores.urls import Url
 
 
@@ -79,19 +81,18 @@ def test_after_an_error_nothing_more_is_asked_for(store, options):
 
 
 def test_chunks_that_two_threads_want_are_asked_for_once_and_one_may_give_up(store, options, tmp_path):
-    source = feedline.open_source(zarr(store, tmp_path), store=options)
-    out = np.empty((64, 100), np.int64)
+    address = zarr(store, tmp_path)
+    place, url = place_in_store(address, OpenOptions(store=options))
+    array = place.array(url)
     store.latency_s = 0.2
     store.requests.clear()
-    assert source.will_read(np.arange(64), 0)
+    assert array.fetch_ahead(range(64), 1, 0)
     time.sleep(0.1)
-    (array,) = source._arrays(0)
     reading = [fetcher().run(array._bytes_of((row, 0))) for row in range(64)]
     array.close()  # gives up what is fetched ahead, and not what is read
     chunks = [each.result(10) for each in reading]
     assert all(chunks)
-    source.read(np.arange(64), out)
-    np.testing.assert_array_equal(out, np.arange(6400).reshape(64, 100) + 1)
+    np.testing.assert_array_equal(array.chunks(63), np.arange(6300, 6400).reshape(1, 100) + 1)
     gets = [request for request in store.requests if request[0] == "GET"]
     assert len(gets) - fetcher().counts.hedged <= len(set(gets))
 

@@ -17,9 +17,9 @@ from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.rows.spec import RowSpec
 from feedline._src.rows.values import as_array, as_record_leaf, is_list
-from feedline._src.sources.encoded.encoded_rows import EncodedRows
+from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.formats import extras
-from feedline._src.sources.formats import files as file_fields
+from feedline._src.sources.formats.npy import fields
 from feedline._src.sources.formats.open_options import Decode, OpenOptions
 from feedline._src.sources.formats.opening import opening
 from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
@@ -239,7 +239,7 @@ class ArrayRecordSource(IndexedSource):
                 f"every record must have the {dtype.itemsize} bytes of dtype {dtype}, this one has {lengths[bad]} "
                 "bytes; declare what it is, or give decode=... where records differ in length",
             )
-        array = file_fields.fields(np.frombuffer(b"".join(records), dtype))
+        array = fields(np.frombuffer(b"".join(records), dtype))
         return self._options.named(array, self._paths[shard])
 
     def _failed(self, shard: int, rows: Indices, records: list[bytes], error: Exception) -> RowError:

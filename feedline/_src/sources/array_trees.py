@@ -49,17 +49,17 @@ class OpenedArrays(NamedTuple):
 
     def load(self, path: str, dtype: Any = None) -> Any:
         """The arrays of a file or of an object."""
-        from feedline._src.sources.formats import files
+        from feedline._src.sources.formats import npy
         from feedline._src.stores.urls import is_url
 
         if self.objects is None or not is_url(path):
-            arrays, self.versions[os.path.abspath(path)] = files.load(Path(path), dtype)
+            arrays, self.versions[os.path.abspath(path)] = npy.load(Path(path), dtype)
             return arrays
-        from feedline._src.sources.formats.mapped_file import MappedObject
+        from feedline._src.sources.formats.npy import MappedObject
         from feedline._src.stores.remote_file import open_object
 
         item = self.objects.by_url[path]
-        return files.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
+        return npy.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)
 
 
 def as_tree(shard: Any, options: OpenOptions, opened: OpenedArrays) -> Any:

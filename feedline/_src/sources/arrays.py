@@ -115,7 +115,7 @@ class ArraySource(IndexedSource):
         remote = self._opened.objects
         self._remote = None
         if remote is not None:
-            from feedline._src.sources.remote.rows import RemoteRows
+            from feedline._src.sources.remote_rows import RemoteRows
 
             self._remote = RemoteRows(self._leaves, remote)
         self.spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), trees[0])
@@ -229,7 +229,7 @@ class ArraySource(IndexedSource):
 
     def file_of(self, row: int) -> str | None:
         """The file that holds a row of the first leaf; None if that is memory."""
-        from feedline._src.sources.formats.mapped_file import file_at
+        from feedline._src.sources.formats.npy import file_at
 
         for part in self._leaves[0]:
             if row < len(part):

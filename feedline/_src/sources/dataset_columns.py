@@ -13,7 +13,7 @@ from feedline._src.placement.plan import Columns
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices
 from feedline._src.sources.arrays import ArraySource
-from feedline._src.sources.encoded.encoded_rows import EncodedRows
+from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.hugging_face.columns import trees_of
 from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset, OpenDataset

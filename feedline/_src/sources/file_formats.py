@@ -14,7 +14,7 @@ from feedline._src.sources.array_record import ArrayRecordBytes, ArrayRecordSour
 from feedline._src.sources.arrays import ArraySource
 from feedline._src.sources.dataset_columns import open_dataset
 from feedline._src.sources.encoded import folder, tar, tfrecord
-from feedline._src.sources.encoded.encoded_rows import EncodedRows
+from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.encoded.shard_index import Form
 from feedline._src.sources.encoded.shard_source import ShardSource
 from feedline._src.sources.encoded.tables import TableSource
@@ -25,7 +25,6 @@ from feedline._src.sources.formats.zarr_in_store import is_zarr_in_store, place_
 from feedline._src.sources.groups import GroupSource
 from feedline._src.sources.hugging_face.saved import STATE, SavedDataset, check_no_cache, is_saved
 from feedline._src.sources.mapped import MappedSource
-from feedline._src.sources.remote import folder as remote_folder
 from feedline._src.stores.options import Store
 from feedline._src.stores.urls import is_url
 
@@ -80,7 +79,7 @@ def _open_array_record(paths: list[str], options: OpenOptions) -> ArrayRecordSou
 
 def _open_folder(paths: list[str], options: OpenOptions) -> EncodedRows:
     if is_url(paths[0]):
-        source: folder.FolderSource = remote_folder.open_listed_folder(paths[0], options.store or Store())
+        source: folder.FolderSource = folder.open_listed_folder(paths[0], options.store or Store())
     else:
         source = folder.open_folder(paths[0])
     for name in {source.file_of(0), source.file_of(len(source) - 1)}:

@@ -23,8 +23,7 @@ from feedline._src.sources.formats.open_options import CACHE_BYTES, Decode, Open
 from feedline._src.sources.lanes import Lanes
 
 if TYPE_CHECKING:
-    from feedline._src.sources.encoded.encoded_rows import EncodedRows
-    from feedline._src.sources.encoded.records import EncodedSource
+    from feedline._src.sources.encoded.records import EncodedRows, EncodedSource
     from feedline._src.sources.hugging_face.dataset import HuggingFaceDataset
     from feedline._src.stores.options import Store
 
@@ -125,7 +124,7 @@ def open_source(
         takers = [suffix for suffix, other in FORMATS.items() if option in other.takes]
         raise ValueError(f"{option} is for {', '.join(takers)}, got it with {paths[0]}; leave it out")
     if listed is not None and form is FILES:
-        from feedline._src.sources.remote.folder import open_listed_files
+        from feedline._src.sources.encoded.folder import open_listed_files
 
         return open_listed_files(listed, store or Store())
     return form.open(paths, options)
@@ -195,7 +194,7 @@ def open_arrays(path_or_glob: str | bytes | os.PathLike[str]) -> IndexedSource:
 
 
 def _why_not_arrays(source: EncodedSource) -> str:
-    from feedline._src.sources.encoded.encoded_rows import EncodedRows
+    from feedline._src.sources.encoded.records import EncodedRows
 
     return (
         f"a feed reads arrays, and rows of {source!r} are bytes; say how they are decoded: "

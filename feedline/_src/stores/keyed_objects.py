@@ -15,8 +15,7 @@ from feedline._src.stores.cache import cache_of
 from feedline._src.stores.client import Version
 from feedline._src.stores.fetcher import fetcher
 from feedline._src.stores.options import Store
-from feedline._src.stores.origin import Origin, gathered
-from feedline._src.stores.requests import REQUEST_BYTES, cached
+from feedline._src.stores.origin import REQUEST_BYTES, Origin, cached, gathered
 from feedline._src.stores.residency import result_of
 from feedline._src.stores.urls import Url
 

@@ -1,12 +1,14 @@
-"""Bytes of objects from their store. Samples detect a replaced object where the store gives no strong version."""
+"""Bytes of objects, from their store or the cache. Samples detect a replaced object without a strong version."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from feedline._src.stores.cache import BlockCache, name_of
 from feedline._src.stores.client import RESAMPLED, Version, client_of, replaced
 from feedline._src.stores.fetcher import fetcher
 from feedline._src.stores.urls import Url
@@ -119,3 +121,35 @@ async def gathered(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+REQUEST_BYTES = 1 << 22
+"""The largest request, and what one in flight takes of memory."""
+
+
+async def cached(cache: BlockCache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
+    """As `Origin.fetch`, from the cache if it has these bytes. Else they are put there."""
+    if stop <= start:
+        return b""
+    name = name_of(str(url), version.cache_tag, start, stop)
+    found = await asyncio.to_thread(bytes_in, cache, name, stop - start)
+    if found is None:
+        found = bytes(await origin.fetch(url, version, start, stop))
+        await asyncio.to_thread(_store, cache, name, found)
+    return found
+
+
+def _store(cache: BlockCache, name: str, data: bytes) -> None:
+    os.close(cache.store(name, data))
+
+
+def bytes_in(cache: BlockCache, name: str, length: int) -> bytes | None:
+    """A block of the cache; None if the cache does not have it."""
+    descriptor = cache.open(name, length)
+    if descriptor is None:
+        return None
+    fetcher().counts.cached += 1
+    try:
+        return os.pread(descriptor, length, 0)
+    finally:
+        os.close(descriptor)

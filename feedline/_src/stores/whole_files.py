@@ -17,8 +17,7 @@ from feedline._src.stores.cache import BlockCache, cache_of, in_folder, name_of
 from feedline._src.stores.client import Version
 from feedline._src.stores.fetcher import AT_ONCE, fetcher
 from feedline._src.stores.options import Store
-from feedline._src.stores.origin import Origin, gathered
-from feedline._src.stores.requests import REQUEST_BYTES
+from feedline._src.stores.origin import REQUEST_BYTES, Origin, gathered
 from feedline._src.stores.residency import result_of
 from feedline._src.stores.urls import Url
 

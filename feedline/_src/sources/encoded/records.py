@@ -1,12 +1,15 @@
-"""The contract of a source of encoded records."""
+"""Encoded records: the contract of their sources, and the base class of feedline's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from feedline._src.rows.indexed import Indexed
+from feedline._src.rows.shards import Indices, Shards
 
 Record = bytes | Mapping[str, Any]
 """The bytes of a row; or of a row with several fields their values by name, of which at least one is bytes."""
@@ -48,3 +51,46 @@ def is_encoded_source(value: Any) -> TypeGuard[EncodedSource]:
     """Whether it has the members of an `EncodedSource`. On Python 3.11, `isinstance` would compute `identity`."""
     has = set(dir(value))
     return all(name in has for name in ("__len__", "fields", "identity", "records", "file_of", "close"))
+
+
+class EncodedRows(Indexed):
+    """An `EncodedSource` that supports `source[i]`, one record, and has a readable `repr`.
+
+    Attributes:
+      instead: another way to arrays than decoding, for the error of a feed that was given bytes.
+    """
+
+    fields: Sequence[str] | None
+    instead = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """As of an `EncodedSource`."""
+        raise NotImplementedError
+
+    def records(self, rows: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """As of an `EncodedSource`."""
+        raise NotImplementedError
+
+    def file_of(self, row: int) -> str | None:
+        """The file that holds the row."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close files. A later `records` opens them again."""
+
+    def _single(self, row: int) -> Record:
+        return self.records(np.array([row], np.int64))[0]
+
+    def _described(self) -> list[tuple[str, str]]:
+        return [("row", "bytes")] if self.fields is None else [(name, "bytes") for name in self.fields]
+
+
+def read_by_shard(shards: Shards, rows: Indices, read: Callable[[int, Indices], Sequence[Record]]) -> list[Record]:
+    """The records of `rows`, in their order, of which `read` gives those of one shard: (shard, rows within it)."""
+    found: list[Record] = [b""] * len(rows)
+    for shard, local, offsets in shards.split(rows):
+        places = range(len(rows))[offsets] if isinstance(offsets, slice) else offsets.tolist()
+        for place, record in zip(places, read(shard, local), strict=True):
+            found[place] = record
+    return found

@@ -11,8 +11,7 @@ import numpy as np
 from feedline._src.errors import FeedError, RowError
 from feedline._src.rows.shards import Indices, Shards
 from feedline._src.runtime.ending import check_may_read
-from feedline._src.sources.encoded.encoded_rows import EncodedRows, read_by_shard
-from feedline._src.sources.encoded.records import Record
+from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_shard
 from feedline._src.sources.formats.lru_cache import LruCache
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of

@@ -24,7 +24,7 @@ from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.grouped_file import Group, GroupedFile, memory_bytes
-from feedline._src.sources.formats.mapped_file import MappedFile
+from feedline._src.sources.formats.npy import MappedFile
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import opening
 from feedline._src.sources.formats.table_file import TableFile

@@ -14,9 +14,8 @@ from feedline._src.errors import FeedError, RowError
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.sources.encoded.encoded_rows import EncodedRows
 from feedline._src.sources.encoded.open_files import unreadable
-from feedline._src.sources.encoded.records import Record
+from feedline._src.sources.encoded.records import EncodedRows, Record
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.arrow_columns import column_of, is_bytes
 from feedline._src.sources.formats.grouped_file import Group

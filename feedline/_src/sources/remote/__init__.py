@@ -1,1 +1,0 @@
-"""Rows of arrays, Arrow files, Zarr folders and folders of files in stores."""
