@@ -293,16 +293,6 @@ def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     assert "a fault of the doctor" in found["hook for arguments"].finding
 
 
-def test_wide_types_under_x64(tmp_path):
-    wide = """
-    step = jax.jit(lambda batch: batch.sum())
-    for i in range(10):
-        step(jax.device_put(np.random.random((64, 256)), sharded))
-    """
-    found, _ = observed(tmp_path, wide, JAX_ENABLE_X64="1")
-    assert "argument 0 is float64 and fits float32" in found["dtypes of the batch"].finding
-
-
 def test_a_forked_process_does_not_replace_the_record(tmp_path):
     forks = """
     import atexit, os, sys

@@ -24,14 +24,80 @@ def tree(root, files):
     return root
 
 
-def severity(check):
-    if check.severity in ("warning", "error"):
-        assert check.fix
-        assert check.why
-    return check.severity
+FAST = devices.Rates(pageable=20e9, pinned=25e9)  # figures of accelerators that do not exist
+GPUS = {"jaxlib": "0.10.2", "jax-cuda13-plugin": "0.10.2"}
+LINKS = devices.parsed_links
+NO_LIMIT = resource.RLIM_INFINITY
 
 
-# --- processors ---
+@pytest.mark.parametrize(
+    ("check", "arguments", "expected", "words"),
+    [
+        (machine.check_threads, (64, 64, 4.0, 16), "warning", "grants 4 processors, but libraries count 64"),
+        (machine.check_threads, (64, 1, None, 2), "warning", "1 of 64 processors"),
+        (machine.check_threads, (64, 64, None, 16), "ok", "64 processors"),
+        (machine.check_threads, (64, 64, 64.0, 16), "ok", "64 processors"),
+        (machine.check_shared_memory, (64 << 20, 64 << 20), "warning", "64 MiB"),
+        (machine.check_shared_memory, (8 << 30, 8 << 30), "ok", "8 GiB"),
+        (machine.check_open_files, (256, 256), "warning", "256 files"),
+        (machine.check_open_files, (1024, 1 << 20), "note", "1,024 files"),
+        (machine.check_open_files, (65536, 65536), "ok", "65,536 files"),
+        (machine.check_open_files, (NO_LIMIT, NO_LIMIT), "ok", "any number of files"),
+        (machine.check_page_cache, (200 << 30, 48 << 30), "note", "do not fit"),
+        (machine.check_page_cache, (20 << 30, 48 << 30), "ok", "data fit"),
+        (machine.check_read_rate, (500e6, 5.0, 0), "warning", "100 MB/s"),
+        (machine.check_read_rate, (500e6, 1.0, 1), "ok", "500 MB/s"),
+        (machine.check_read_rate, (500e6, 1.0, 8), "warning", "on 8 H100 reads 1,640 MB/s"),
+        (machine.check_read_rate, (1e5, 0.1, 1), "unknown", "too little"),
+        (machine.check_preallocation, ({"HOME": "/root"},), "ok", "the defaults"),
+        (machine.check_preallocation, ({"XLA_CLIENT_MEM_FRACTION": "0.9"},), "ok", "FRACTION=0.9"),
+        (machine.check_preallocation, ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},), "note", "CATE=false"),
+        (machine.check_preallocation, ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"},), "warning", "=platform"),
+        (machine.check_preallocation, ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.99"},), "warning", "=0.99"),
+        (machine.check_preallocation, ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"},), "warning", "=90%"),
+        (machine.check_x64, (True,), "note", "is on"),
+        (machine.check_x64, (False,), "ok", "is off"),
+        (machine.check_devices, ("gpu", 8, GPUS, ""), "ok", "8 NVIDIA GPUs"),
+        (machine.check_devices, ("cpu", 0, {"jaxlib": "0.10.2"}, ""), "ok", "0 NVIDIA GPUs"),
+        (machine.check_devices, ("cpu", 1, {"jaxlib": "0.10.2"}, ""), "error", "no CUDA plugin"),
+        (machine.check_devices, ("cpu", 8, {**GPUS, "jaxlib": "0.10.1"}, ""), "error", "and jaxlib 0.10.1"),
+        (machine.check_devices, ("cpu", 8, GPUS, "cpu"), "error", "JAX_PLATFORMS is cpu"),
+        (machine.check_devices, ("cpu", 8, GPUS, ""), "error", "could not start"),
+        (machine.check_versions, ({"grain": "0.2.18"},), "note", "grain 0.2.18"),
+        (machine.check_versions, ({"grain": "0.2.19"},), "ok", "none"),
+        (machine.check_driver, ("525.60.13", {"jax-cuda12-plugin": ""}), "ok", "CUDA 12"),
+        (machine.check_driver, ("470.82.01", {"jax-cuda12-plugin": ""}), "error", "older than 525.60.13"),
+        (machine.check_driver, ("535.104", {"jax-cuda13-plugin": ""}), "error", "older than 580"),
+        (machine.check_driver, ("580.65.06", {"jax-cuda13-plugin": ""}), "ok", "CUDA 13"),
+        (machine.check_driver, (None, {"jax-cuda13-plugin": ""}), "unknown", "no NVIDIA driver"),
+        (machine.check_driver, ("580.65.06", {}), "unknown", "no CUDA plugin"),
+        (machine.check_constant_operand, (True, "0.10.2", "cpu"), "ok", "right"),
+        (machine.check_constant_operand, (False, "0.10.2", "cpu"), "error", "wrong"),
+        (machine.check_constant_operand, (False, "0.10.2", "gpu"), "note", "wrong"),
+        (devices.check_pageable, (FAST,), "ok", "20.0 GB/s"),
+        (devices.check_pageable, (devices.Rates(5e9, 25e9),), "warning", "5.0 GB/s"),
+        (devices.check_link, (FAST, LINKS("4, 16, 16\n4, 16, 16\n")), "ok", "reaches 25.0 GB/s"),
+        (devices.check_link, (FAST, LINKS("4, 16, 16\n4, 8, 16\n")), "warning", "8 of 16 lanes"),
+        (devices.check_link, (FAST, LINKS("5, 16, 16\n")), "warning", "63.0 GB/s"),
+        (devices.check_link, (FAST, LINKS("[N/A], [N/A], [N/A]\n")), "unknown", "does not report"),
+        (devices.check_all_devices, (FAST, devices.Rates(1.0, 190e9), 8), "ok", "to 8 devices"),
+        (devices.check_all_devices, (FAST, devices.Rates(1.0, 50e9), 8), "note", "to 8 devices"),
+        (devices.check_all_devices, (FAST, devices.Rates(1.0, 25e9), 1), "ok", "to 1 devices"),
+        (devices.check_overlap, ({0: 2.1, 1: 1.1, 2: 1.05}, "gpu"), "ok", "1.05 ×"),
+        (devices.check_overlap, ({0: 2.1, 1: 1.1, 2: 1.6}, "gpu"), "warning", "1.60 ×"),
+        (devices.check_overlap, ({0: 2.1, 1: 1.1, 2: 1.6}, "cpu"), "note", "1.60 ×"),
+    ],
+)
+def test_a_check_judges_what_was_measured(check, arguments, expected, words):
+    found = check(*arguments)
+    assert found.severity == expected
+    assert words in found.finding
+    assert bool(found.fix and found.why) == (expected not in ("ok", "unknown"))
+
+
+def test_the_hard_limit_of_open_files_is_named_where_it_is_too_low():
+    assert "limits.conf" in machine.check_open_files(256, 256).fix
+    assert "limits.conf" not in machine.check_open_files(1024, 1 << 20).fix
 
 
 @pytest.mark.parametrize(
@@ -69,21 +135,6 @@ def severity(check):
 def test_quota_of_processors(files, expected, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     assert limits(tree(tmp_path, files)).processors == expected
-
-
-@pytest.mark.parametrize(
-    ("found", "expected", "words"),
-    [
-        ((64, 64, 4.0, 16), "warning", "grants 4 processors, but libraries count 64"),
-        ((64, 1, None, 2), "warning", "1 of 64 processors"),
-        ((64, 64, None, 16), "ok", "64 processors"),
-        ((64, 64, 64.0, 16), "ok", "64 processors"),
-    ],
-)
-def test_threads(found, expected, words):
-    check = machine.check_threads(*found)
-    assert severity(check) == expected
-    assert words in check.finding
 
 
 @pytest.mark.slow
@@ -126,30 +177,12 @@ def test_affinity(allowed, memory, gpus, expected, tmp_path):
     found = numa(tmp_path, memory, *gpus)
     assert found.processors == TWO_NODES
     assert len(found.accelerators) == len(gpus)
-    assert severity(machine.check_affinity(frozenset(allowed), found)) == expected
+    assert machine.check_affinity(frozenset(allowed), found).severity == expected
 
 
 def test_one_memory_node():
     found = Topology({0: MANY}, {0}, {})
     assert machine.check_affinity(MANY, found).severity == "ok"
-
-
-# --- the host ---
-
-
-@pytest.mark.parametrize(("free", "expected"), [(64 << 20, "warning"), (8 << 30, "ok")])
-def test_shared_memory(free, expected):
-    assert severity(machine.check_shared_memory(free, free)) == expected
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [(256, 256, "warning"), (1024, 1 << 20, "note"), (65536, 65536, "ok"), (resource.RLIM_INFINITY, -1, "ok")],
-)
-def test_open_files(soft, hard, expected):
-    check = machine.check_open_files(soft, hard)
-    assert severity(check) == expected
-    assert ("limits.conf" in check.fix) == (soft == hard == 256)
 
 
 @pytest.mark.slow
@@ -182,7 +215,7 @@ def memory(root, available_gib, **group):
 )
 def test_free_memory(available, group, expected, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    assert severity(machine.check_memory(memory(tmp_path, available, **group))) == expected
+    assert machine.check_memory(memory(tmp_path, available, **group)).severity == expected
 
 
 def test_memory_of_version_1(tmp_path):
@@ -197,19 +230,6 @@ def test_memory_of_version_1(tmp_path):
     assert limits(tree(tmp_path, group)) == GroupLimits(None, 4 << 30, 2 << 30)
 
 
-@pytest.mark.parametrize(("data", "expected"), [(200 << 30, "note"), (20 << 30, "ok")])
-def test_page_cache(data, expected):
-    assert severity(machine.check_page_cache(data, 48 << 30)) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "seconds", "accelerators", "expected"),
-    [(500e6, 5.0, 0, "warning"), (500e6, 1.0, 1, "ok"), (500e6, 1.0, 8, "warning"), (1e5, 0.1, 1, "unknown")],
-)
-def test_read_rate(count, seconds, accelerators, expected):
-    assert severity(machine.check_read_rate(count, seconds, accelerators)) == expected
-
-
 def test_reading_is_bounded(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.bin").write_bytes(bytes(20 << 20))
@@ -221,68 +241,6 @@ def test_reading_is_bounded(tmp_path):
     assert machine.read_rate(files, seconds=0)[0] == 8 << 20
     with pytest.raises(FileNotFoundError, match="--data"):
         machine.files_below(tmp_path / "none")
-
-
-# --- settings and versions ---
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, "ok"),
-        ({"XLA_CLIENT_MEM_FRACTION": "0.9"}, "ok"),
-        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "note"),
-        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, "warning"),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.99"}, "warning"),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "90%"}, "warning"),
-    ],
-)
-def test_preallocation(environ, expected):
-    check = machine.check_preallocation({"HOME": "/root", **environ})
-    assert severity(check) == expected
-    assert all(name in check.finding for name in environ)
-
-
-@pytest.mark.parametrize(("enabled", "expected"), [(True, "note"), (False, "ok")])
-def test_x64(enabled, expected):
-    assert severity(machine.check_x64(enabled)) == expected
-
-
-@pytest.mark.parametrize(
-    ("platform", "gpus", "plugins", "platforms", "expected", "words"),
-    [
-        ("gpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "ok", "8 NVIDIA GPUs"),
-        ("cpu", 0, {}, "", "ok", "0 NVIDIA GPUs"),
-        ("cpu", 1, {}, "", "error", "no CUDA plugin"),
-        ("cpu", 8, {"jax-cuda13-plugin": "0.10.1"}, "", "error", "has version 0.10.1, and jaxlib 0.10.2"),
-        ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "cpu", "error", "JAX_PLATFORMS is cpu"),
-        ("cpu", 8, {"jax-cuda13-plugin": "0.10.2"}, "", "error", "could not start"),
-    ],
-)
-def test_devices_that_jax_uses(platform, gpus, plugins, platforms, expected, words):
-    check = machine.check_devices(platform, gpus, {"jaxlib": "0.10.2", **plugins}, platforms)
-    assert severity(check) == expected
-    assert words in check.finding
-
-
-@pytest.mark.parametrize(("version", "expected"), [("0.2.18", "note"), ("0.2.19", "ok"), ("0.2.17", "ok")])
-def test_versions(version, expected):
-    assert severity(machine.check_versions({"grain": version})) == expected
-
-
-@pytest.mark.parametrize(
-    ("driver", "package", "expected"),
-    [
-        ("525.60.13", "jax-cuda12-plugin", "ok"),
-        ("470.82.01", "jax-cuda12-plugin", "error"),
-        ("535.104", "jax-cuda13-plugin", "error"),
-        ("580.65.06", "jax-cuda13-plugin", "ok"),
-        (None, "jax-cuda13-plugin", "unknown"),
-        ("580.65.06", "grain", "unknown"),
-    ],
-)
-def test_driver(driver, package, expected):
-    assert severity(machine.check_driver(driver, {package: "0.10.2"})) == expected
 
 
 @pytest.mark.parametrize(
@@ -304,13 +262,6 @@ def test_the_driver_lists_its_gpus(tmp_path):
     assert machine.gpu_count(tmp_path) == 8
 
 
-@pytest.mark.parametrize(
-    ("right", "platform", "expected"), [(True, "cpu", "ok"), (False, "cpu", "error"), (False, "gpu", "note")]
-)
-def test_constant_operand(right, platform, expected):
-    assert severity(machine.check_constant_operand(right, "0.10.2", platform)) == expected
-
-
 @pytest.mark.slow
 def test_without_the_fusion_a_constant_operand_is_right():
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type="}
@@ -319,42 +270,6 @@ def test_without_the_fusion_a_constant_operand_is_right():
         [sys.executable, "-c", told], capture_output=True, text=True, check=True, env=os.environ | flags
     )
     assert done.stdout == "True\n"
-
-
-# --- devices: figures of accelerators that do not exist ---
-
-FAST = devices.Rates(pageable=20e9, pinned=25e9)
-
-
-def test_pageable_memory():
-    assert severity(devices.check_pageable(FAST)) == "ok"
-    assert severity(devices.check_pageable(devices.Rates(5e9, 25e9))) == "warning"
-
-
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ("4, 16, 16\n4, 16, 16\n", "ok"),
-        ("4, 16, 16\n4, 8, 16\n", "warning"),
-        ("5, 16, 16\n", "warning"),
-        ("[N/A], [N/A], [N/A]\n", "unknown"),
-        ("", "unknown"),
-    ],
-)
-def test_link(links, expected):
-    assert severity(devices.check_link(FAST, devices.parsed_links(links))) == expected
-
-
-@pytest.mark.parametrize(("together", "count", "expected"), [(190e9, 8, "ok"), (50e9, 8, "note"), (25e9, 1, "ok")])
-def test_all_devices(together, count, expected):
-    assert severity(devices.check_all_devices(FAST, devices.Rates(1.0, together), count)) == expected
-
-
-@pytest.mark.parametrize(
-    ("two", "platform", "expected"), [(1.05, "gpu", "ok"), (1.6, "gpu", "warning"), (1.6, "cpu", "note")]
-)
-def test_overlap(two, platform, expected):
-    assert severity(devices.check_overlap({0: 2.1, 1: 1.1, 2: two, 3: 1.0}, platform)) == expected
 
 
 def test_a_disturbed_measurement_of_the_overlap_is_made_again(monkeypatch):
