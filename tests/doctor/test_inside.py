@@ -20,7 +20,7 @@ from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, PLACE, activi
 from feedline._src.tools.doctor.inside.watched import changed
 from feedline._src.tools.doctor.job_checks import job_checks
 
-X = np.ones((4, 4), np.float32)
+X, LARGE = np.ones((4, 4), np.float32), np.ones(99)
 HZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -117,10 +117,10 @@ def test_the_line_of_a_packaged_program_is_its_own():
     assert [(each.kind, each.line) for each in seen] == [(INPUT, "/x/site-packages/mine/train.py:1")]
 
 
-def test_a_profile_of_steps_leaves_that_of_the_user_alone():
+def test_a_profile_of_steps_leaves_that_of_the_user_alone(tmp_path):
     mine = lambda *_: None  # noqa: E731
     sys.setprofile(mine)
-    profile = StepProfile()
+    profile = StepProfile(Record(tmp_path).guarded)
     profile.begin()
     assert sys.getprofile() is mine
     profile.end()
@@ -129,25 +129,26 @@ def test_a_profile_of_steps_leaves_that_of_the_user_alone():
     assert profile.steps == 0
 
 
-def test_a_profile_of_steps_sees_what_each_step_does():
-    profile, values = StepProfile(), [jnp.float32(i) for i in range(9)]
+def test_a_profile_of_steps_sees_what_each_step_does(tmp_path):
+    profile, values = StepProfile(Record(tmp_path).guarded), [jnp.float32(i) for i in range(9)]
     for value in values:
         profile.end()
         profile.begin()
-        jax.device_put(X)
+        jax.device_put({"x": LARGE})
+        jnp.asarray(X), jnp.float32(0.1), value * 2, jax.device_put(value, jax.devices()[0])  # small, or there
         if float(value) == 3:
             break
     profile.end()
     assert sys.getprofile() is None
     assert {(seen.kind, seen.text): count for seen, count in profile.lines.items()} == {
-        (PLACE, "jax.device_put(X)"): 3,
+        (PLACE, 'jax.device_put({"x": LARGE})'): 3,
         (FETCH, "float(value)"): 3,
     }
 
 
-def test_a_profile_ends_if_no_step_follows(monkeypatch):
+def test_a_profile_ends_if_no_step_follows(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_MAX_EVENTS", 50)
-    profile = StepProfile()
+    profile = StepProfile(Record(tmp_path).guarded)
     profile.begin()
     for _ in range(100):
         user_line(None)

@@ -222,6 +222,8 @@ def test_wrapped_functions_behave_like_plain_ones(tmp_path):
     for made in (copy.copy(power), copy.deepcopy(power), pickle.loads(cloudpickle.dumps(power))):
         assert made(jnp.float32(3), n=2) == 9 and type(made) is type(plain)
     assert copy.deepcopy({"step": Model.twice})["step"](1) == 2
+    mapped = jax.pmap(lambda x: x + 1)
+    assert copy.deepcopy(mapped) is mapped and inspect.isfunction(mapped) and inspect.signature(mapped)
     power.note = "mine"
     assert power.note == "mine" and {power: 1}[power] == 1 and not hasattr(power, "none")
     power.clear_cache()
@@ -276,17 +278,23 @@ def test_filtering_transformations_work_on_top(tmp_path):
 
 def test_hooks_that_fail_do_not_change_the_job(tmp_path):
     script = """
+    import os
     from feedline._src.tools.doctor.inside import watched
 
+    os.chdir(os.path.dirname(__file__))
     def broken(*args, **kwargs):
         raise ArithmeticError("a fault of the doctor")
 
+    os.mkdir("gone"); os.chdir("gone"); os.rmdir("../gone")  # lines cannot be shown relative to the folder
+    early = jax.jit(lambda x: x + 1)
+    for i in range(9):
+        state, small = early(state), jnp.ones(i + 3).sum()
+        float(small), jax.device_put(rows)
     watched._named = watched.unrolled = watched.Record.begin_loop = broken
     step = jax.jit(lambda x: x + 1)
     x = step(step(step(step(jnp.zeros(3)))))
     watched.Function.__init__ = watched.user_line = broken
     assert jax.jit(lambda x: x + 1, donate_argnums=0)(x).tolist() == [5, 5, 5]
-    print("computed")
     """
     found, _ = observed(tmp_path, script)
     assert found["the command"].severity == "ok"

@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
-from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, Activity, activity, moves_data, user_line
+from feedline._src.tools.doctor.inside.stacks import FETCH, INPUT, PLACE, Activity, activity, moves_data, user_line
 from feedline._src.trainer.memory import MemoryWatch
 
 Guarded = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -25,6 +26,7 @@ _LATE_S = 0.003
 """Longer waits mean that Python code is competing for the GIL (switch interval: 5 ms)."""
 _THREADS_EVERY, _WRITE_EVERY = 250, 1000  # samples: about 0.5 s and 2 s
 _PROFILED_STEPS, _MAX_EVENTS = 3, 100_000
+_MOVED_BYTES = 256
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,7 +42,7 @@ class Loop:
     def __init__(self, step: Any, guarded: Guarded, write: Callable[[], None]) -> None:
         self.step = step
         self._memory = MemoryWatch(every=5, warm_up=10, on_growth="ignore")
-        self._profile = StepProfile()
+        self._profile = StepProfile(guarded)
         self._sampler = Sampler(guarded, write)
 
     def before_step(self) -> None:
@@ -156,7 +158,8 @@ class StepProfile:
     user's is left alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
         self.steps = 0
         self.lines: Counter[Activity] = Counter()
         self._seen: set[Activity] = set()
@@ -180,7 +183,16 @@ class StepProfile:
         if self._events > _MAX_EVENTS:  # this was no loop
             sys.setprofile(None)
         elif event == "call" and moves_data(frame):
-            self._seen.add(activity(frame))
+            with self._guarded("profiling"):
+                seen = activity(frame)
+                if seen.kind == FETCH or (seen.kind == PLACE and host_bytes(frame.f_locals)):
+                    self._seen.add(seen)
+
+
+def host_bytes(tree: Any) -> int:
+    """Bytes of the NumPy arrays in a tree, but for small ones: scalars, learning rates."""
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)]
+    return sum(size for size in sizes if size >= _MOVED_BYTES)
 
 
 def thread_times(task: Path) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from feedline._src.tools.doctor.batches import Leaf
+from feedline._src.tools.doctor.inside.loop import host_bytes
 from feedline._src.tools.doctor.inside.program import Unrolled, unrolled
 from feedline._src.tools.doctor.inside.record import Record
 from feedline._src.tools.doctor.inside.stacks import user_line
@@ -26,8 +27,6 @@ _SAMPLED = range(1, 4)
 _LOOP = 3
 """A function that was called so often is a step of a loop."""
 _MAX_FUNCTIONS = 200
-_NUMPY_BYTES = 256
-"""Smaller NumPy arguments are not counted: scalars, learning rates."""
 
 
 def install(record: Record) -> None:
@@ -40,10 +39,11 @@ def install(record: Record) -> None:
         record.compiled += 1
         record.compile_s += duration_secs
         if record.loop and not record.inside_call:
-            key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
-            found = record.operations.setdefault(key, [0, 0.0])
-            found[0] += 1
-            found[1] += duration_secs
+            with record.guarded("compilations"):
+                key = user_line(sys._getframe()), str(about.get("fun_name", "a program"))
+                found = record.operations.setdefault(key, [0, 0.0])
+                found[0] += 1
+                found[1] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(count_compilation)
     jax.jit = _watching(record, jax.jit)
@@ -105,6 +105,8 @@ class Watched:
         return stage
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self._watched_original, types.FunctionType):  # pickled by its name, and copied as itself
+            return self.__qualname__
         return self._watched_original.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
@@ -188,8 +190,7 @@ class Function:
                 if self._is_new(name, leaf):
                     self._new_in[name] += 1
                     self._batch[name] = Leaf.of(name, leaf, self._batch.get(name))
-        host = [leaf.nbytes for leaf in named.values() if isinstance(leaf, np.ndarray)]
-        self._numpy_bytes = sum(size for size in host if size >= _NUMPY_BYTES)
+        self._numpy_bytes = host_bytes((args, kwargs))
         self._argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
         self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
         return True
