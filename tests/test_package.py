@@ -241,7 +241,7 @@ OF_FEEDLINE = {
     "observe.devices": ["runtime.exit", "runtime.ending"],  # its threads wait inside jax
     "tuning": ["tuning", "observe", "options"],
     "observe.metrics": ["observe.report", "statistics"],
-    "observe.prometheus": ["observe.metrics", "observe.recent_report", "options"],
+    "observe.prometheus": ["observe.metrics", "observe.report", "options"],
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
@@ -273,7 +273,7 @@ OF_FEEDLINE = {
                "sources.formats.extras", "rows.row_source", "options"],
     # beside them
     "trainer": ["trainer", "agreement.step_places", "errors", "options"],  # no stage: it is given an iterator
-    "trainer.live": ["trainer.loop", "observe.metrics", "observe.recent_report"],  # of any feed
+    "trainer.live": ["trainer.loop", "observe.metrics", "observe.report"],  # of any feed
     "trainer.logs": ["trainer.loop", "observe.metrics", "statistics"],
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",

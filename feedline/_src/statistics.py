@@ -198,9 +198,4 @@ class Counters(NamedTuple):
 
     def plus(self, batches: int, rows: int, dropped_rows: int, bad_rows: int) -> Counters:
         """These counters after one more delivery."""
-        return Counters(
-            self[0] + batches,
-            self[1] + rows,
-            self[2] + dropped_rows,
-            self[3] + bad_rows,
-        )
+        return Counters(self[0] + batches, self[1] + rows, self[2] + dropped_rows, self[3] + bad_rows)

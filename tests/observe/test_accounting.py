@@ -176,7 +176,7 @@ def test_an_interrupt_while_records_are_added_up_stops_nothing(monkeypatch):
         assert not delivered(accounting, i, i)
     assert len(accounting._records) < 5000
     accounting._claim["claim"] = other, time.monotonic()
-    monkeypatch.setattr("feedline._src.observe.accounting._CLAIM_S", 0.0)
+    monkeypatch.setattr("feedline._src.observe.accounting._CLAIM_TIMEOUT_S", 0.0)
     assert delivered(accounting, 10_000, 10_000)
     accounting._claim["claim"] = threading.get_ident(), time.monotonic()
     assert accounting.sums()[0].loop_s > 0

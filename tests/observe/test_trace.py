@@ -11,7 +11,7 @@ import feedline
 from feedline._src.observe import trace as traces
 from feedline._src.observe.accounting import Delivered
 from feedline._src.observe.times import PartTimes, PlaceTimes
-from feedline._src.observe.trace_events import Events, origin_of, trace_events, tracks_of
+from feedline._src.observe.trace import Events, origin_of, trace_events, tracks_of
 
 KINDS = [
     "one thread", "threads share a batch", "a transform", "a stream", "prefetch 0", "several steps a call",

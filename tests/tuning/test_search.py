@@ -11,7 +11,7 @@ from simulated import ALL, START, Load, bounds, exhaustive
 
 from feedline._src.observe.verdict import judge
 from feedline._src.options import Settings
-from feedline._src.tuning.search import MOST_CHANGES, Measured, Tuning
+from feedline._src.tuning.search import MAX_CHANGES, Measured, Tuning
 
 MEMORY = Load(make_s=0.004, place_s=0.001, loop_s=0.010, busy=1.0)
 SLOW_DISK = Load(make_s=0.080, place_s=0.001, loop_s=0.010)
@@ -62,7 +62,7 @@ def assert_sound(run, limits):
     for each in run.tried:  # where workers read, threads do not
         given = ALL - limits.tunable - ({"threads"} if each.workers else set())
         assert all(getattr(each, name) == getattr(START, name) for name in given)
-    assert len(run.tried) <= MOST_CHANGES + 1
+    assert len(run.tried) <= MAX_CHANGES + 1
     assert all(run.tried.count(each) == 1 for each in run.tried[:-1] if each != run.now)
     assert START not in run.tried[:-1]
     run.at += 1000  # a new search would be allowed
@@ -319,7 +319,7 @@ def test_workers_that_fail_are_not_tried_again():
 def test_a_search_after_workers_failed_is_a_whole_one():
     """They may have read for hours, and the search that chose them may have used up its changes."""
     run = Run(HOLDS_LOCK, bounds(HOLDS_LOCK))
-    run.tuning._changes = MOST_CHANGES
+    run.tuning._changes = MAX_CHANGES
     run.tuning.give_up_workers("WorkerError: killed", START)
     run.now, run.load = START, SLOW_DISK
     while not run.tuning.settled:

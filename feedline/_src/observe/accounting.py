@@ -22,20 +22,20 @@ from feedline._src.observe.times import PartTimes, PlaceTimes
 
 _LATEST = 256
 """Batches whose times are kept one by one."""
-_TRY_EVERY = 4
-"""Batches after which a placing thread measures how long it waits for the interpreter's lock."""
-_TRIES = 64
+_BATCHES_PER_GIL_SAMPLE = 4
+"""Batches after which a placing thread measures how long it waits for the GIL."""
+_GIL_SAMPLES = 64
 _SETTLE_EVERY = 16
 """Batches after which a placing thread adds the records up."""
-_MOST_RECORDS = 1 << 12
-_CLAIM_S = 5.0
-"""After so long a claim was left behind by an interrupt: adding up takes milliseconds."""
+_MAX_RECORDS = 1 << 12
+_CLAIM_TIMEOUT_S = 5.0
+"""An older claim was left behind by an interrupt: adding up takes milliseconds."""
 _BINS_PER_DOUBLING = 16
 """Of the histogram of waits: a percentile is exact to ±2.2 %."""
 _SHORTEST_S = 1e-7
 _GLANCES = 64
-_LEAST_GLANCES = 8
-"""Fewer say nothing about the share of the time in which the devices are idle."""
+_MIN_GLANCES = 8
+"""Fewer do not tell for what share of the time the devices are idle."""
 
 
 class Delivered(NamedTuple):
@@ -70,7 +70,7 @@ class BatchTimes(NamedTuple):
       queued_s: for how long it then lay on the mesh until it was asked for.
       empty_s: for how long no batch was ready before it.
       wait_s: for how long the training loop waited for it.
-      computed_s: for how long the devices still computed meanwhile; None: nobody looked.
+      computed_s: for how long the devices still computed meanwhile; None: not observed.
       late_s: for how long its transfer went on after the loop had got it; None: not known.
       loop_s: the training loop's own time before it asked for this batch; None after a break.
       drained: whether all batches that were read ahead while the first step compiled were taken before it.
@@ -168,16 +168,14 @@ class Accounting:
     """
 
     def __init__(self, ahead: int) -> None:
-        # a number: when a break came. Bounded, in case nobody adds them up
-        self._records: collections.deque[Delivered | float] = collections.deque(maxlen=_MOST_RECORDS)
+        # a number is the time of a break. Bounded, in case no thread adds them up
+        self._records: collections.deque[Delivered | float] = collections.deque(maxlen=_MAX_RECORDS)
         self._claim: dict[str, tuple[int, float]] = {}  # the thread that changes what follows, and since when
         self._sums = Sums()
         self._waits = Waits()
         self._latest: collections.deque[BatchTimes] = collections.deque(maxlen=_LATEST)
         self._before: float | None = None  # when the batch before was taken; None after a break
-        self._filling = (
-            ahead + 2
-        )  # so many more batches may have been made while the step after the first compiled
+        self._filling = ahead + 2  # batches that may still come that were made while the first steps compiled
         # of the latest transfers that were looked at: when placing began → the seconds until all arrays were ready
         self._ready_s: collections.OrderedDict[float, float] = collections.OrderedDict()
         self._looks: collections.deque[Look] = collections.deque(maxlen=_LATEST)
@@ -185,7 +183,7 @@ class Accounting:
         self._idle: collections.deque[bool] = collections.deque(maxlen=_GLANCES)  # in the loop's own time
         self._keep: Callable[[Delivered | float], None] | None = None
         self._placed = itertools.count()  # batches; atomic
-        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_TRIES)
+        self._lock_waits_s: collections.deque[float] = collections.deque(maxlen=_GIL_SAMPLES)
 
     def delivered(
         self, asked: float, taken: float, parts: Sequence[PartTimes], placed: PlaceTimes, *place: Any
@@ -207,9 +205,9 @@ class Accounting:
         """A batch was placed. Adds up the records if there are many. Returns whether it did."""
         if times.ready_s is not None:
             self.transferred(times.began, times.ready_s)
-        if next(self._placed) % _TRY_EVERY == 0:
+        if next(self._placed) % _BATCHES_PER_GIL_SAMPLE == 0:
             began = time.perf_counter()
-            time.sleep(0)  # gives up the interpreter's lock, and takes it again
+            time.sleep(0)  # gives up the GIL, and takes it again
             self._lock_waits_s.append(time.perf_counter() - began)
         if len(self._records) < _SETTLE_EVERY:
             return False
@@ -234,7 +232,7 @@ class Accounting:
         """The share of the loop's own time in which the devices were idle, lately; None: not known."""
         self._settle(1.0)
         latest = self._idle.copy()
-        return statistics.fmean(latest) if len(latest) >= _LEAST_GLANCES else None
+        return statistics.fmean(latest) if len(latest) >= _MIN_GLANCES else None
 
     def transfer_s(self) -> float | None:
         """Mean seconds from the start of placing until all arrays were ready, lately; None: not known yet."""
@@ -270,9 +268,9 @@ class Accounting:
         return dict(self._ready_s.copy())
 
     def lock_wait_s(self) -> float:
-        """How long a thread that gave up the interpreter's lock waits for it: the mean of some tries.
+        """How long a thread that gave up the GIL waits for it: the mean of the latest samples.
 
-        The longest eighth is left out: on a busy machine some tries wait for a processor instead.
+        The longest eighth is left out: on a busy machine some samples wait for a processor instead.
         """
         waits_s = sorted(self._lock_waits_s.copy())
         return statistics.fmean(waits_s[: len(waits_s) - len(waits_s) // 8] or [0.0])
@@ -296,7 +294,7 @@ class Accounting:
         """Whether this thread may add up. No lock: an interrupt could leave that held for ever."""
         mine = threading.get_ident(), time.monotonic()
         claim = self._claim.setdefault("claim", mine)
-        if claim is not mine and (claim[0] == mine[0] or mine[1] - claim[1] > _CLAIM_S):
+        if claim is not mine and (claim[0] == mine[0] or mine[1] - claim[1] > _CLAIM_TIMEOUT_S):
             self._claim["claim"] = claim = mine
         return claim is mine
 

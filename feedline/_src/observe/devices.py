@@ -23,19 +23,19 @@ import jax
 from feedline._src.runtime.ending import exits
 from feedline._src.runtime.exit import close_at_exit
 
-_AT_A_TIME = 2
-"""Batches whose transfers are watched together: a batch is kept alive meanwhile."""
-_LOOK_EVERY_S = 0.05
-"""From the end of a look at the devices, or from a glance, to the next one, on average, at the least."""
-_LOOK_SHARE = 0.01
-"""The share of the time that listing the arrays in use may take."""
+_MAX_WATCHED = 2
+"""Batches whose transfers are watched at a time, and so kept alive."""
+_MEAN_INTERVAL_S = 0.05
+"""Mean time from the end of a look at the devices, or from a glance, to the next one, at the least."""
+_MAX_LISTING_SHARE = 0.01
+"""Share of the time that listing the live arrays may take."""
 _PLACED_LATELY = 8
 """Batches that may still be in transfer while the training loop waits: then hardly any is ahead of it."""
 _GAPS = 32
-"""Latest times between two batches. A glance comes within the longest: so no part of the loop is left out."""
-_LONGEST_GAP_S = 60.0
+"""Latest times between two batches. A glance comes within the longest, so that no part of the loop is left out."""
+_MAX_GAP_S = 60.0
 _WATCHED_S = 1e-3
-"""For how long a glance watches the processor time of this process."""
+"""For how long a glance measures the processor time of this process."""
 
 
 class TransferWatch:
@@ -72,7 +72,7 @@ class _Transfers:
     """
 
     def __init__(self, report: Callable[[float, float], None]) -> None:
-        self.free = threading.Semaphore(_AT_A_TIME)
+        self.free = threading.Semaphore(_MAX_WATCHED)
         self._report = report
         self.watched: queue.SimpleQueue[tuple[Sequence[jax.Array], float] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="feedline-transfers", daemon=True)
@@ -175,7 +175,7 @@ class StepWatch:
         if self._placed_at is None:
             self._client = next(iter(arrays[0].devices())).client
         else:
-            self._gaps.append(min(now - self._placed_at, _LONGEST_GAP_S))
+            self._gaps.append(min(now - self._placed_at, _MAX_GAP_S))
         self._placed_at = now
         if self._gaps and now >= self._due and self._awaited.acquire(blocking=False):
             self._due = now + self._pause_s()
@@ -184,7 +184,7 @@ class StepWatch:
 
     def _pause_s(self) -> float:
         """From one look or glance to the next."""
-        return max(_LOOK_EVERY_S, self._listing_s / _LOOK_SHARE) * self._random.uniform(0.5, 1.5)
+        return max(_MEAN_INTERVAL_S, self._listing_s / _MAX_LISTING_SHARE) * self._random.uniform(0.5, 1.5)
 
     def _glance(self, delay_s: float) -> None:
         time.sleep(delay_s)

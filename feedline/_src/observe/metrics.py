@@ -25,13 +25,13 @@ class Metric(NamedTuple):
       name: for Prometheus. It ends with the unit (seconds, bytes, ratio; none: a plain number); that of a counter
         ends with "_total".
       help: what it measures.
-      of: statistics and, if there is one, a report → the values.
+      of: a field of `Statistics`; or statistics and, if there is one, a report → the values by label.
       label: the label that its values have, such as "stage"; "": it has one value.
     """
 
     name: str
     help: str
-    of: Callable[[Statistics, Report | None], _Values]
+    of: str | Callable[[Statistics, Report | None], _Values]
     label: str = ""
 
     @property
@@ -45,48 +45,29 @@ class Metric(NamedTuple):
         last = self.name.removesuffix("_total").rpartition("_")[2]
         return last if last in ("seconds", "bytes", "ratio") else ""
 
+    def values(self, statistics: Statistics, report: Report | None) -> _Values:
+        """The values by label, "" if the metric has none."""
+        return {"": getattr(statistics, self.of)} if isinstance(self.of, str) else self.of(statistics, report)
 
-def _of_stores(statistics: Statistics, of: Callable[[dict[str, float]], _Values]) -> _Values:
-    return {} if statistics.stores is None else of(statistics.stores)
+
+def _of_stores(of: Callable[[dict[str, float]], _Values]) -> Callable[[Statistics, Report | None], _Values]:
+    return lambda statistics, report: {} if statistics.stores is None else of(statistics.stores)
+
+
+def _requests(stores: dict[str, float]) -> _Values:
+    again = {"retry": stores["retries"], "hedge": stores["hedged"]}
+    return {"first": stores["requests"] - sum(again.values()), **again}
 
 
 METRICS = (
-    Metric("feedline_batches_total", "Global batches delivered.", lambda s, r: {"": s.batches}),
-    Metric(
-        "feedline_rows_total",
-        "Rows delivered, over all processes, without padding.",
-        lambda s, r: {"": s.rows},
-    ),
-    Metric(
-        "feedline_dropped_rows_total",
-        "Rows that the remainder left out, over all processes.",
-        lambda s, r: {"": s.dropped_rows},
-    ),
-    Metric(
-        "feedline_bad_rows_total",
-        "Bad rows of this process that were replaced.",
-        lambda s, r: {"": s.bad_rows},
-    ),
-    Metric(
-        "feedline_placed_bytes_total",
-        "Bytes that this process placed on its devices.",
-        lambda s, r: {"": s.placed_bytes},
-    ),
-    Metric(
-        "feedline_worker_restarts_total",
-        "Worker processes that ended and were replaced.",
-        lambda s, r: {"": s.restarts},
-    ),
-    Metric(
-        "feedline_wait_seconds_total",
-        "Time for which the training loop waited in next().",
-        lambda s, r: {"": s.wait_s},
-    ),
-    Metric(
-        "feedline_loop_seconds_total",
-        "The training loop's own time between two calls of next().",
-        lambda s, r: {"": s.loop_s},
-    ),
+    Metric("feedline_batches_total", "Global batches delivered.", "batches"),
+    Metric("feedline_rows_total", "Rows delivered, over all processes, without padding.", "rows"),
+    Metric("feedline_dropped_rows_total", "Rows that the remainder left out, over all processes.", "dropped_rows"),
+    Metric("feedline_bad_rows_total", "Bad rows of this process that were replaced.", "bad_rows"),
+    Metric("feedline_placed_bytes_total", "Bytes that this process placed on its devices.", "placed_bytes"),
+    Metric("feedline_worker_restarts_total", "Worker processes that ended and were replaced.", "restarts"),
+    Metric("feedline_wait_seconds_total", "Time for which the training loop waited in next().", "wait_s"),
+    Metric("feedline_loop_seconds_total", "The training loop's own time between two calls of next().", "loop_s"),
     Metric(
         "feedline_stage_seconds_total",
         "Time of a stage, summed over its threads: read (rows), transform, stage (casts and copies into host "
@@ -103,54 +84,50 @@ METRICS = (
     Metric(
         "feedline_slot_seconds_total",
         "Time for which batches waited in host memory until they could be placed.",
-        lambda s, r: {"": s.slot_s},
+        "slot_s",
     ),
     Metric(
         "feedline_queued_seconds_total",
         "Time for which placed batches waited until the training loop asked for them.",
-        lambda s, r: {"": s.queued_s},
+        "queued_s",
     ),
     Metric(
         "feedline_au_ratio",
         "Accelerator utilisation over the latest batches (at most 256): the share of the time in which the "
         "devices computed, as far as that is known.",
-        lambda s, r: {"": s.au},
+        "au",
     ),
     Metric(
         "feedline_wait_ratio",
         "The share of the same time in which the training loop or its step waited for a batch.",
-        lambda s, r: {"": s.wait_share},
+        "wait_share",
     ),
     Metric(
         "feedline_readiness_ratio",
         "The share of the time of the latest batches in which a placed batch was ready.",
-        lambda s, r: {"": s.readiness},
+        "readiness",
     ),
     Metric(
-        "feedline_wait_p50_seconds",
-        "The median time that the training loop waited for a batch.",
-        lambda s, r: {"": s.wait_p50_s},
+        "feedline_wait_p50_seconds", "The median time that the training loop waited for a batch.", "wait_p50_s"
     ),
     Metric(
         "feedline_wait_p99_seconds",
         "The 99th percentile of the times that the training loop waited for a batch.",
-        lambda s, r: {"": s.wait_p99_s},
+        "wait_p99_s",
     ),
     Metric(
-        "feedline_wait_max_seconds",
-        "The longest time that the training loop waited for a batch.",
-        lambda s, r: {"": s.wait_max_s},
+        "feedline_wait_max_seconds", "The longest time that the training loop waited for a batch.", "wait_max_s"
     ),
     Metric(
         "feedline_transfer_seconds",
         "The mean time, of the latest batches, from the begin of placing until all arrays are ready.",
-        lambda s, r: {"": s.transfer_s},
+        "transfer_s",
     ),
-    Metric("feedline_ready_batches", "Placed batches that wait to be delivered.", lambda s, r: {"": s.ready}),
-    Metric("feedline_threads", "Threads that read rows.", lambda s, r: {"": s.threads}),
-    Metric("feedline_workers", "Worker processes that read rows.", lambda s, r: {"": s.workers}),
-    Metric("feedline_host_buffers", "Host buffers allocated so far.", lambda s, r: {"": s.slabs}),
-    Metric("feedline_host_bytes", "Bytes of the host buffers allocated now.", lambda s, r: {"": s.host_bytes}),
+    Metric("feedline_ready_batches", "Placed batches that wait to be delivered.", "ready"),
+    Metric("feedline_threads", "Threads that read rows.", "threads"),
+    Metric("feedline_workers", "Worker processes that read rows.", "workers"),
+    Metric("feedline_host_buffers", "Host buffers allocated so far.", "slabs"),
+    Metric("feedline_host_bytes", "Bytes of the host buffers allocated now.", "host_bytes"),
     Metric(
         "feedline_source_epochs",
         "How often each source of a mixture was read, from the start of the run to the feed's position.",
@@ -160,30 +137,23 @@ METRICS = (
     Metric(
         "feedline_store_requests_total",
         "Requests of this process to stores: first, retry (after an error), hedge (the first took long).",
-        lambda s, r: _of_stores(
-            s,
-            lambda c: {
-                "first": c["requests"] - c["retries"] - c["hedged"],
-                "retry": c["retries"],
-                "hedge": c["hedged"],
-            },
-        ),
+        _of_stores(_requests),
         "request",
     ),
     Metric(
         "feedline_store_fetched_bytes_total",
         "Bytes that this process fetched from stores.",
-        lambda s, r: _of_stores(s, lambda c: {"": c["fetched_bytes"]}),
+        _of_stores(lambda c: {"": c["fetched_bytes"]}),
     ),
     Metric(
         "feedline_store_cached_blocks_total",
         "Blocks of objects in stores that this process found in the cache on local disk.",
-        lambda s, r: _of_stores(s, lambda c: {"": c["cached"]}),
+        _of_stores(lambda c: {"": c["cached"]}),
     ),
     Metric(
         "feedline_store_wait_seconds_total",
         "Time for which threads of this process waited for blocks from stores.",
-        lambda s, r: _of_stores(s, lambda c: {"": c["wait_s"]}),
+        _of_stores(lambda c: {"": c["wait_s"]}),
     ),
     Metric(
         "feedline_bound",
@@ -214,7 +184,7 @@ def samples(statistics: Statistics, report: Report | None = None) -> Iterator[tu
       False
     """
     for metric in METRICS:
-        for label, value in metric.of(statistics, report).items():
+        for label, value in metric.values(statistics, report).items():
             if value is not None:
                 yield metric, label, value
 

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_REPEATS = 3
-"""How often the measured batches are replayed: the first time fills the buffers."""
-_UNLIKE = 1.5
-"""How many times as many rows the largest call must have as the smallest: else other differences weigh more."""
+_MIN_ROUNDS = 3
+"""Replays of the measured batches; the first one fills the buffers."""
+_MIN_SIZE_RATIO = 1.5
+"""Rows of the largest call ÷ those of the smallest below which other differences between calls weigh more."""
 
 
 class Costs(NamedTuple):
@@ -60,7 +60,7 @@ def fixed_s_of_calls(calls: Sequence[tuple[int, float]]) -> tuple[float, float]:
       [0.015, 0.015]
     """
     count, sizes = len(calls), [rows for rows, _ in calls]
-    if count < 3 or max(sizes) < _UNLIKE * max(1, min(sizes)):
+    if count < 3 or max(sizes) < _MIN_SIZE_RATIO * max(1, min(sizes)):
         return 0.0, math.inf
     rows, mean_s = sum(sizes) / count, sum(seconds for _, seconds in calls) / count
     spread = sum((size - rows) ** 2 for size in sizes)
@@ -88,7 +88,7 @@ def simulated_wait_s(costs: Sequence[Costs], setting: Setting, cpu_s: float = 0.
     loop_s = sum(cost.loop_s for cost in costs) / len(costs)
     if setting.prefetch == 0:
         return max(sum(cost.make_s + cost.place_s for cost in costs) / len(costs), cpu_s)
-    rounds = max(_REPEATS, math.ceil(24 * (setting.ahead + setting.prefetch) / len(costs)))
+    rounds = max(_MIN_ROUNDS, math.ceil(24 * (setting.ahead + setting.prefetch) / len(costs)))
     waits = _waits(list(costs) * rounds, setting)
     later = waits[len(waits) // 2 :]
     return max(sum(later) / len(later), cpu_s - loop_s)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import jax
 
 from feedline._src.observe.metrics import METRICS, HasStatistics, Metric, check_feed, samples
-from feedline._src.observe.recent_report import RecentReport
+from feedline._src.observe.report import RecentReport
 from feedline._src.options import checked_integer
 
 try:

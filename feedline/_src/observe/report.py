@@ -1,9 +1,11 @@
-"""`Report`: what limits a feed, what that costs, and which setting to change."""
+"""`Report`: what limits a feed, what that costs, and which setting to change; `RecentReport` caches one."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -12,6 +14,10 @@ from feedline._src.observe.words import STAGES, counted, milliseconds, percent, 
 if TYPE_CHECKING:
     from feedline._src.observe.view import View
 
+_log = logging.getLogger("feedline")
+_MIN_INTERVAL_S = 1.0
+_MAX_SHARE = 0.01
+"""A report takes half a millisecond; some 50 ms where input limits training and settings are simulated."""
 Bound = Literal["read", "host", "place", "compute", "loop", "straggler"]
 
 
@@ -196,3 +202,36 @@ class Report:
         if self.idle_s is None or self.idle_s < 0.01 * self.step_s:
             return ""
         return f"; in {milliseconds(self.idle_s)} ms of its own, the devices were idle"
+
+
+class RecentReport:
+    """Caches the report of one feed for a display, and renews it in at most 1 % of the time.
+
+    For one thread at a time. It never raises: what only observes must not end training.
+
+    Example:
+      >>> RecentReport().of(object()) is None  # it has no report
+      True
+    """
+
+    def __init__(self) -> None:
+        self._report: Report | None = None
+        self._again_at_s = 0.0
+        self._failed = False
+
+    def of(self, feed: object) -> Report | None:
+        """The latest report; None if there is none yet, or none by enough batches to judge by."""
+        if self._failed or time.monotonic() < self._again_at_s or not hasattr(feed, "report"):
+            return self._report
+        began = time.monotonic()
+        try:
+            report = feed.report()
+            self._report = report if report.drained else None
+        except ValueError:  # too few batches
+            self._report = None
+        except Exception:  # noqa: BLE001  see the class
+            self._report, self._failed = None, True
+            _log.exception("feedline could not judge how its feed works")
+        ended = time.monotonic()
+        self._again_at_s = ended + max(_MIN_INTERVAL_S, (ended - began) / _MAX_SHARE)
+        return self._report

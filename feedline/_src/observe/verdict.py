@@ -18,17 +18,17 @@ from feedline._src.options import Settings
 Reader = Literal["threads", "workers", "stream", "caller"]
 LITTLE = 0.05
 """A share of waiting below which training counts as limited by compute, as in XProf."""
-_SLOWER = 1.2
-"""How many times as slow as the others a process's stage must be to hold them up."""
-_HELD_S = 1e-3
+_STRAGGLER_FACTOR = 1.2
+"""A straggler's input takes longer than this × the median of the others."""
+_MAX_GIL_WAIT_S = 1e-3
 """Longer waits mean that Python is competing for the GIL (switch interval: 5 ms), or programs for processors."""
-_COMPUTES_S = 2e-3
-"""Processor time of a batch below which threads cannot be what holds the GIL for long."""
+_MIN_CPU_S = 2e-3
+"""Threads that need less processor time a batch cannot hold the GIL for long."""
 _MOSTLY = 0.5
 _CLEARLY = 0.9
-"""The share of its waits to which a change must bring the loop, at the most, to be advised."""
-_MOST_THREADS = 16
-_MOST_BATCHES = 32
+"""A change is advised if it brings the loop's waits below this share of what they are."""
+_MAX_THREADS = 16
+_MAX_BATCHES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _is_held_up(window: Window, how: Circumstances, alone_s: Mapping[str, float]
     if how.reader == "caller" or shares_lock(window, how) or sum(alone_s.values()) >= window.loop_s:
         return False
     # uneven batches may be the reason: of these the simulation knows
-    return how.lock_wait_s > _HELD_S or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
+    return how.lock_wait_s > _MAX_GIL_WAIT_S or predicted_wait_s(window, how, how) < _MOSTLY * window.wait_s
 
 
 def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
@@ -205,7 +205,7 @@ def straggler(processes: Sequence[ProcessTimes]) -> Straggler | None:
     slowest = max(processes, key=lambda each: each.input_s)
     others = [each for each in processes if each is not slowest]
     usual_s = statistics.median(each.input_s for each in others)
-    if slowest.wait_share < LITTLE or slowest.input_s < _SLOWER * usual_s:
+    if slowest.wait_share < LITTLE or slowest.input_s < _STRAGGLER_FACTOR * usual_s:
         return None
 
     def more_s(stage: str) -> float:
@@ -256,7 +256,7 @@ def _fewer_calls(window: Window, how: Circumstances) -> tuple[int, float] | None
 
     None: there is none, or it would not help, or calls compute, which takes less time for fewer rows.
     """
-    then = dataclasses.replace(how, buffer=min(how.readers, _MOST_BATCHES))
+    then = dataclasses.replace(how, buffer=min(how.readers, _MAX_BATCHES))
     computes_s = window.mean("read_cpu_s") + window.mean("host_cpu_s")
     computes = computes_s >= _MOSTLY * (window.mean("read_s") + window.mean("host_s"))
     if then.parts >= how.parts or computes or "buffer" in how.found:
@@ -279,13 +279,13 @@ def _changes(window: Window, how: Circumstances) -> dict[str, list[Circumstances
     take_turns = shares_lock(window, how)
     if how.store_wait <= _MOSTLY:  # else what comes next is fetched already, however many threads wait for it
         if how.reader == "threads" and not take_turns:
-            lines["threads"] = [how.with_threads(n) for n in range(how.readers + 1, _MOST_THREADS + 1)]
+            lines["threads"] = [how.with_threads(n) for n in range(how.readers + 1, _MAX_THREADS + 1)]
         if how.reader == "workers" or (how.may_use_workers and take_turns):
             numbers = range(how.workers + 1, max(how.cores, how.workers + 1) + 1)
             lines["workers"] = [how.with_settings(how.settings._replace(threads=0, workers=n)) for n in numbers]
     for name in ("prefetch",) if how.reader == "stream" else ("buffer", "prefetch"):
         size = getattr(how, name)
-        larger = (factor * size for factor in (2, 4, 8, 16, 32) if factor * size <= _MOST_BATCHES)
+        larger = (factor * size for factor in (2, 4, 8, 16, 32) if factor * size <= _MAX_BATCHES)
         lines[name] = [dataclasses.replace(how, **{name: each}) for each in larger]
     return lines
 
@@ -318,8 +318,8 @@ def shares_lock(window: Window, how: Circumstances) -> bool:
 
     A thread that computes holds it no longer than that. Threads that sleep wait for others, or for a processor.
     """
-    computes = window.mean("cpu_s") > max(_COMPUTES_S, how.lock_wait_s)
-    return how.reader == "threads" and how.lock_wait_s > _HELD_S and computes
+    computes = window.mean("cpu_s") > max(_MIN_CPU_S, how.lock_wait_s)
+    return how.reader == "threads" and how.lock_wait_s > _MAX_GIL_WAIT_S and computes
 
 
 def _advice(

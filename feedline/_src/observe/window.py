@@ -10,13 +10,12 @@ from typing import Any
 
 from feedline._src.observe.accounting import Accounting, BatchTimes
 
-_FREE_RUN = 8
-"""Batches that must have been made without waiting for a slot until their rate is that of the input."""
-
-_PAUSE = 20
-"""How many times as long as usual the loop's own time is in a pause."""
-_RARE = 50
-"""So many batches have at most one pause."""
+_MIN_FREE_BATCHES = 8
+"""Batches made without waiting for a slot, from which on their rate is that of the input."""
+_PAUSE_FACTOR = 20
+"""A pause of the loop: its own time is longer than this × the median."""
+_BATCHES_PER_PAUSE = 50
+"""Pauses are rare if there is at most one in so many batches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Window:
         free = self.batches[len(self.batches) - self.last :]
         limited = [i for i, batch in enumerate(free) if batch.slot_s > 0.5 * self.loop_s]
         free = free[limited[-1] if limited else 0 :]
-        if len(free) <= max(_FREE_RUN, len(self.batches) // 2):
+        if len(free) <= max(_MIN_FREE_BATCHES, len(self.batches) // 2):
             return 0.0
         puts = [batch.put for batch in free]
         return (max(puts) - min(puts)) / (len(puts) - 1)
@@ -141,8 +140,8 @@ def times_of(accounting: Accounting, window: Window | None) -> dict[str, Any]:
 def _without_pauses(batches: Sequence[BatchTimes]) -> Sequence[BatchTimes]:
     """The batches, with the usual time of the loop where it was far longer, if that is rare."""
     usual_s = statistics.median([batch.loop_s for batch in batches if batch.loop_s is not None])
-    pauses = [i for i, batch in enumerate(batches) if (batch.loop_s or 0.0) > _PAUSE * usual_s]
-    if not pauses or len(pauses) > max(1, len(batches) // _RARE):
+    pauses = [i for i, batch in enumerate(batches) if (batch.loop_s or 0.0) > _PAUSE_FACTOR * usual_s]
+    if not pauses or len(pauses) > max(1, len(batches) // _BATCHES_PER_PAUSE):
         return batches  # a loop that waits for its steps now and then is no loop that pauses
     return [batch._replace(loop_s=usual_s) if i in pauses else batch for i, batch in enumerate(batches)]
 

@@ -13,8 +13,15 @@ from pathlib import Path
 import jax
 
 from feedline._src.observe.accounting import Accounting
-from feedline._src.observe.trace import Recording, file_of_process, write_trace
-from feedline._src.observe.trace_events import Events, origin_of, trace_events, tracks_of
+from feedline._src.observe.trace import (
+    Events,
+    Recording,
+    file_of_process,
+    origin_of,
+    trace_events,
+    tracks_of,
+    write_trace,
+)
 from feedline._src.order.schedule import Cursor
 from feedline._src.pipeline.stages import Stages
 from feedline._src.version import __version__

@@ -16,13 +16,13 @@ _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ROOM = (1, 2, 4, 8, 16, 32)
 _WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SAMPLE = 64
-"""Batches that are simulated: each of some thirty simulations holds the interpreter's lock for milliseconds."""
-_GAIN = 0.02
-"""A share of the step below which a predicted gain is none."""
-_WORTH_A_TRY = 0.05
-"""A share of waiting above which settings are tried of which the simulation expects nothing."""
+"""Batches that are simulated: each of some thirty simulations holds the GIL for milliseconds."""
+_MIN_GAIN = 0.02
+"""Share of the step below which a predicted gain does not count."""
+_MIN_WAIT_SHARE = 0.05
+"""Above this wait share, also try settings that the simulation does not favour."""
 _BEFORE_PROBES = 2
-"""Settings that the simulation recommends which are tried before those."""
+"""Settings favoured by the simulation that are tried before those."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Bounds:
         return self.host_use(settings) <= self.host_batches
 
     def allowed(self, made: Iterable[Settings]) -> list[Settings]:
-        """Those of them that are."""
+        """Filter the candidates to those within bounds."""
         return [each for each in made if self.allow(each)]
 
     def host_use(self, settings: Settings) -> int:
@@ -83,7 +83,7 @@ class Bounds:
         return len(window.batches) >= _SAMPLE // 2 and window.mean("cpu_s") > 1.1 * self.cores * window.period_s
 
     def without_workers(self) -> Bounds:
-        """The same, but no workers."""
+        """These bounds without workers."""
         return dataclasses.replace(self, tunable=self.tunable - {"workers"})
 
 
@@ -116,19 +116,19 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
 
     promising: dict[Settings, float] = {}
     for line in itertools.chain(_lines(window, how, bounds), _pairs(window, how, bounds)):
-        if min(promising.values(), default=step_s) < (1 + _GAIN) * (step_s - wait_s - held_s):
+        if min(promising.values(), default=step_s) < (1 + _MIN_GAIN) * (step_s - wait_s - held_s):
             break  # as good as no waiting
         tried = [(predicted_s(settings), settings) for settings in line]
         if tried:
-            enough_s = min(predicted for predicted, _ in tried) + _GAIN * step_s / 2
+            enough_s = min(predicted for predicted, _ in tried) + _MIN_GAIN * step_s / 2
             predicted, settings = next(each for each in tried if each[0] <= enough_s)
-            if predicted < (1 - _GAIN) * step_s:
+            if predicted < (1 - _MIN_GAIN) * step_s:
                 promising[settings] = predicted
     best_s = min(promising.values(), default=0.0)
 
     def rank(settings: Settings) -> tuple[int, int]:
         """How many noticeable gains it is from the best; then its memory."""
-        return int((promising[settings] - best_s) / (_GAIN * step_s)), bounds.host_use(settings)
+        return int((promising[settings] - best_s) / (_MIN_GAIN * step_s)), bounds.host_use(settings)
 
     ordered = sorted(promising, key=rank)
     waits = f"the loop waits {percent((wait_s + held_s) / max(1e-12, step_s))} of the time"
@@ -136,7 +136,7 @@ def candidates(window: Window, how: Circumstances, bounds: Bounds) -> list[Candi
         Candidate(each, f"{waits} and a simulation promises {milliseconds(promising[each])} ms a step")
         for each in ordered
     ]
-    if wait_s + held_s > _WORTH_A_TRY * step_s:
+    if wait_s + held_s > _MIN_WAIT_SHARE * step_s:
         fewer = f"{waits} and threads may hinder each other"
         probes = [
             Candidate(each, fewer if 0 < each.threads < how.threads else waits)
@@ -166,7 +166,7 @@ def _lines(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[
 
 
 def _pairs(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[list[Settings]]:
-    """The same for two numbers: threads that place at a time need as many slots, and bursts need room twice."""
+    """Settings of which two numbers differ: concurrent threads need as many slots, and bursts need room twice."""
     now, threads = how.settings, _more_threads(window, how, bounds)
     for name in ("prefetch", "buffer"):
         if name in bounds.tunable:
@@ -211,7 +211,7 @@ def _probes(window: Window, how: Circumstances, bounds: Bounds) -> Iterator[Sett
 def _may_need_workers(window: Window, how: Circumstances) -> bool:
     """Whether threads seem to take turns: they hold the GIL, or together use one core."""
     waits_s = window.wait_s + held_up_s(window, how)
-    if how.reader != "threads" or not how.may_use_workers or waits_s < _WORTH_A_TRY * window.period_s:
+    if how.reader != "threads" or not how.may_use_workers or waits_s < _MIN_WAIT_SHARE * window.period_s:
         return False
     busy = window.mean("cpu_s") / max(1e-12, window.period_s)
     return shares_lock(window, how) or (how.threads > 1 and how.cores > 1 and 0.7 < busy < 1.3)

@@ -21,12 +21,12 @@ from feedline._src.tuning.candidates import Bounds, Candidate, candidates, held_
 
 LITTLE = 0.02
 """A share of waiting, or of gain, that is not worth a change."""
-MOST_CHANGES = 12
-"""In one search, without going back in the end."""
-_LEAST_BATCHES, _LEAST_S = 32, 0.5
-"""What a setting is judged by, at the least."""
+MAX_CHANGES = 12
+"""Changes in one search, without the last one, which goes back to the best settings."""
+_MIN_BATCHES, _MIN_S = 32, 0.5
+"""A setting is judged by at least as many batches and seconds."""
 _ENOUGH_BATCHES, _ENOUGH_S = 128, 15.0
-"""With these it is judged, however noisy they are."""
+"""With either a setting is judged, however noisy its times are."""
 _CLEAR_GAIN = 0.2
 """A share of the step that is a gain even where batches are so uneven that means tell little."""
 _BLOCK = 8
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, window: Window, how: Circumstances) -> Measured:
-        """Of the batches of a window. Waiting for the interpreter's lock counts, too."""
+        """Of the batches of a window. Waiting for the GIL counts, too."""
         steps = [batch.wait_s + (batch.loop_s or 0.0) for batch in window.batches]
         means = [sum(steps[i : i + _BLOCK]) / _BLOCK for i in range(0, len(steps) - _BLOCK + 1, _BLOCK)]
         error_s = 0.0
@@ -150,7 +150,7 @@ class Tuning:
         """The next settings to try, or the best ones for good."""
         assert self._measured is not None
         waits = self._measured.wait_share > LITTLE
-        while waits and self._left and self._changes < MOST_CHANGES:
+        while waits and self._left and self._changes < MAX_CHANGES:
             candidate = self._left.pop(0)
             if candidate.settings not in self._tried:
                 self._changes += 1
@@ -159,7 +159,7 @@ class Tuning:
         self._settled = True
         self._again_s = window.batches[-1].taken + self._pause_s
         why = "nothing else promises to be faster" if waits else "the loop hardly waits"
-        if self._changes >= MOST_CHANGES:
+        if self._changes >= MAX_CHANGES:
             why = f"{self._changes} settings were tried, and more are not"
         self._tell(f"stays with {self._found()}: {self._measured}; {why}")
         return self._ask(self._best)
@@ -175,7 +175,7 @@ class Tuning:
         than its input has shorter steps.
         """
         assert self._measured is not None
-        if window.batches[-1].taken < self._again_s or len(window.batches) < 2 * _LEAST_BATCHES:
+        if window.batches[-1].taken < self._again_s or len(window.batches) < 2 * _MIN_BATCHES:
             return False
         middle = len(window.batches) // 2
         for batches in (window.batches[:middle], window.batches[middle:]):
@@ -213,7 +213,7 @@ class Tuning:
 def _is_enough(window: Window, how: Circumstances) -> bool:
     """Whether a window is long enough to judge by."""
     count, span_s = len(window.batches), window.batches[-1].taken - window.batches[0].taken
-    if not window.drained or count < _LEAST_BATCHES or (span_s < _LEAST_S and count < _ENOUGH_BATCHES):
+    if not window.drained or count < _MIN_BATCHES or (span_s < _MIN_S and count < _ENOUGH_BATCHES):
         return False
     if count >= _ENOUGH_BATCHES or span_s >= _ENOUGH_S:
         return True
