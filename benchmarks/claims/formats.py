@@ -26,21 +26,24 @@ from shared.script import parser, save
 
 import feedline
 
-BATCH_ROWS = 4096
-GROUP_ROWS = 4096  # a row group, a record batch, a chunk
-GROUPS = 12
-WINDOW = 4  # groups among which a blocked order shuffles
-WIDTH = 3072
+BATCH_ROWS = GROUP_ROWS = 4096  # a group: a row group, a record batch, a chunk
+GROUPS, WINDOW, WIDTH = 12, 4, 3072  # window: the groups among which a blocked order shuffles
+ROWS = GROUPS * GROUP_ROWS
+# Each case makes files in a folder, and returns a source, the rows of each batch, and a generator function that
+# yields the same batches as the library reads them.
 
 
-def images(rows, seed=0):
-    return np.random.default_rng(seed).integers(0, 255, (rows, WIDTH), np.uint8)
+def images():
+    return np.random.default_rng(0).integers(0, 255, (ROWS, WIDTH), np.uint8)
+
+
+def cut(rows):
+    return [rows[i : i + BATCH_ROWS] for i in range(0, len(rows) - BATCH_ROWS + 1, BATCH_ROWS)]
 
 
 def shuffled(rows):
     """The batches of a full shuffle, without the last partial one."""
-    order = np.random.default_rng(1).permutation(rows)
-    return [order[i : i + BATCH_ROWS] for i in range(0, rows - BATCH_ROWS + 1, BATCH_ROWS)]
+    return cut(np.random.default_rng(1).permutation(rows))
 
 
 def blocked():
@@ -51,26 +54,18 @@ def blocked():
         yield window.tolist(), random.permutation(rows)
 
 
-def read_batches(source, batches):
-    """The rows of each batch, read by feedline into two buffers alternately."""
-    buffers = [
-        {k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)
-    ]
-    for i, rows in enumerate(batches):
-        source.read(rows, buffers[i % 2])
-        yield buffers[i % 2]
-
-
-def within(groups, rows):
-    """The offsets of `rows` in the concatenation of `groups`."""
-    offset = np.empty(GROUPS, np.int64)
-    offset[groups] = np.arange(len(groups))
-    return offset[rows // GROUP_ROWS] * GROUP_ROWS + rows % GROUP_ROWS
+def by_windows(read):
+    """The batches of `blocked`: `read(groups)` reads the columns of a window at once, and NumPy takes the rows."""
+    for groups, rows in blocked():
+        whole, offset = read(groups), np.empty(GROUPS, np.int64)
+        offset[groups] = np.arange(len(groups))
+        for batch in cut(offset[rows // GROUP_ROWS] * GROUP_ROWS + rows % GROUP_ROWS):
+            yield {name: values.take(batch, axis=0) for name, values in whole.items()}
 
 
 def array_record(folder):
     """Globally shuffled, uncompressed records of 3 KB. The library: one `read` of a batch's records, joined."""
-    path, data = folder / "x.array_record", images(GROUPS * GROUP_ROWS)
+    path, data = folder / "x.array_record", images()
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     for row in data:
         writer.write(row.tobytes())
@@ -78,23 +73,22 @@ def array_record(folder):
     source = feedline.open_source(path, dtype=(np.uint8, (WIDTH,)), columns=["image"])
     options = "readahead_buffer_size:0,index_storage_option:in_memory"
     reader = array_record_module.ArrayRecordReader(str(path), options=options, file_reader_buffer_size=1 << 15)
-    batches = shuffled(len(data))
 
     def library():
-        for rows in batches:
+        for rows in shuffled(ROWS):
             yield {"image": np.frombuffer(b"".join(reader.read(rows.tolist())), np.uint8).reshape(-1, WIDTH)}
 
-    return lambda: read_batches(source, batches), library
+    return source, shuffled(ROWS), library
 
 
-def table(rows):
-    image, random = images(rows), np.random.default_rng(3)
-    features = pa.array(random.random(rows * 64, np.float32))
+def table():
+    random = np.random.default_rng(3)
+    features = pa.array(random.random(ROWS * 64, np.float32))
     return pa.table(
         {
             "features": pa.FixedSizeListArray.from_arrays(features, 64),
-            "image": pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), rows, [None, pa.py_buffer(image)]),
-            "label": random.integers(0, 1000, rows).astype(np.int32),
+            "image": pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), ROWS, [None, pa.py_buffer(images())]),
+            "label": random.integers(0, 1000, ROWS).astype(np.int32),
         }
     )
 
@@ -107,56 +101,52 @@ def as_numpy(taken):
 
 
 def parquet(folder):
-    """Blocked. The library: a window's row groups at once, with its threads; NumPy takes the rows."""
-    path = folder / "x.parquet"
-    pq.write_table(table(GROUPS * GROUP_ROWS), path, row_group_size=GROUP_ROWS)
-    batches = [rows[i : i + BATCH_ROWS] for _, rows in blocked() for i in range(0, len(rows), BATCH_ROWS)]
+    """Blocked. The library: a window's row groups at once, with its threads."""
+    pq.write_table(table(), folder / "x.parquet", row_group_size=GROUP_ROWS)
 
     def library():
-        with pq.ParquetFile(path, memory_map=True) as file:
-            for groups, rows in blocked():
-                whole, offsets = as_numpy(file.read_row_groups(groups, use_threads=True)), within(groups, rows)
-                for i in range(0, len(rows), BATCH_ROWS):
-                    yield {k: v.take(offsets[i : i + BATCH_ROWS], axis=0) for k, v in whole.items()}
+        with pq.ParquetFile(folder / "x.parquet", memory_map=True) as file:
+            yield from by_windows(lambda groups: as_numpy(file.read_row_groups(groups, use_threads=True)))
 
-    return lambda: read_batches(feedline.open_source(path), batches), library
+    batches = [batch for _, rows in blocked() for batch in cut(rows)]
+    return lambda: feedline.open_source(folder / "x.parquet"), batches, library
 
 
 def arrow(folder):
     """Globally shuffled, 12 record batches, mapped. The library: `Table.take`."""
-    path = folder / "x.arrow"
-    feather.write_feather(table(GROUPS * GROUP_ROWS), str(path), compression="uncompressed", chunksize=GROUP_ROWS)
-    mapped, source = feather.read_table(str(path), memory_map=True), feedline.open_source(path)
-    batches = shuffled(GROUPS * GROUP_ROWS)
+    path = str(folder / "x.arrow")
+    feather.write_feather(table(), path, compression="uncompressed", chunksize=GROUP_ROWS)
+    mapped = feather.read_table(path, memory_map=True)
 
     def library():
-        for rows in batches:
+        for rows in shuffled(ROWS):
             yield as_numpy(mapped.take(pa.array(rows)))
 
-    return lambda: read_batches(source, batches), library
+    return feedline.open_source(path), shuffled(ROWS), library
 
 
 def zarr(folder):
-    """Blocked, Zarr 3 with zstd. The library: a window's chunks at once, in parallel; NumPy takes the rows."""
+    """Blocked, Zarr 3 with zstd. The library: a window's chunks at once, in parallel."""
     path = folder / "x.zarr" / "image"
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
     metadata = {"codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
-    form = {"dtype": ts.uint8, "shape": [GROUPS * GROUP_ROWS, WIDTH]}
+    form = {"dtype": ts.uint8, "shape": [ROWS, WIDTH]}
     chunks = ts.ChunkLayout(chunk_shape=[GROUP_ROWS, WIDTH])
     store = ts.open({**spec, "metadata": metadata}, create=True, chunk_layout=chunks, **form).result()
-    store.write(images(GROUPS * GROUP_ROWS) // 32).result()  # values that zstd can compress
+    store.write(images() // 32).result()  # values that zstd can compress
     (path.parent / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    batches = [rows[i : i + BATCH_ROWS] for _, rows in blocked() for i in range(0, len(rows), BATCH_ROWS)]
 
     def library():
         opened = ts.open(spec, read=True).result()
-        for groups, rows in blocked():
-            parts = [opened[g * GROUP_ROWS : (g + 1) * GROUP_ROWS].read() for g in groups]
-            whole, offsets = np.concatenate([part.result() for part in parts]), within(groups, rows)
-            for i in range(0, len(rows), BATCH_ROWS):
-                yield {"image": whole.take(offsets[i : i + BATCH_ROWS], axis=0)}
 
-    return lambda: read_batches(feedline.open_source(path.parent), batches), library
+        def read(groups):
+            parts = [opened[g * GROUP_ROWS : (g + 1) * GROUP_ROWS].read() for g in groups]
+            return {"image": np.concatenate([part.result() for part in parts])}
+
+        yield from by_windows(read)
+
+    batches = [batch for _, rows in blocked() for batch in cut(rows)]
+    return lambda: feedline.open_source(path.parent), batches, library
 
 
 def shards(folder, count):
@@ -164,28 +154,20 @@ def shards(folder, count):
 
     Linux maps a large file with pages of 2 MiB, but files of about that size with small pages, which is slower.
     """
-    data = images(GROUPS * GROUP_ROWS)
-    np.save(folder / "whole.npy", data)
-    for i, part in enumerate(np.split(data, count)):
+    np.save(folder / "whole.npy", images())
+    for i, part in enumerate(np.split(images(), count)):
         np.save(folder / f"part-{i:05}.npy", part)
     many, one = (feedline.open_source(folder / name, columns=["x"]) for name in ("part-*.npy", "whole.npy"))
-    batches = shuffled(len(data))
-    return lambda: read_batches(many, batches), lambda: read_batches(one, batches)
+    return many, shuffled(ROWS), lambda: read_batches(one, shuffled(ROWS))
 
 
 def windows(folder):
     """Overlapping windows of 2,049 tokens, 2,048 apart. In place of the library: NumPy's view of windows."""
-    tokens = np.random.default_rng(5).integers(0, 1 << 16, (1 << 25) + 1, np.uint16)
-    tokens.tofile(folder / "x.bin")
+    np.random.default_rng(5).integers(0, 1 << 16, (1 << 25) + 1, np.uint16).tofile(folder / "x.bin")
     source = feedline.open_source(folder / "x.bin", dtype=np.uint16, window=2049, stride=2048, columns=["tokens"])
-    mapped, batches = np.asarray(np.memmap(folder / "x.bin", np.uint16, "r")), shuffled(len(source))
-    view = np.lib.stride_tricks.sliding_window_view(mapped, 2049)[::2048]
-
-    def library():
-        for rows in batches:
-            yield {"tokens": view[rows]}
-
-    return lambda: read_batches(source, batches), library
+    mapped = np.asarray(np.memmap(folder / "x.bin", np.uint16, "r"))
+    view, batches = np.lib.stride_tricks.sliding_window_view(mapped, 2049)[::2048], shuffled(len(source))
+    return source, batches, lambda: ({"tokens": view[rows]} for rows in batches)
 
 
 CASES = {
@@ -199,20 +181,31 @@ CASES = {
 }
 
 
-def seconds(run):
+def read_batches(source, batches):
+    """The rows of each batch, read by feedline into two buffers alternately. A function opens the source first."""
+    source = source() if callable(source) else source
+    buffers = [
+        {k: np.empty((len(batches[0]), *s.shape), s.dtype) for k, s in source.spec.items()} for _ in range(2)
+    ]
+    for i, rows in enumerate(batches):
+        source.read(rows, buffers[i % 2])
+        yield buffers[i % 2]
+
+
+def seconds(batches):
     started = time.perf_counter()
-    rows = sum(len(next(iter(batch.values()))) for batch in run())
+    rows = sum(len(next(iter(batch.values()))) for batch in batches)
     return time.perf_counter() - started, rows
 
 
 def measure(case, passes):
     """Seconds of the passes of both, alternately, after a pass that compares their rows."""
     with tempfile.TemporaryDirectory() as folder:
-        ours, library = case(Path(folder))
-        for mine, theirs in zip(ours(), library(), strict=True):
+        source, batches, library = case(Path(folder))
+        for mine, theirs in zip(read_batches(source, batches), library(), strict=True):
             for name, values in theirs.items():
                 np.testing.assert_array_equal(mine[name], values)
-        pairs = [(seconds(ours), seconds(library)) for _ in range(passes)]
+        pairs = [(seconds(read_batches(source, batches)), seconds(library())) for _ in range(passes)]
     rows = pairs[0][0][1]
     times = {"feedline_s": [mine[0] for mine, _ in pairs], "library_s": [theirs[0] for _, theirs in pairs]}
     ratio = statistics.median(b / a for a, b in zip(*times.values(), strict=True))
@@ -227,11 +220,9 @@ def main():
     results = {}
     for name, case in CASES.items():
         if name.startswith(options.only):
-            results[name] = measure(case, options.passes)
-            found = results[name]
-            print(
-                f"{name:26} {found['ratio']:5.2f} × the library, {found['rows_per_s']:12,.0f} rows/s", flush=True
-            )
+            results[name] = found = measure(case, options.passes)
+            rate = f"{found['rows_per_s']:12,.0f} rows/s"
+            print(f"{name:26} {found['ratio']:5.2f} × the library, {rate}", flush=True)
     save("formats", options, results=results)
 
 
