@@ -260,7 +260,7 @@ def test_the_page_has_output():
         ("feeds_for_inspect:rows --mesh data=64,model=65", "at most 4,096 devices for module:name, got 4,160"),
         (
             "nothing:here",
-            "SOURCE is a path, a glob or module:name, and loading nothing:here failed with Modul",
+            "a source is a path, a glob or module:name, and loading nothing:here failed with Modul",
         ),
         ("feeds_for_inspect:make_feed --spec data", "feeds_for_inspect:make_feed shards the batch itself. Leave"),
         ("feeds_for_inspect:none", "feeds_for_inspect:none must build a feedline.Feed and return it, got None"),

@@ -59,7 +59,7 @@ def test_a_troubled_feed(monkeypatch):
 
 def test_a_target_that_does_not_exist():
     for target in ("no_such_module:make", "os:make_feed"):
-        with pytest.raises(ValueError, match="must name a module and a function"):
+        with pytest.raises(ValueError, match="a source is a path, a glob or module:name"):
             list(feed_checks(target))
 
 

@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with interrupts_get_through(), contextlib.nullcontext() if heeds_signals else terminations_raise():
         code = _exit_code(arguments)
     if code:
-        _exit_at_once(code)
+        # a normal exit waits for threads that are stuck in a read and, in jax's shutdown barrier, for all other
+        # processes of the run, which wait for this one
+        leave(code)
     return code
 
 
@@ -129,15 +131,6 @@ def _print_error(message: str) -> None:
         # one write: threads of a library that failed may be writing tracebacks
         sys.stderr.write(f"feedline: {printable(message)}\n")
         sys.stderr.flush()
-
-
-def _exit_at_once(code: int) -> NoReturn:
-    """End this process, without waiting as a normal exit does.
-
-    A normal exit waits for threads that are stuck in a read and, in jax's shutdown barrier, for all other
-    processes of the run, which wait for this one.
-    """
-    leave(code)
 
 
 if __name__ == "__main__":

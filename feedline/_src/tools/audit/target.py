@@ -26,8 +26,7 @@ def load_make_feed(target: str, devices: int) -> MakeFeed:
     """The function that `module:function` names, or a function that makes a feed of all leaves of a path or glob.
 
     Raises:
-      ImportError, AttributeError: there is no such function.
-      ValueError: there are too few rows.
+      ValueError: there is no such function, or there are too few rows.
     """
     if is_name(target):
         return load_name(target)  # type: ignore[no-any-return]

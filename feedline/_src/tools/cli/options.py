@@ -26,25 +26,16 @@ def load_name(source: str) -> Any:
     """The object that module:name names. The module is imported from the current folder.
 
     Raises:
-      ImportError, AttributeError: there is no such module, or no such name in it.
+      ValueError: there is no such object.
     """
     module, _, name = source.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), name)
-
-
-def source_named(source: str) -> Any:
-    """The object that module:name names.
-
-    Raises:
-      ValueError: there is no such object.
-    """
     try:
-        return load_name(source)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"SOURCE is a path, a glob or module:name, and loading {source} failed with {type(error).__name__}: "
+            f"a source is a path, a glob or module:name, and loading {source} failed with {type(error).__name__}: "
             f"{error}; run the command in the folder of the module, and check both names"
         ) from error
 

@@ -90,13 +90,13 @@ class Convert:
 
     def _opened(self) -> Any:
         from feedline._src.sources.open_source import open_source
-        from feedline._src.tools.cli.options import is_name, open_options, source_named
+        from feedline._src.tools.cli.options import is_name, load_name, open_options
         from feedline._src.tools.convert.convert import open_any
 
         options = open_options(self.source, self.columns, self.dtype, self.window)
         if not is_name(self.source):
             return open_source(self.source, **options)
-        named = source_named(self.source)
+        named = load_name(self.source)
         return open_any(named() if inspect.isroutine(named) else named)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from feedline._src.options import checked_integer
-from feedline._src.tools.cli.options import is_name, open_options, source_named, use_cpu_devices
+from feedline._src.tools.cli.options import is_name, load_name, open_options, use_cpu_devices
 from feedline._src.tools.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Inspect:
         given = open_options(self.source, self.columns, self.dtype, self.window)
         named: Any = self.source
         if is_name(named):
-            named = source_named(named)
+            named = load_name(named)
         elif given:
             named = open_source(named, **given)
         if not callable(named):
