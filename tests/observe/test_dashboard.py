@@ -13,11 +13,6 @@ PANELS = DASHBOARD["panels"]
 NAMES = {metric.name: metric for metric in METRICS}
 OF_TARGETS = {"instance", "job"}  # labels that Prometheus adds
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-TARGETS = [
-    pytest.param(panel, target, id=f"{panel['title']}, {target['refId']}")
-    for panel in PANELS
-    for target in panel["targets"]
-]
 
 
 def names_in(expression):
@@ -34,37 +29,26 @@ def lists(expression, *words):
     return {label.strip() for each in found for label in each.split(",")} - {""}
 
 
-@pytest.mark.parametrize(("panel", "target"), TARGETS)
-def test_each_metric_and_label_of_an_expression_exists(panel, target):
-    names = names_in(target["expr"])
-    assert names
-    assert {*names} <= NAMES.keys()
-    for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", target["expr"]):
-        pairs = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)
-        assert {label for label, _ in pairs} <= labels_of([name])
-        assert {value.removeprefix("$") for _, value in pairs} <= VARIABLES.keys()
-        assert {label for label, _ in pairs} >= {"feed", "process"}  # the choices above the panels hold for all
-    assert lists(target["expr"], "by", "ignoring", "on", "group_left", "without") <= labels_of(names)
-
-
-@pytest.mark.parametrize(("panel", "target"), TARGETS)
-def test_a_rate_is_of_a_counter_and_a_counter_has_a_rate_or_is_a_sum(panel, target):
-    of_rates = re.findall(r"\brate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)", target["expr"])
-    assert all(NAMES[name].kind == "counter" for name in of_rates)
-    others = [name for name in names_in(target["expr"]) if NAMES[name].kind == "counter"]
-    for name in of_rates:
-        others.remove(name)
-    assert not others or "since the feed was built" in panel["description"]
-
-
-@pytest.mark.parametrize(("panel", "target"), TARGETS)
-def test_a_legend_names_labels_that_the_result_has(panel, target):
-    kept = lists(target["expr"].partition("rate(")[0] or target["expr"], "by") or labels_of(
-        names_in(target["expr"])
-    )
-    assert {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])} <= kept
-    assert "{{feed}}" in target["legendFormat"]
-    assert target["expr"].count("(") == target["expr"].count(")")
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_the_expressions_of_a_panel_fit_the_metrics(panel):
+    """Metrics and labels exist; a rate is of a counter; a legend names labels that the result has."""
+    for target in panel["targets"]:
+        expression = target["expr"]
+        names = names_in(expression)
+        assert names
+        assert {*names} <= NAMES.keys()
+        assert expression.count("(") == expression.count(")")
+        for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
+            pairs = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers)
+            assert {"feed", "process"} <= {label for label, _ in pairs} <= labels_of([name])
+            assert {value.removeprefix("$") for _, value in pairs} <= VARIABLES.keys()
+        assert lists(expression, "by", "ignoring", "on", "group_left", "without") <= labels_of(names)
+        counters = [name for name in names if NAMES[name].kind == "counter"]
+        for name in re.findall(r"\brate\((\w+)\{[^}]*\}\[\$__rate_interval\]\)", expression):
+            counters.remove(name)
+        assert not counters or "since the feed was built" in panel["description"]
+        kept = lists(expression.partition("rate(")[0] or expression, "by") or labels_of(names)
+        assert {"feed"} <= {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])} <= kept
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
@@ -87,28 +71,6 @@ def test_each_panel_explains_itself(panel):
         assert unit == ("rowsps" if rated else "none" if panel["type"] == "state-timeline" else "short")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
-
-
-def test_ids_and_titles_are_unique_and_panels_do_not_overlap():
-    assert len({panel["id"] for panel in PANELS}) == len({panel["title"] for panel in PANELS}) == len(PANELS)
-    cells = set()
-    for panel in PANELS:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        covered = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
-        assert not cells & covered
-        cells |= covered
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-    assert len(cells) == 24 * (1 + max(y for _, y in cells))  # and leave no hole
-
-
-def test_the_choices_above_the_panels():
-    assert [*VARIABLES] == ["datasource", "feed", "process"]
-    for name in ("feed", "process"):
-        query = VARIABLES[name]["query"]["query"]
-        (metric,) = names_in(query)
-        assert re.fullmatch(rf"label_values\({metric}(\{{[^}}]*\}})?, {name}\)", query)
-        assert name in labels_of([metric])
 
 
 def test_the_dashboard_shows_what_a_user_asks_first():
