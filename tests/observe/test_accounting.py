@@ -17,7 +17,7 @@ from planted import LOOP_S, ROWS, trained
 import feedline
 from feedline._src.observe.accounting import Accounting, Waits
 from feedline._src.observe.devices import TransferWatch
-from feedline._src.observe.times import PartTimes, PlaceTimes, Stopwatch, together
+from feedline._src.observe.times import PartTimes, PlaceTimes
 from feedline._src.observe.window import Window
 from feedline._src.pipeline import observing
 
@@ -124,25 +124,6 @@ def test_percentiles_of_waits(waits, share):
     exact = np.percentile(waits, 100 * share, method="inverted_cdf")
     assert histogram.percentile_s(share) == pytest.approx(exact, rel=0.0225, abs=2e-7)
     assert histogram.max_s == pytest.approx(max(waits), abs=2e-7)
-
-
-def test_parts_of_one_thread_together():
-    parts = [PartTimes("a", 1.0, 1, 2, 3, 4, 5), PartTimes("a", 9.0, 10, 20, 30, 40, 50)]
-    assert together(parts) == PartTimes("a", 1.0, 11, 22, 33, 44, 55)
-    assert parts[0].ended == 7.0
-
-
-def test_a_stopwatch_tells_work_from_waiting():
-    watch = Stopwatch()
-    time.sleep(0.05)
-    slept_s, slept_cpu_s = watch.lap()
-    began = time.thread_time()
-    while time.thread_time() - began < 0.05:
-        pass
-    worked_s, worked_cpu_s = watch.lap()
-    assert slept_s >= 0.05 > 10 * slept_cpu_s
-    assert worked_s >= worked_cpu_s >= 0.05
-    assert watch.total() >= (slept_s + worked_s, slept_cpu_s + worked_cpu_s)
 
 
 def test_several_threads_may_ask_while_the_loop_goes_on():

@@ -140,7 +140,7 @@ def test_a_step_that_donates_its_batch():
     assert set(diagnosis.steps_s) == set(PHASES)
 
 
-@pytest.mark.parametrize("steps", [0, 3, 10, 12, 25, 39, 40])
+@pytest.mark.parametrize("steps", [0, 3, 12, 40])
 def test_a_loop_that_ends_early_tells_what_it_saw(steps):
     with feedline.Feed({"x": np.ones((64, 4), np.float32)}, 8, ONE) as feed:
         state = feed.get_state()
@@ -208,13 +208,9 @@ def test_with_workers(tmp_path, capsys):
         assert feed.get_state()["step"] == 0
 
 
-def test_a_diagnosis_without_steps():
-    assert str(Diagnosis()) == "diagnosis: no step was measured"
-    assert (Diagnosis().au, Diagnosis().stalls_s) == (None, {})
-
-
 def test_phases_that_were_left_out():
     diagnosis = Diagnosis()
+    assert (str(diagnosis), diagnosis.au, diagnosis.stalls_s) == ("diagnosis: no step was measured", None, {})
     diagnosis.add("as it is", 0.4, 3)
     diagnosis.add("placed again", 0.1, 3)
     assert diagnosis.stalls_s == {"fetch and preparation": pytest.approx(0.3)}
