@@ -45,27 +45,25 @@ def run(batches: int, transform: bool) -> dict[str, object]:
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     source = {"x": np.zeros((50_000, 1_000), np.uint8), "y": np.zeros(50_000, np.int64)}
     keep = (lambda batch, rows: dict(batch)) if transform else None
-    samples, current, warm_up = [], None, min(WARM_UP, batches // 2)
+    warm_up, every = min(WARM_UP, batches // 2), max(1, batches // 20)
+    held, current = {}, None  # by batch: resident bytes and slabs
     with feedline.Feed(source, 64, sharding, transform=keep) as feed:
         for batch in range(1, batches + 1):
             _previous, current = current, None  # two batches are alive at a time
             current = jax.block_until_ready(next(feed))
             if batch == PAUSE:
                 time.sleep(0.5)
-            if batch == SETTLED:
-                slabs = feed.statistics().slabs
-            if batch in (SETTLED, warm_up, batches) or batch % max(1, batches // 20) == 0:
-                samples.append((batch, resident_bytes(), feed.statistics().slabs))
-        after = feed.statistics().slabs
-    at = {batch: resident for batch, resident, _ in samples}
+            if batch in (SETTLED, warm_up, batches) or batch % every == 0:
+                held[batch] = resident_bytes(), feed.statistics().slabs
+    (early, slabs), (warm, _), (late, slabs_at_the_end) = (held[at] for at in (SETTLED, warm_up, batches))
     return {
         "batches": batches,
         "transform": transform,
-        "growth_bytes": at[batches] - at[warm_up],
-        "growth_bytes_after_20": at[batches] - at[SETTLED],
+        "growth_bytes": late - warm,
+        "growth_bytes_after_20": late - early,
         "slabs_after_20": slabs,
-        "slabs_at_the_end": after,
-        "samples": samples,
+        "slabs_at_the_end": slabs_at_the_end,
+        "samples": [(batch, *of) for batch, of in held.items()],
     }
 
 
@@ -73,12 +71,11 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--batches", type=int, default=100_000, help="at least 40")
     options = asked.parse_args()
-    results = []
-    for transform in (False, True):
-        result = run(options.batches, transform)
-        results.append(result)
+    results = [run(options.batches, transform) for transform in (False, True)]
+    for result in results:
+        grown = f"{result['growth_bytes'] / 2**20:+.2f} MiB"
         print(
-            f"{result['batches']:,} batches, transform {transform}: {result['growth_bytes'] / 2**20:+.2f} MiB, "
+            f"{result['batches']:,} batches, transform {result['transform']}: {grown}, "
             f"slabs {result['slabs_after_20']} after 20 batches, {result['slabs_at_the_end']} at the end"
         )
     save("memory", options, results=results)
