@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 _FEEDLINE = str(Path(__file__).parents[4]) + os.sep
 _DOCTOR = str(Path(__file__).parents[1]) + os.sep
+_FOLDER = os.getcwd()
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES = tuple(
     folder + os.sep for folder in (*map(sysconfig.get_path, ("purelib", "scripts")), *site.getsitepackages())
@@ -144,6 +145,6 @@ def _is_packaged(file: str) -> bool:
 
 
 def shown(file: str, line: int) -> str:
-    """A line as it is reported: relative to the current folder, if that is shorter."""
-    near = os.path.relpath(file) if os.path.isabs(file) else file
+    """A line as it is reported: relative to the folder in which the job began, if that is shorter."""
+    near = os.path.relpath(file, _FOLDER) if os.path.isabs(file) else file
     return f"{min(near, file, key=len)}:{line}"
