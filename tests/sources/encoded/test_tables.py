@@ -9,8 +9,6 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import feedline
 from feedline._src.sources.encoded.records import EncodedSource
@@ -122,39 +120,6 @@ def test_a_file_that_changes_is_an_error(tmp_path, name):
     with pytest.raises(feedline.FeedError, match=r"must not change while.* bytes and had") as caught:
         source[0]
     assert not isinstance(caught.value, feedline.RowError)
-
-
-WHOLE = {}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    for name, write in WRITERS.items():
-        path = tmp_path_factory.mktemp("whole") / name
-        write(pa.table({name: columns(pa.binary())[name] for name in ("jpg", "label")}), str(path))
-        WHOLE[name] = path.read_bytes()
-    return WHOLE
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_damaged_files_give_rows_or_an_error_of_ours(tmp_path_factory, whole, data):
-    name = data.draw(st.sampled_from(sorted(whole)))
-    content = bytearray(whole[name])
-    for _ in range(data.draw(st.integers(1, 3))):
-        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    path = tmp_path_factory.mktemp("damaged") / name
-    path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
-    try:
-        source = feedline.open_source(path)
-    except (ValueError, TypeError):  # TypeError: the damage made it another type
-        return
-    if isinstance(source, EncodedSource):
-        for i in range(len(source)):
-            try:
-                source[i]
-            except feedline.RowError:
-                return
 
 
 def test_array_records_are_bytes(tmp_path):
