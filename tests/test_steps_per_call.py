@@ -72,8 +72,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=[" ".join(options) or "default" for options in OPTIONS])
-@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize(
+    ("options", "k"),
+    [*zip(OPTIONS, itertools.cycle([2, 5]), strict=False)],
+    ids=[" ".join(options) or "default" for options in OPTIONS],
+)
 def test_the_batches_are_those_of_a_feed_with_one_step_a_call(options, k):
     expected = one_by_one(30, **options)  # over two ends of epochs
     with feed_of(k, **options) as feed:
@@ -113,8 +116,7 @@ def test_a_scan_over_the_batches_is_that_many_steps():
     assert sums.tolist() == [batch["y"].sum() for batch in expected]
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad", "wrap"])
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (4, 3)])
+@pytest.mark.parametrize(("remainder", "before", "after"), [("drop", 1, 3), ("pad", 3, 1), ("wrap", 4, 3)])
 def test_a_state_continues_with_another_number_of_steps(remainder, before, after):
     expected = one_by_one(36, remainder=remainder)
     with feed_of(before, remainder=remainder) as feed:
