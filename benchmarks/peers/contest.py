@@ -96,7 +96,7 @@ def contest(
     result: dict[str, Any] = {
         "benchmark": benchmark,
         "machine": machine,
-        "plan": json.loads(json.dumps(vars(options), default=str)),
+        "plan": {key: value for key, value in vars(options).items() if not isinstance(value, Path)},
         "entrants": {},
         "failures": {},
         "checks": [],

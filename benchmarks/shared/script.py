@@ -35,7 +35,9 @@ def save(name, options, **result):
       options: as parsed.
       result: JSON values, most often all under "results".
     """
-    asked = {key: value for key, value in vars(options).items() if key != "out"}
+    asked = {
+        key: value for key, value in vars(options).items() if not isinstance(value, Path)
+    }  # no home directory
     whole = {"benchmark": name, "machine": MACHINE, "options": asked, **result}
     if options.out is not None:
         options.out.write_text(json.dumps(whole, default=str) + "\n")
