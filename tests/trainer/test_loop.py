@@ -11,7 +11,7 @@ from mlp_oracle import losses, made_up_rows, scores, weights_of
 from mlp_tasks import placed
 
 from feedline._src.trainer import loop
-from feedline._src.trainer.loop import Evaluating, NotFinite, Progress, train
+from feedline._src.trainer.loop import NotFinite, Progress, evaluate, train
 from feedline._src.trainer.model import Sizes
 from feedline._src.trainer.modes import Program
 
@@ -192,10 +192,6 @@ def test_the_first_loss_that_is_not_finite_ends_the_loop_at_the_next_fetch(clock
 
 TESTED = made_up_rows(100)
 EVALUATED = Sizes(features=64, classes=10, width=32)
-
-
-def evaluate(measure, params, batches):
-    return Evaluating(measure, params, batches).result()
 
 
 def padded(rows, batch_size, mode):

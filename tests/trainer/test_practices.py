@@ -11,7 +11,6 @@ from mlp_oracle import made_up_rows
 from mlp_tasks import sharding_of
 
 import feedline
-from feedline._src.trainer.loop import Evaluating
 from feedline._src.trainer.model import Sizes, classifier
 from feedline._src.trainer.modes import compiled
 from feedline._src.trainer.task import Task, rematerialised
@@ -189,24 +188,6 @@ def test_a_synchronous_save_is_whole_when_the_next_batch_is_asked_for(tmp_path):
     )
     assert (4, False) in seen
     assert (5, True) in seen
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_training_waits_for_an_evaluation_or_not(asynchronous, monkeypatch):
-    events, usual = [], Evaluating.result
-    monkeypatch.setattr(Evaluating, "result", lambda evaluating: events.append("result") or usual(evaluating))
-    with feed_of(epochs=1, remainder="pad") as test:
-        result = fitted(
-            Practices(evaluate_asynchronously=asynchronous),
-            evaluation=test,
-            evaluate_every=10,
-            after_step=events.append,  # called after the evaluation of its step has begun
-        )
-        tested = result.evaluate(test)
-    assert (events[events.index(10) - 1] == "result") is not asynchronous
-    assert [entry["step"] for entry in result.history if "eval_loss" in entry] == [10, 20]
-    assert result.history[-1]["eval_loss"] == pytest.approx(tested.metrics["loss"], rel=1e-6)
 
 
 def test_refused():

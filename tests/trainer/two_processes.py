@@ -13,7 +13,7 @@ from mlp_oracle import Rows
 from mlp_tasks import program_of, sharding_of
 from test_modes import BATCHES, SIZES
 
-from feedline._src.trainer.loop import Evaluating
+from feedline._src.trainer.loop import evaluate
 from feedline._src.trainer.modes import Mode, mesh_for
 
 
@@ -40,7 +40,7 @@ def main(address: str, index: int) -> None:
             for batch in batches:
                 state, recent = program.step(state, recent, batch)
             seen[mode] = jax.device_get(recent)[:, 0].tolist()
-            result = Evaluating(tested.measure, state.params, test).result()
+            result = evaluate(tested.measure, state.params, test)
         evaluated += [[result.rows, *(round(mean, 4) for mean in result.metrics.values())]]
     try:
         mesh_for("jit_single")

@@ -19,7 +19,7 @@ import optax
 from feedline._src.agreement.step_places import StepPlaces
 from feedline._src.errors import FeedError
 from feedline._src.options import checked_integer
-from feedline._src.trainer.loop import Evaluating, Evaluation, NotFinite, Progress, crosses, train
+from feedline._src.trainer.loop import Evaluation, NotFinite, Progress, crosses, evaluate, train
 from feedline._src.trainer.modes import Measure, Mode, Practices, Program, compiled
 from feedline._src.trainer.task import Batch, Init, Loss, Params, State, Task, all_finite
 
@@ -85,7 +85,7 @@ class Fitted:
         _check_evaluation(feed)
         run = self._measuring(feed, measure)
         _begin_pass(feed)
-        return Evaluating(run, self.params, feed).result()
+        return evaluate(run, self.params, feed)
 
 
 def fit(
@@ -210,13 +210,11 @@ def fit(
         if evaluation is not None and evaluate_every is not None:
             measured = measuring(evaluation, measure)
 
-            def evaluate(step: int, state: State, recent: jax.Array) -> None:
+            def test(step: int, state: State, recent: jax.Array) -> None:
                 _begin_pass(evaluation)
-                run.evaluating[step] = Evaluating(measured, state.params, evaluation)
-                if not practices.evaluate_asynchronously:
-                    run.evaluating[step].result()
+                run.evaluations[step] = evaluate(measured, state.params, evaluation)
 
-            run.each.append((evaluate_every, evaluate))
+            run.each.append((evaluate_every, test))
         try:
             state, progress = train(
                 program,
@@ -254,7 +252,7 @@ class _Run:
 
     Attributes:
       each: (every, what), called with the step, the state and the metrics of the last steps, every so many steps.
-      evaluating: evaluations that were not reported yet, by their steps.
+      evaluations: those that were not reported yet, by their steps.
       history: the reports, as in `Fitted`.
       stopped: whether `after_step` of the user ended training.
     """
@@ -269,7 +267,7 @@ class _Run:
         then: Callable[[int], bool | None] | None,
     ) -> None:
         self.each: list[tuple[int, Callable[[int, State, jax.Array], None]]] = []
-        self.evaluating: dict[int, Evaluating] = {}
+        self.evaluations: dict[int, Evaluation] = {}
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self._feed = feed
@@ -315,8 +313,8 @@ class _Run:
     def report(self, progress: Progress) -> None:
         if crosses(self._compared, progress.step, _STEPS_PER_COMPARISON):
             self.compare_places(progress.step)
-        if progress.step in self.evaluating:
-            tested = self.evaluating.pop(progress.step).result().metrics
+        if progress.step in self.evaluations:
+            tested = self.evaluations.pop(progress.step).metrics
             metrics = {**progress.metrics, **{f"eval_{name}": mean for name, mean in tested.items()}}
             progress = dataclasses.replace(progress, metrics=metrics)
         self.history.append({"step": progress.step, **progress.metrics})

@@ -228,38 +228,36 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
-class Evaluating:
-    """An evaluation on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
+def evaluate(measure: Measure, params: Params, batches: Iterable[Batch]) -> Evaluation:
+    """Evaluate on all batches. Rows whose leaf `valid` is False, which pad the last batch, are not counted.
 
-    With several processes all of them make it with the same global batches, and get the same result. Each batch is
-    averaged on the devices; the averages are weighted by their rows and added on the host. All but the last
-    two are waited for, so training may go on while those run.
+    With several processes all of them call it with the same global batches, and get the same result. Each batch is
+    averaged on the devices; the averages are weighted by their rows and added on the host.
 
     Args:
       measure: (params, batch) → (metrics, rows), as in `modes.Program`.
       batches: one pass over the test set.
+
+    Raises:
+      ValueError: there was no row to count.
     """
+    total, sums = 0, dict[str, float]()
+    running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
 
-    def __init__(self, measure: Measure, params: Params, batches: Iterable[Batch]) -> None:
-        self._rows = 0
-        self._sums: dict[str, float] = {}
-        self._running: collections.deque[tuple[Metrics, jax.Array]] = collections.deque()
-        for batch in batches:
-            self._running.append(measure(params, batch))
-            self._add(all_but=_IN_FLIGHT)
-
-    def result(self) -> Evaluation:
-        """Wait for the last batches. ValueError if there was no row to count."""
-        self._add(all_but=0)
-        if not self._rows:
-            raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
-        names = ["loss", *(name for name in self._sums if name != "loss")]  # jit sorts them
-        return Evaluation(self._rows, {name: self._sums[name] / self._rows for name in names})
-
-    def _add(self, all_but: int) -> None:
-        while len(self._running) > all_but:
-            metrics, rows = jax.device_get(self._running.popleft())
+    def add(all_but: int) -> None:
+        nonlocal total
+        while len(running) > all_but:
+            metrics, rows = jax.device_get(running.popleft())
+            total += int(rows)
             for name, mean in metrics.items():
                 if rows:  # the mean of no row may be NaN
-                    self._sums[name] = self._sums.get(name, 0.0) + float(mean) * int(rows)
-            self._rows += int(rows)
+                    sums[name] = sums.get(name, 0.0) + float(mean) * int(rows)
+
+    for batch in batches:
+        running.append(measure(params, batch))
+        add(all_but=_IN_FLIGHT)
+    add(all_but=0)
+    if not total:
+        raise ValueError("an evaluation needs at least one row that counts, and the batches had none")
+    names = ["loss", *(name for name in sums if name != "loss")]  # jit sorts them
+    return Evaluation(total, {name: sums[name] / total for name in names})

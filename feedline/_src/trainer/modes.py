@@ -40,8 +40,6 @@ class Practices:
       guard_transfers: after its first step, the loop runs under `jax.transfer_guard("disallow")`: an array that
         would be moved between host and devices without being asked for is an error.
       save_asynchronously: a checkpoint is written while training continues. False: training waits.
-      evaluate_asynchronously: training continues once the batches of an evaluation are dispatched. False: it
-        waits.
 
     Example:
       >>> Practices(compute="bfloat16").donate_state
@@ -54,7 +52,6 @@ class Practices:
     shard_state: bool = False
     guard_transfers: bool = True
     save_asynchronously: bool = True
-    evaluate_asynchronously: bool = True
 
     def __post_init__(self) -> None:
         if self.compute not in get_args(Compute):

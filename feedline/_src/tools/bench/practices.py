@@ -53,13 +53,13 @@ class Pair:
     Attributes:
       workload: "large": that of the preset; "4 × rows": with as many times the rows, so that activations are
         a large part of the memory; "short": a small model, whose steps take a few milliseconds on CPUs.
-      measure: what is timed: the "loop" alone, or with "saves" or "evaluations" every ten steps.
+      measure: what is timed: the "loop" alone, or with "saves" every ten steps.
     """
 
     workload: str
     on: Setup
     off: Setup
-    measure: Literal["loop", "saves", "evaluations"] = "loop"
+    measure: Literal["loop", "saves"] = "loop"
 
 
 def pairs(large: Workload) -> dict[str, Pair]:
@@ -87,9 +87,6 @@ def pairs(large: Workload) -> dict[str, Pair]:
         "metrics_ring": Pair("short", brief, Setup(short, report_every=1)),
         "transfer_guard": Pair("short", brief, Setup(short, unguarded)),
         "asynchronous_saves": Pair("large", plain, Setup(large, Practices(save_asynchronously=False)), "saves"),
-        "asynchronous_evaluation": Pair(
-            "large", plain, Setup(large, Practices(evaluate_asynchronously=False)), "evaluations"
-        ),
     }
 
 
@@ -157,7 +154,7 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
             "compiled_bytes": compiled_bytes(executable, feed.spec, waiting=_PREFETCH + 1),
         }
         if measure != "loop":
-            yield _fitted(setup, measure, feed, context), figures
+            yield _fitted(setup, feed, context), figures
             return
         state = program.start()
 
@@ -182,13 +179,9 @@ def _ready(setup: Setup, measure: str) -> Iterator[tuple[Callable[[float], float
         yield run, figures
 
 
-def _fitted(setup: Setup, measure: str, feed: Feed, context: contextlib.ExitStack) -> Callable[[float], float]:
-    """A function that runs `fit` with checkpoints or evaluations, and returns the mean time of a step."""
+def _fitted(setup: Setup, feed: Feed, context: contextlib.ExitStack) -> Callable[[float], float]:
+    """A function that runs `fit` with checkpoints, and returns the mean time of a step."""
     task, folder = setup.workload.task(), Path(context.enter_context(tempfile.TemporaryDirectory()))
-    sharding = NamedSharding(mesh_for("jit_multi"), P(AXIS))
-    test = context.enter_context(
-        Feed(setup.workload.data(_BATCHES), setup.workload.rows, sharding, epochs=1, prefetch=_PREFETCH)
-    )
     number = itertools.count()
 
     def run(seconds: float) -> float:
@@ -196,8 +189,6 @@ def _fitted(setup: Setup, measure: str, feed: Feed, context: contextlib.ExitStac
         state = {**feed.get_state(), "step": 0}
         feed.set_state(state)
         options: dict[str, Any] = {"checkpoint_dir": folder / str(next(number)), "save_every": _SAVE_EVERY}
-        if measure == "evaluations":
-            options = {"evaluation": test, "evaluate_every": _SAVE_EVERY}
         steps = 2 * _SAVE_EVERY + (int(seconds * 40) // _SAVE_EVERY) * _SAVE_EVERY
         fitted = fit(feed, task.init, task.loss, task.optimizer, steps=steps, practices=setup.practices, **options)
         return step_s(fitted.progress)
