@@ -132,18 +132,16 @@ class Function:
     """What was observed of one compiled function. Calls on other threads than the main one are not."""
 
     def __init__(self, record: Record, name: str, line: str, is_pmap: bool) -> None:
-        self._record, self._name, self._line, self._is_pmap = record, name, line, is_pmap
-        self._main = threading.main_thread().ident
-        self.calls = 0
-        self._argument_bytes = self._numpy_bytes = 0
-        self._called_from = ""
-        self._made, self._made_again_s = 0, 0.0  # functions that were compiled
-        self._again, self._again_s, self._change = 0, 0.0, ""  # compilations of a function after its first
-        self._first_s = 0.0
+        self.name, self.line, self.is_pmap = name, line, is_pmap
+        self.called_from, self.calls = "", 0
+        self.argument_bytes = self.numpy_bytes = 0
+        self.made, self.compile_s, self.made_again_s = 0, 0.0, 0.0  # functions that were compiled
+        self.compiled_again, self.compiled_again_s, self.change = 0, 0.0, ""  # one function, after its first time
+        self.fed_back: list[int] = []  # bytes in each call that was looked at
+        self._record, self._main = record, threading.main_thread().ident
         self._dry = self._queued = 0  # calls before which the devices had, or had not, done all work
         self._arguments: dict[str, weakref.ref[Any]] = {}
         self._outputs: dict[int, weakref.ref[Any]] = {}
-        self._fed_back: list[int] = []  # bytes in each call that was looked at
         self._batch: dict[str, Leaf] = {}
         self._new_in: Counter[str] = Counter()
         self._unrolled: Unrolled | None = None
@@ -173,7 +171,7 @@ class Function:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return False
         if not self.calls and len(self._record.functions) < _MAX_FUNCTIONS:
-            self._record.functions[self._name, self._line] = self
+            self._record.functions[self.name, self.line] = self
         if self._record.loop and self._record.loop.step is self:
             self._record.loop.before_step()
         with self._record.guarded("idle devices"):
@@ -190,8 +188,8 @@ class Function:
                 if self._is_new(name, leaf):
                     self._new_in[name] += 1
                     self._batch[name] = Leaf.of(name, leaf, self._batch.get(name))
-        self._numpy_bytes = host_bytes((args, kwargs))
-        self._argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
+        self.numpy_bytes = host_bytes((args, kwargs))
+        self.argument_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in named.values())
         self._arguments = {name: weakref.ref(leaf) for name, leaf in named.items() if _is_array(leaf)}
         return True
 
@@ -218,13 +216,13 @@ class Function:
         """Note what differs from the arguments for which this function was compiled before."""
         arguments = {name: _described(leaf) for name, leaf in named.items()}
         if watched._watched_arguments is not None:
-            self._again += 1
-            self._again_s += seconds
-            self._change = self._change or changed(watched._watched_arguments, arguments)
+            self.compiled_again += 1
+            self.compiled_again_s += seconds
+            self.change = self.change or changed(watched._watched_arguments, arguments)
         else:
-            self._made += 1
-            self._made_again_s += seconds if self._made > 1 else 0
-            self._first_s = self._first_s or seconds
+            self.made += 1
+            self.made_again_s += seconds if self.made > 1 else 0
+            self.compile_s = self.compile_s or seconds
         watched._watched_arguments = arguments
 
     def _after(self, args: Any, kwargs: Any, result: Any) -> None:
@@ -238,9 +236,9 @@ class Function:
                 if self._was_returned(leaf) and not leaf.is_deleted() and kinds[leaf.shape, leaf.dtype]:
                     kinds[leaf.shape, leaf.dtype] -= 1
                     fed_back += leaf.nbytes
-            self._fed_back += [fed_back] * bool(self.calls)
+            self.fed_back += [fed_back] * bool(self.calls)
             self._outputs = {id(leaf): weakref.ref(leaf) for leaf in outputs}
-            self._called_from = user_line(sys._getframe())
+            self.called_from = user_line(sys._getframe())
         self.calls += 1
         if self.calls == _LOOP and record.loop is None and outputs:
             record.begin_loop(self)
@@ -251,21 +249,8 @@ class Function:
         """JSON values."""
         new = [leaf for name, leaf in list(self._batch.items()) if self._new_in[name] >= min(self.calls - 1, 2)]
         return {
-            "name": self._name,
-            "line": self._line,
-            "called_from": self._called_from,
-            "is_pmap": self._is_pmap,
-            "calls": self.calls,
-            "argument_bytes": self._argument_bytes,
-            "numpy_bytes": self._numpy_bytes,
+            **{name: value for name, value in vars(self).items() if not name.startswith("_")},
             "dry_share": self._dry / (self._dry + self._queued) if self._dry + self._queued else 1.0,
-            "compile_s": self._first_s,
-            "compiled_again": self._again,
-            "compiled_again_s": self._again_s,
-            "change": self._change,
-            "made": self._made,
-            "made_again_s": self._made_again_s,
-            "fed_back": list(self._fed_back),
             "batch": [leaf._asdict() | {"values": leaf.values._asdict()} for leaf in new],
             "unrolled": self._unrolled and self._unrolled._asdict(),
         }
