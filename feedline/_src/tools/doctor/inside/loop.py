@@ -185,7 +185,7 @@ class StepProfile:
         elif event == "call" and moves_data(frame):
             with self._guarded("profiling"):
                 seen = activity(frame)
-                if seen.kind == FETCH or (seen.kind == PLACE and host_bytes(frame.f_locals)):
+                if seen.kind == FETCH or (seen.kind == PLACE and host_bytes(dict(frame.f_locals))):
                     self._seen.add(seen)
 
 
