@@ -3,14 +3,13 @@
 import fcntl
 import os
 import pickle
+import sys
 
 import h5py
 import jax
 import numpy as np
+import programs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 import feedline
 from feedline._src.sources.arrays import ArraySource
@@ -67,36 +66,18 @@ def test_columns_are_read_however_they_are_stored(tmp_path, is_source_of, layout
     is_source_of(source, {"image": IMAGE, "more": {"label": LABEL}})
 
 
-ELEMENTS = st.sampled_from(["?", "i1", "<u2", ">i4", "<i8", "<f2", ">f4", "<f8", "<c8"])
-
-
-@st.composite
-def datasets(draw):
-    """Arguments of `create_dataset`, and the array."""
-    shape = (draw(st.integers(1, 9)), *draw(npst.array_shapes(min_dims=0, max_dims=2, max_side=4, min_side=1)))
-    array = draw(npst.arrays(draw(ELEMENTS), shape))
-    options = {}
-    if draw(st.booleans()):
-        options["chunks"] = tuple(draw(st.integers(1, length)) for length in shape)
-        options |= draw(st.sampled_from([{}, {"compression": "gzip"}, {"fletcher32": True}]))
-        options |= {"shuffle": len(options) > 1 and draw(st.booleans())}
-    return {"data": array, **options}
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(given_=datasets(), written_rows=st.integers(0, 9), libver=st.sampled_from(["earliest", "latest"]))
-def test_rows_are_those_of_h5py(tmp_path_factory, given_, written_rows, libver):
-    path = tmp_path_factory.mktemp("h5") / "x.h5"
-    array = given_.pop("data")
-    with h5py.File(path, "w", libver=libver, userblock_size=512) as file:
-        x = file.create_dataset("x", array.shape, array.dtype, fillvalue=array.reshape(-1)[0], **given_)
-        x[:written_rows] = array[:written_rows]  # the others have the fill value
-    with h5py.File(path) as file:
-        expected = file["x"][:]
-    found = columns_of(feedline.open_source(path))["x"]
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", "<f2", ">f4"])
+def test_mapped_rows_are_those_of_h5py(tmp_path, libver, dtype):
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver, userblock_size=512) as file:
+        file.create_dataset("x", data=IMAGE.astype(dtype))
+        file.create_dataset("never", (ROWS,), dtype, fillvalue=1)
+        expected = {"never": file["never"][:], "x": file["x"][:]}
+    source = feedline.open_source(tmp_path / "x.h5")
+    assert isinstance(source, ArraySource)
+    found = columns_of(source)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert found["x"].dtype == dtype
 
 
 def test_fields_of_compound_elements_are_leaves(tmp_path, is_source_of):
@@ -201,26 +182,6 @@ def test_bytes_and_text_are_encoded_rows(tmp_path):
     assert feedline.open_source(path, columns=["label", "pair"])[7]["label"] == 7
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@settings(max_examples=15, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 60) | st.integers(4000, 5000), min_size=1, max_size=40),
-    libver=st.sampled_from(["earliest", "latest"]),
-)
-def test_values_of_any_length(tmp_path_factory, lengths, libver, compression):
-    path = tmp_path_factory.mktemp("h5") / "x.h5"
-    values = [np.random.default_rng(row).bytes(length) for row, length in enumerate(lengths)]
-    with h5py.File(path, "w", libver=libver, userblock_size=1024) as file:
-        x = file.create_dataset(
-            "x", (len(values),), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(3,), compression=compression
-        )
-        for row, value in [*enumerate(values), *enumerate(values[::2])]:  # some are written twice
-            x[row] = np.frombuffer(value, np.uint8)
-        expected = [x[row].tobytes() for row in range(len(values))]
-    source = feedline.open_source(path)
-    assert source.records(np.arange(len(values))[::-1]) == expected[::-1]
-
-
 def test_numbers_of_variable_length_are_their_bytes(tmp_path):
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
@@ -269,6 +230,30 @@ def test_a_feed_reads_decoded_records(tmp_path):
     assert found == {row: len(jpeg) for row, jpeg in enumerate(JPEGS)}
     with pytest.raises(TypeError, match=r"rows of <TableSource.* are bytes; say how they are decoded"):
         feedline.Feed(tmp_path / "x.h5", 12, sharding)
+
+
+ENDS = """
+import sys, threading, time
+import numpy as np
+import feedline
+source = feedline.open_source(sys.argv[1], cache_bytes=0)
+
+def read():
+    while True:
+        source.read(np.arange(64), {"x": np.empty((64, 1 << 20), np.uint8)})
+
+for _ in range(3):
+    threading.Thread(target=read, daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_while_its_threads_read(tmp_path):
+    """And does not wait for the lock of a thread that the interpreter has ended inside HDF5."""
+    data = RANDOM.integers(0, 9, (64, 1 << 20), np.uint8)
+    path = written(tmp_path / "x.h5", x={"data": data, "compression": "gzip", "chunks": (64, 1 << 20)})
+    programs.run([sys.executable, "-c", ENDS, path], check=True, timeout=30)
 
 
 # --- what is refused ---

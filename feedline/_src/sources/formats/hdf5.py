@@ -36,11 +36,11 @@ _MOST_IN_MEMORY_BYTES = 1 << 26
 """Beside contiguous datasets, others such as compressed labels are read into memory, up to this size in total."""
 _GROUP_BYTES = 1 << 16
 """Size of a group of rows of a dataset without chunks."""
-_EXIT_S = 2.0
 
 _lock = threading.RLock()
 # A daemon thread that the interpreter ends inside HDF5 would keep h5py's own lock, for which the exit then waits.
-atexit.register(_lock.acquire, timeout=_EXIT_S)
+# So the exit waits for the read in progress, and lets none begin.
+atexit.register(_lock.acquire)
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
