@@ -137,8 +137,8 @@ def test_counts_are_compared_when_a_feed_is_closed_and_then_nothing_of_it_stays(
     if batches == 12:
         assert found is None
     else:
-        assert "process 0 took 12 batches and made 1 moves" in found
-        assert "process 1 took 13 batches and made 1 moves" in found
+        assert "process 0 took 12 batches and made 1 move by" in found
+        assert "process 1 took 13 batches and made 1 move by" in found
     assert services[0].dir(feeds[0].key) == {}
 
 

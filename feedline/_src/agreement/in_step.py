@@ -43,8 +43,12 @@ class Count(NamedTuple):
     failed: bool = False
 
     def __str__(self) -> str:
-        moves = f" and made {self.moves} moves by seek or set_state" if self.moves else ""
-        return f"{self.batches} batches{moves}"
+        moves = f" and made {_counted(self.moves, 'move')} by seek or set_state" if self.moves else ""
+        return _counted(self.batches, "batch", "batches") + moves
+
+
+def _counted(number: int, one: str, more: str | None = None) -> str:
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
 class _Move(NamedTuple):
@@ -56,7 +60,8 @@ class _Move(NamedTuple):
 
     def __str__(self) -> str:
         _, epoch, position = self.place
-        return f"process {self.process} went to epoch {epoch}, position {position} after {self.batches} batches"
+        taken = _counted(self.batches, "batch", "batches")
+        return f"process {self.process} went to epoch {epoch}, position {position} after {taken}"
 
 
 _gone: collections.deque[tuple[str, tuple[int, int, bool]]] = collections.deque(maxlen=_KEPT_COUNTS)
