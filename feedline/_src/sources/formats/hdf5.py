@@ -38,9 +38,20 @@ _GROUP_BYTES = 1 << 16
 """Size of a group of rows of a dataset without chunks."""
 
 _lock = threading.RLock()
-# A daemon thread that the interpreter ends inside HDF5 would keep h5py's own lock, for which the exit then waits.
-# So the exit waits for the read in progress, and lets none begin.
-atexit.register(_lock.acquire)
+_exits = threading.Event()
+
+
+@atexit.register
+def _end_reads() -> None:
+    """Wait for the read in progress, and let none begin.
+
+    The interpreter ends daemon threads. One that ended inside HDF5 would keep h5py's own lock, for which the exit
+    would wait.
+    """
+    _exits.set()
+    _lock.acquire()
+
+
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -243,10 +254,13 @@ def _check_numbers(leaves: Sequence[Leaf], path: Path) -> None:
 def _opened(path: Path) -> Iterator[Any]:
     """The `h5py.File`, for the length of a `with` block, in which no other thread uses HDF5."""
     h5py = extras.require("h5py", "hdf5")
-    with _lock, h5py.File(path, "r", locking="best-effort") as file:
-        if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
-            raise ValueError("it is already open for writing in this process")
-        yield file
+    with _lock:
+        if _exits.is_set() and threading.current_thread().daemon:
+            raise SystemExit
+        with h5py.File(path, "r", locking="best-effort") as file:
+            if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
+                raise ValueError("it is already open for writing in this process")
+            yield file
 
 
 def _tree_of(path: Path, options: OpenOptions) -> dict[str, Any]:
