@@ -192,7 +192,7 @@ class Accounting:
         self._records.append(Delivered(asked, taken, parts, placed, *place))
 
     def changed(self, ahead: int) -> None:
-        """The loop goes on with other settings, with which so many batches may be made ahead."""
+        """The loop goes on with other settings, with which `ahead` batches may be made ahead."""
         self._settle(0.1)
         self._filling = ahead + 2
         self.interrupted()
@@ -214,7 +214,7 @@ class Accounting:
         return self._settle(0.0)
 
     def transferred(self, began: float, ready_s: float) -> None:
-        """All arrays of the batch whose placing began then were ready so many seconds later."""
+        """All arrays of the batch whose placing began at `began` were ready `ready_s` seconds later."""
         self._ready_s[began] = ready_s
         while len(self._ready_s) > _LATEST:
             with contextlib.suppress(KeyError):  # another thread was faster

@@ -1,7 +1,7 @@
 """A simulation of a feed: how long its training loop would wait with other settings.
 
-It replays the measured times of batches through the rules of the pipeline: so many threads or workers read, so
-many batches may be read ahead, and one is placed only once fewer than `prefetch` placed ones are waiting.
+It replays the measured times of batches through the rules of the pipeline: readers make at most `ahead` batches,
+and a batch is placed only once fewer than `prefetch` placed ones are waiting.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Setting:
       readers: threads or worker processes that make batches in host memory at a time.
       readers_place: whether these threads also place the batches; else one more thread does.
       parts: in how many parts a batch is made.
-      ahead: batches that are being made, or wait in host memory, at the most.
-      prefetch: placed batches that wait, at the most; 0: the training loop makes and places each batch itself.
+      ahead: most batches that are being made or wait in host memory.
+      prefetch: most placed batches that wait; 0: the training loop makes and places each batch itself.
     """
 
     readers: int

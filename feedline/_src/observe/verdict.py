@@ -246,7 +246,7 @@ def _best_change(window: Window, how: Circumstances, bound: str) -> Change | Non
 
 
 def _wait_share(window: Window, factor: float) -> float:
-    """The share of the time that the loop would wait, if it waited so many times as long in `next`."""
+    """The wait share if the time in `next` were multiplied by `factor`."""
     wait_s = window.wait_s * factor
     return (wait_s + window.late_s) / (wait_s + window.loop_s)
 
@@ -291,7 +291,7 @@ def _changes(window: Window, how: Circumstances) -> dict[str, list[Circumstances
 
 
 def predicted_wait_s(window: Window, now: Circumstances, then: Circumstances, *, hopeful: bool = False) -> float:
-    """How long the loop would wait for a batch, at the most; `hopeful`: at the least.
+    """Upper bound of the time that the loop would wait for a batch; `hopeful`: lower bound.
 
     A call may take as long for fewer rows, as a lookup does, and calls of one size do not tell. Then this counts
     the full time for each further call into which a batch would be cut, and nothing for those that would be saved.

@@ -19,7 +19,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def factor(value: float) -> str:
-    """Three significant digits at the most, and no exponent: 0.001, 1.5, 150, over 1000."""
+    """At most three significant digits, and no exponent: 0.001, 1.5, 150, over 1000."""
     return "over 1000" if value >= 999.5 else f"{max(value, 0.001):.3g}"
 
 

@@ -31,7 +31,7 @@ _log = logging.getLogger("feedline")
 
 @contextlib.contextmanager
 def traced(path: str | os.PathLike[str], stages: Stages, accounting: Accounting) -> Iterator[Path]:
-    """As `Feed.trace`."""
+    """The context of `Feed.trace`."""
     file = file_of_process(path, jax.process_index(), jax.process_count())
     recording, began = Recording(), time.perf_counter()
     accounting.keep_with(recording.keep)

@@ -38,7 +38,7 @@ class Tuner:
         self.proposal: Settings | None = None
         self.start = start
         self._may_use_workers = "workers" in bounds.tunable
-        self._tuning = Tuning(bounds, start, tell=_tell)
+        self._tuning = Tuning(bounds, start, log=_tell)
         self._lock = threading.Lock()  # of _tuning. The training thread never takes it
         self._changed_at = -math.inf  # by the clock of the batches
         self._looked_at = -math.inf

@@ -244,7 +244,7 @@ def _error(message: str, file: Path) -> FeedError:
 
 
 def _with_sharding(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The same array with a sharding by which each local device holds what it holds already. Copies no data.
+    """Relabel an array with a sharding by which each local device holds what it holds already. Copies no data.
 
     The arrays of pmap are replicated over the devices of one process, which Orbax refuses with several processes;
     and pmap accepts no others.

@@ -129,7 +129,7 @@ def fit(
       evaluate_every: steps from one evaluation to the next, a multiple of `report_every`.
       measure: replaces `loss` in the evaluation.
       callbacks: such as a `LiveLine`: called with a `Progress` at each report, on process 0 only.
-      report_every: steps from one report to the next. The metrics of so many steps stay on the devices and are
+      report_every: steps from one report to the next. The metrics of these steps stay on the devices and are
         fetched together.
       checkpoint_dir: save checkpoints there, and continue from the newest one, with any mode and topology. The
         newest 3 are kept. None: no checkpoints.
@@ -166,11 +166,8 @@ def fit(
             f"init must be a function of a key that gives the parameters, and {type(init).__name__} is a module "
             "or a tree; docs/training.md shows how to train modules of flax and Equinox"
         )
-    functions = {"init": init, "loss": loss}
-    optional = {"measure": measure, "after_step": after_step}
-    for name, given in (
-        functions | {name: given for name, given in optional.items() if given is not None}
-    ).items():
+    functions = {"init": init, "loss": loss, "measure": measure or loss, "after_step": after_step or loss}
+    for name, given in functions.items():
         if not callable(given):
             raise TypeError(f"{name} must be a function, got {given!r}")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
@@ -251,7 +248,7 @@ class _Run:
     """One run of the loop: does what is due after a step, keeps the history, names rows with values not finite.
 
     Attributes:
-      each: (every, what), called with the step, the state and the metrics of the last steps, every so many steps.
+      each: (n, function): called every n steps with the step, the state and the metrics of the last steps.
       evaluations: those that were not reported yet, by their steps.
       history: the reports, as in `Fitted`.
       stopped: whether `after_step` of the user ended training.
@@ -352,27 +349,27 @@ class _Run:
                         bad.add(row)
                         leaves.add(leaf)
             self._feed.set_state(now)
-        except Exception as error:  # noqa: BLE001  of any type: the loss is what the user must be told of
+        except Exception as error:  # noqa: BLE001  of any type: it must not hide the bad loss
             looked = f"its values could not be read again ({type(error).__name__}: {error})"
-        told = (
+        advice = (
             f"The batch of that step holds the training rows {_shown(rows[0].ravel().tolist())}; {looked}. Look "
             "for extreme values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the "
             "learning rate"
         )
         if bad:
-            told = (
+            advice = (
                 "The batches of that step and of the one before have values that are not finite, in "
                 f"{', '.join(sorted(leaves))} of the training rows {_shown(sorted(bad))}; mend these rows, or "
                 "leave them out"
             )
-        return FeedError(f"{found}. {told}", stage="train", **where)
+        return FeedError(f"{found}. {advice}", stage="train", **where)
 
     def _calls_since(self, step: int) -> int:
         """How many calls were dispatched after the one with that step."""
         return (self._step - step) // self._steps_per_call
 
     def _state_of_call(self, now: dict[str, Any], since: int) -> dict[str, Any]:
-        """The feed's state before a call, since which so many others were dispatched."""
+        """The feed's state before the call that was followed by `since` other calls."""
         epoch, position = self._places[-1 - since]
         taken = now["step"] - (since + 1) * self._steps_per_call  # which gives the size of the batch
         return {**now, "step": taken, "epoch": epoch, "position": position}

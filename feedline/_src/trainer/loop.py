@@ -84,8 +84,8 @@ def train(
     """Run the step on every batch. Returns the last state and the progress.
 
     At most two calls of the step run while the host asks for a batch. The metrics of the last `report_every` steps
-    stay on the devices in one small array. It is fetched once in so many steps, after its step is done; no other
-    data moves between host and devices. Each fetch checks that every loss is finite.
+    stay on the devices in one small array. It is fetched once in `report_every` steps, after its step is done; no
+    other data moves between host and devices. Each fetch checks that every loss is finite.
 
     Args:
       batches: a finite iterable; cut an endless one with `itertools.islice`.

@@ -60,12 +60,12 @@ class Bounds:
         return [each for each in made if self.allow(each)]
 
     def host_use(self, settings: Settings) -> int:
-        """Host buffers at the most. While settings change, reads of those before end in buffers of their own."""
+        """Most host buffers in use. During a change, reads with the old settings end in buffers of their own."""
         batches = 2 * settings.host_batches + settings.workers + settings.shared_batches
         return batches + (settings.prefetch + 2 if self.arrays_on_host else 0)
 
     def device_use(self, settings: Settings) -> int:
-        """Batches on a device at the most: those that wait or are being placed, as many of the settings before a
+        """Most batches on a device: those that wait or are being placed, as many of the settings before a
         change, which threads may still be placing, and two in use.
         """
         return 2 * settings.prefetch + 2

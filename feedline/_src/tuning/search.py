@@ -35,7 +35,7 @@ _CLEARLY = 0.2
 """The share of a step by which the loop waits longer than before when a new search begins."""
 _PAUSE_S = 60.0
 """Between two searches; doubled after each."""
-_TOLD = 32
+_MAX_HISTORY = 32
 
 
 class Measured(NamedTuple):
@@ -80,14 +80,14 @@ class Tuning:
     Args:
       bounds: what may be changed, and how far.
       start: the settings in use.
-      tell: is given each sentence.
+      log: called with each sentence.
     """
 
     def __init__(
-        self, bounds: Bounds, start: Settings, tell: Callable[[str], None] = lambda sentence: None
+        self, bounds: Bounds, start: Settings, log: Callable[[str], None] = lambda sentence: None
     ) -> None:
-        self.history: collections.deque[str] = collections.deque(maxlen=_TOLD)
-        self._told = tell
+        self.history: collections.deque[str] = collections.deque(maxlen=_MAX_HISTORY)
+        self._log = log
         self._bounds = bounds
         self._asked = start  # the settings that were proposed last
         self._best = start
@@ -126,11 +126,11 @@ class Tuning:
             self._measured = found
             self._left = candidates(window, how, self._bounds)
         elif self._measured is not None and not found.is_faster_than(self._measured):
-            self._tell(
+            self._note(
                 f"{_difference(self._best, how.settings)} is no clear gain: {found}, before {self._measured}"
             )
         else:
-            self._tell(f"keeps {_difference(self._best, how.settings)}: {found}, before {self._measured}")
+            self._note(f"keeps {_difference(self._best, how.settings)}: {found}, before {self._measured}")
             self._best, self._measured = how.settings, found
             self._left = candidates(window, how, self._bounds)
         return self._next(window)
@@ -141,7 +141,7 @@ class Tuning:
         self._tried.clear()
         self._changes = 0
         self._left = [each for each in self._left if not each.settings.workers]
-        self._tell(f"goes back to threads, because workers failed with {reason}")
+        self._note(f"goes back to threads, because workers failed with {reason}")
         if self._best.workers:
             self._best, self._measured = now, None
         self._asked, self._settled = now, False
@@ -154,14 +154,14 @@ class Tuning:
             candidate = self._left.pop(0)
             if candidate.settings not in self._tried:
                 self._changes += 1
-                self._tell(f"tries {_difference(self._best, candidate.settings)}, because {candidate.reason}")
+                self._note(f"tries {_difference(self._best, candidate.settings)}, because {candidate.reason}")
                 return self._ask(candidate.settings)
         self._settled = True
         self._again_s = window.batches[-1].taken + self._pause_s
         why = "nothing else promises to be faster" if waits else "the loop hardly waits"
         if self._changes >= MAX_CHANGES:
             why = f"{self._changes} settings were tried, and more are not"
-        self._tell(f"stays with {self._found()}: {self._measured}; {why}")
+        self._note(f"stays with {self._found()}: {self._measured}; {why}")
         return self._ask(self._best)
 
     def _ask(self, settings: Settings) -> Settings | None:
@@ -185,15 +185,15 @@ class Tuning:
         return True
 
     def _begin_again(self, found: Measured) -> None:
-        self._tell(f"searches again: {found}, before {self._measured}")
+        self._note(f"searches again: {found}, before {self._measured}")
         self._tried.clear()
         self._settled, self._changes = False, 0
         self._pause_s *= 2
 
     def _fewer_threads(self, how: Circumstances) -> Settings:
-        """As many threads as the limit of processors allows whatever they do."""
+        """Fall back to one thread for each core, which no work can exceed."""
         settings = how.settings._replace(threads=self._bounds.cores)
-        self._tell(f"{_difference(how.settings, settings)}: they kept more than {self._bounds.cores} cores busy")
+        self._note(f"{_difference(how.settings, settings)}: they kept more than {self._bounds.cores} cores busy")
         self._tried.add(how.settings)
         self._best, self._asked, self._measured = settings, settings, None
         self._left, self._settled = [], False
@@ -205,9 +205,9 @@ class Tuning:
         found = self._best._asdict().items()
         return ", ".join(f"{name} {value}" for name, value in found if name in self._bounds.tunable - unused)
 
-    def _tell(self, sentence: str) -> None:
+    def _note(self, sentence: str) -> None:
         self.history.append(sentence)
-        self._told(sentence)
+        self._log(sentence)
 
 
 def _is_enough(window: Window, how: Circumstances) -> bool:
