@@ -11,6 +11,7 @@ import pkgutil
 import re
 import sys
 import tempfile
+import tomllib
 import traceback
 from pathlib import Path
 
@@ -546,3 +547,16 @@ def test_examples_run(name, tmp_path, monkeypatch):
     failed, attempted = doctest.testmod(importlib.import_module(name))
     assert failed == 0
     assert attempted or name.removeprefix("feedline._src.") not in WITH_EXAMPLES
+
+
+def test_the_fast_tests_need_only_what_the_small_extra_installs():
+    """A file that imports more at its top has slow tests only: the fast lane does not import it."""
+    extras = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    heavy = {re.split(r"[\[>;]", each)[0].replace("-", "_") for each in extras["test-all"][1:]}
+    for path in sorted((ROOT.parent / "tests").rglob("*.py")):
+        text = path.read_text()
+        imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
+        only_slow = re.search(
+            r"^pytestmark = pytest.mark.(slow|nightly)$", text, re.MULTILINE
+        )  # as in conftest.py
+        assert only_slow or not heavy & set(imports), path

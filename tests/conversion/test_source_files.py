@@ -5,7 +5,6 @@ import importlib
 import os
 from pathlib import Path
 
-import datasets
 import h5py
 import jax
 import numpy as np
@@ -113,7 +112,6 @@ UNKNOWN = {
     "records that a function decodes": lambda: feedline.open_source(
         converted("array_record"), decode=lambda records: {"x": np.array([len(record) for record in records])}
     ),
-    "a dataset of Hugging Face": lambda: feedline.open_source(datasets.Dataset.from_dict({"x": [1, 2]})),
     "a file that was replaced since it was opened": replaced,
 }
 
@@ -121,3 +119,10 @@ UNKNOWN = {
 @pytest.mark.parametrize("made", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_a_state_that_is_unknown(made):
     assert state_of_files(made()) is None
+
+
+@pytest.mark.slow
+def test_the_state_of_a_dataset_of_hugging_face_is_unknown():
+    import datasets
+
+    assert state_of_files(feedline.open_source(datasets.Dataset.from_dict({"x": [1, 2]}))) is None

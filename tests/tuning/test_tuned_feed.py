@@ -312,6 +312,8 @@ def test_a_row_that_is_bad_for_threads_too_is_an_error(monkeypatch):
     source.errors = [-1]
     with Feed(source, B, SHARDING, order=feedline.Order(shuffle=False), reading=Reading(workers="auto")) as feed:
         expected = taken(feed, 2)
+        while not feed.statistics().ready:  # until the threads that end now have read that row
+            time.sleep(1e-3)
         feed._observing.tuner.proposal = feed._stages.settings._replace(threads=0, workers=2)
         source.errors.append(2 * B + 1)
         with pytest.raises(RowError, match=rf"disk went away \[row {2 * B + 1}\]"):
