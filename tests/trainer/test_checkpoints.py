@@ -427,3 +427,5 @@ def test_any_flipped_bit_and_exchanged_values_change_a_checksum():
         assert before != exchanged
     first, other = sums(jax.random.split(jax.random.key(3)))
     assert first != other
+    large = jax.ShapeDtypeStruct((4, 1 << 30), np.float32)
+    assert jax.eval_shape(module._sum, large).dtype == np.uint32

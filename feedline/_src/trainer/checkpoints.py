@@ -283,7 +283,8 @@ def _sum(leaf: jax.Array) -> jax.Array:
     factor = jnp.ones(bits.shape, jnp.uint32)
     stride = 2
     for axis in reversed(range(bits.ndim)):
-        factor += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * (stride % 2**32)
+        index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+        factor += index * jax.lax.full_like(index, stride % 2**32)  # a Python number may not exceed int32
         stride *= bits.shape[axis]
     return jnp.sum(bits * factor, dtype=jnp.uint32)
 
