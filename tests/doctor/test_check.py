@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from feedline._src.tools.doctor.check import Check, as_object, attempt, exit_code, show, size
+from feedline._src.tools.doctor.check import Check, as_object, attempt, exit_code, show
 
 FINE = Check("x64", "ok", "off")
 NOTE = Check("page cache", "note", "too small", "buy more", "slow")
@@ -57,7 +57,3 @@ def test_json():
     assert [check["name"] for check in found["checks"]] == ["shared memory", "x64"]
     assert set(found["checks"][0]) == {"name", "severity", "finding", "fix", "why", "measured"}
     assert found["checks"][0]["measured"] == {"free_bytes": 1 << 26}
-
-
-def test_sizes():
-    assert [size(n) for n in (0, 1023, 1 << 20, 3 << 30)] == ["0 B", "1.02e+03 B", "1 MiB", "3 GiB"]

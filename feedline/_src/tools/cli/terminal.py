@@ -68,8 +68,8 @@ def in_bytes(count: float) -> str:
     """A number of bytes with a binary unit, to four digits.
 
     Example:
-      >>> in_bytes(68), in_bytes(3 << 20)
-      ('68 B', '3 MiB')
+      >>> in_bytes(1023), in_bytes(3 << 20), in_bytes(100_000)
+      ('1023 B', '3 MiB', '97.66 KiB')
     """
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:

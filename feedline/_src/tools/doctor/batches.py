@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.tools.doctor.check import Check, judged, size, unknown
+from feedline._src.tools.cli.terminal import in_bytes
+from feedline._src.tools.doctor.check import Check, judged, unknown
 
 _SMALL_BYTES, _MANY_SMALL = 64 << 10, 16
 _REPLICATED_BYTES = 4096
@@ -116,7 +117,7 @@ def check_replicated(leaves: Sequence[Leaf]) -> Check:
         listed = _listed([f"{leaf.name} {leaf.dtype}{list(leaf.shape)}" for leaf in whole])
         finding = (
             f"{listed} {'are' if len(whole) > 1 else 'is'} replicated on {whole[0].devices} devices: "
-            f"{size(surplus)} more than sharded, each batch"
+            f"{in_bytes(surplus)} more than sharded, each batch"
         )
     return judged(
         name,
@@ -137,13 +138,13 @@ def check_dtypes(leaves: Sequence[Leaf]) -> Check:
     fits = {leaf.name: {"dtype": leaf.dtype, "fits": narrower} for leaf, narrower in wide}
     measured: dict[str, Any] = {"leaves": fits, "saved_bytes": total, "batch_bytes": of}
     if not wide:
-        return judged(name, "ok", f"{size(of)} a batch; no narrower dtype saves much", **measured)
+        return judged(name, "ok", f"{in_bytes(of)} a batch; no narrower dtype saves much", **measured)
     listed = _listed([f"{leaf.name} is {leaf.dtype} and fits {narrower}" for leaf, narrower in wide])
     leaf, narrower = wide[0]
     return judged(
         name,
         "warning" if total >= _SAVED_SHARE * of else "note",
-        f"in the batches that were looked at {listed}: {size(total)} of {size(of)} a batch could be saved",
+        f"in the batches that were looked at {listed}: {in_bytes(total)} of {in_bytes(of)} a batch could be saved",
         f"ship {narrower} and convert in the compiled step: x.astype(jnp.{leaf.dtype}), which XLA fuses",
         "host memory, the copy on the host and the transfer are as large as the dtype",
         **measured,
@@ -163,8 +164,8 @@ def check_small_leaves(leaves: Sequence[Leaf]) -> Check:
     return judged(
         "number of leaves",
         "warning" if many else "ok",
-        f"{len(small)} of {len(leaves)} leaves of the batch have less than {size(_SMALL_BYTES)}, "
-        f"{size(sum(small))} together"
+        f"{len(small)} of {len(leaves)} leaves of the batch have less than {in_bytes(_SMALL_BYTES)}, "
+        f"{in_bytes(sum(small))} together"
         if many
         else f"{len(leaves)} leaves a batch",
         "concatenate leaves of one dtype into one array on the host, and split it in the compiled step",

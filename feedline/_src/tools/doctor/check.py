@@ -145,17 +145,3 @@ def _counts(checks: Sequence[Check]) -> str:
 
 def _sorted(checks: Sequence[Check]) -> list[Check]:
     return sorted(checks, key=lambda check: _ORDER.index(check.severity))
-
-
-def size(count: float) -> str:
-    """A number of bytes with its unit.
-
-    Example:
-      >>> size(3 << 20)
-      '3 MiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.4g} GiB"

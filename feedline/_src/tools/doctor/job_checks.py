@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor.batches import Leaf, Values, batch_checks
-from feedline._src.tools.doctor.check import Check, Severity, attempt, judged, size, unknown
+from feedline._src.tools.doctor.check import Check, Severity, attempt, judged, unknown
 from feedline._src.tools.doctor.job import Ran
 
 Object = Mapping[str, Any]
@@ -111,9 +112,8 @@ def check_placing(process: Object) -> Check:
     why = "the training thread copies the batch before it can enqueue the step, and the devices wait for it"
     if step is None or not step["numpy_bytes"]:
         return _check_lines(name, "place", process, fix, why, each_step="warning")
-    finding = (
-        f"{step['called_from']} passes NumPy arrays to {step['name']}, {size(step['numpy_bytes'])} in each call"
-    )
+    size = in_bytes(step["numpy_bytes"])
+    finding = f"{step['called_from']} passes NumPy arrays to {step['name']}, {size} in each call"
     return judged(name, "warning", finding, fix, why, numpy_bytes=step["numpy_bytes"])
 
 
@@ -230,8 +230,8 @@ def check_donation(process: Object) -> Check:
     return judged(
         "donation",
         "warning",
-        f"{worst['name']} ({worst['line']}) got {size(_most_fed_back(worst))} of its results back as arguments in "
-        f"{times} of {len(worst['fed_back'])} calls that were looked at, and did not donate them",
+        f"{worst['name']} ({worst['line']}) got {in_bytes(_most_fed_back(worst))} of its results back as "
+        f"arguments in {times} of {len(worst['fed_back'])} calls that were looked at, and did not donate them",
         "jax.jit(..., donate_argnums=...) with the number of the state's argument, if nothing uses the old state "
         "afterwards",
         "the old and the new state are both in memory during the step; with donation the new one takes its place",
@@ -299,7 +299,7 @@ def check_fragmentation(process: Object) -> Check:
     return judged(
         name,
         "ok" if shares[worst] >= _WHOLE_SHARE else "note",
-        f"device {worst}: the largest free block has {size(largest)} of {size(free)} free",
+        f"device {worst}: the largest free block has {in_bytes(largest)} of {in_bytes(free)} free",
         "allocate large arrays first, donate the state, keep shapes the same, and leave preallocation on",
         "an array needs one block: a program may fail for lack of memory while enough is free",
         largest_share=shares,

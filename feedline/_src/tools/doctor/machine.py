@@ -22,8 +22,9 @@ import numpy as np
 from feedline._src.cluster.cgroups import GroupLimits, limits
 from feedline._src.cluster.cores import own_cores
 from feedline._src.cluster.topology import Topology, as_list, topology
+from feedline._src.tools.cli.terminal import in_bytes
 from feedline._src.tools.doctor import devices
-from feedline._src.tools.doctor.check import Check, Severity, attempt, judged, size, unknown
+from feedline._src.tools.doctor.check import Check, Severity, attempt, judged, unknown
 
 _SHARED_BYTES = 1 << 30
 _FREE_SHARE = 0.1
@@ -198,7 +199,7 @@ def check_memory(found: Memory) -> Check:
     return judged(
         "free memory",
         "ok" if found.usable >= _FREE_SHARE * total else "warning",
-        f"{size(found.usable)} of the {size(total)} {where} are free",
+        f"{in_bytes(found.usable)} of the {in_bytes(total)} {where} are free",
         "end other programs, raise the job's memory limit, or lower batch_size, Reading(buffer=...) and prefetch",
         "the kernel first drops cached pages of the data, so that rows are read from the disk again, and then "
         "kills a process",
@@ -220,7 +221,7 @@ def check_shared_memory(total: int, free: int) -> Check:
     return judged(
         "shared memory",
         "ok" if free >= _SHARED_BYTES else "warning",
-        f"/dev/shm has {size(total)}, {size(free)} of them free",
+        f"/dev/shm has {in_bytes(total)}, {in_bytes(free)} of them free",
         "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
         "otherwise mount -o remount,size=8g /dev/shm",
         "worker processes (Reading(workers=...)) pass batches through it, and SIGBUS kills them when it is full; "
@@ -254,7 +255,8 @@ def check_page_cache(data_bytes: int, usable_bytes: int) -> Check:
     return judged(
         "page cache",
         "ok" if fits else "note",
-        f"{size(data_bytes)} of data {'' if fits else 'do not '}fit into {size(usable_bytes)} of free memory",
+        f"{in_bytes(data_bytes)} of data {'' if fits else 'do not '}fit into {in_bytes(usable_bytes)} of free "
+        "memory",
         "store narrower dtypes, read adjacent rows together by feedline.Order(shuffle=feedline.Blocks(...)), or "
         "use a machine with more memory",
         "each epoch reads the disk again, in random order if the rows are shuffled",
@@ -301,9 +303,9 @@ def check_read_rate(count: int, seconds: float, accelerators: int) -> Check:
     """The rate of reading the data, compared with what the accelerators of this process may need."""
     name, accelerators = "disk read rate", max(1, accelerators)
     if count < 1 << 20:
-        return unknown(name, f"{size(count)} are too little to measure a rate; name larger files")
+        return unknown(name, f"{in_bytes(count)} are too little to measure a rate; name larger files")
     rate, needed = count / seconds, _READ_PER_ACCELERATOR * accelerators
-    finding = f"{rate / 1e6:,.0f} MB/s by one thread, in {size(count)}"
+    finding = f"{rate / 1e6:,.0f} MB/s by one thread, in {in_bytes(count)}"
     if rate < needed:
         finding += f"; ResNet-50 on {accelerators} H100 reads {needed / 1e6:,.0f} MB/s (MLPerf Storage)"
     return judged(
