@@ -106,7 +106,7 @@ class _Files:
         """Close the files."""
         for reader in self._readers:
             reader.close()
-        self._versioned.close()
+        self._versioned.release()
 
 
 def _opened(path: Path, options: OpenOptions) -> Any:

@@ -62,9 +62,5 @@ class MappedSource(ArraySource):
         """The file that holds the row."""
         return self._paths[int(self._rows_of_files.of(np.array([row]))[0])]
 
-    def close(self) -> None:
-        """Let the cache of stores evict the files. A file is unmapped with the last array that refers to it."""
-        self._versioned.close()
-
     def __reduce__(self) -> Any:
         return MappedSource, (self._open_file, self._paths, self._open_options, self._versioned.versions)

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -65,6 +66,7 @@ class WholeFiles:
         _log.info("%d objects, %d bytes in all, are fetched whole unless the cache has them", len(urls), size)
         slots = asyncio.Semaphore(_FILES_AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._kept = _Descriptors()
+        weakref.finalize(self, self._kept.close).atexit = False
         started = [
             fetcher().run(_opened(cache, origin, url, version, slots, self._kept))
             for origin, url, version in zip(origins, parsed, self.versions, strict=True)
@@ -80,10 +82,6 @@ class WholeFiles:
     def close(self) -> None:
         """Let the files be evicted. One that is open stays readable."""
         self._kept.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_kept"):
-            self.close()
 
 
 class _Descriptors:

@@ -112,9 +112,12 @@ class VersionedFiles:
         return self._objects.residency.fetch_ahead(np.concatenate(blocks), ahead)
 
     def close(self) -> None:
-        """Give up what is being fetched."""
+        """Give up what is being fetched. Whole files stay until `release`, since they may be read again."""
         if self._objects is not None:
             self._objects.close()
+
+    def release(self) -> None:
+        """Let the cache evict whole files, which must not be read any more. Else they stay while this is alive."""
         if self._whole is not None:
             self._whole.close()
 
