@@ -41,7 +41,7 @@ class OpenedArrays(NamedTuple):
             return cls({}, None)
         from feedline._src.stores.opening import RemoteObjects
         from feedline._src.stores.options import Store
-        from feedline._src.stores.remote_file import SMALL_BYTES
+        from feedline._src.stores.remote_object import SMALL_BYTES
 
         objects = RemoteObjects(urls, options.store or Store())
         objects.samples([(url, 0, SMALL_BYTES) for url in objects.by_url])  # the headers, all at once
@@ -56,7 +56,7 @@ class OpenedArrays(NamedTuple):
             arrays, self.versions[os.path.abspath(path)] = npy.load(Path(path), dtype)
             return arrays
         from feedline._src.sources.formats.npy import MappedObject
-        from feedline._src.stores.remote_file import open_object
+        from feedline._src.stores.remote_object import open_object
 
         item = self.objects.by_url[path]
         return npy.arrays_in(MappedObject(item.memory), open_object(item), path, dtype)

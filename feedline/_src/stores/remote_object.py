@@ -1,15 +1,16 @@
-"""An object in a store as memory: the blocks that a read needs are fetched, and mapped at their addresses."""
+"""An object in a store as memory, whose blocks are fetched and mapped when a read needs them; and as a file."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import functools
+import io
 import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import BinaryIO, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -220,3 +221,59 @@ def _runs(blocks: Sequence[int]) -> Iterator[list[int]]:
         adjacent = [block for _, block in run]
         for start in range(0, len(adjacent), _MOST_BLOCKS):
             yield adjacent[start : start + _MOST_BLOCKS]
+
+
+SMALL_BYTES = 1 << 14
+"""What is read at once of headers."""
+_EXACT_BYTES = 1 << 17
+"""Up to this size, as of headers and footers, only these bytes are fetched, and not the blocks that hold them."""
+
+
+class RemoteFile(io.RawIOBase):
+    """Reads of an object, the small ones without the blocks that hold them. For one thread.
+
+    Args:
+      item: the object. The file does not own it.
+      sequential: most of it is read, from its start to its end: blocks are fetched ahead.
+    """
+
+    def __init__(self, item: RemoteObject, sequential: bool = False) -> None:
+        self._item = item
+        self._sequential = sequential
+        self._at = 0
+
+    def readable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seekable(self) -> bool:
+        """As of any file."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """As of any file."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._item.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """As of any file."""
+        data = self._read(len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, wanted: int) -> bytes:
+        if self._sequential:
+            self._item.read_on_from(self._at)
+        elif wanted <= _EXACT_BYTES and not self._item.comes(self._at, wanted):
+            return self._item.samples([(self._at, wanted)])[0]
+        return self._item.read(self._at, wanted)
+
+
+def open_object(item: RemoteObject, sequential: bool = False) -> BinaryIO:
+    """An object as a buffered file. Arguments as of a `RemoteFile`."""
+    return cast(BinaryIO, io.BufferedReader(RemoteFile(item, sequential), SMALL_BYTES))

@@ -29,8 +29,7 @@ from feedline._src.sources.formats.opening import opening
 from feedline._src.stores.cache import in_folder
 from feedline._src.stores.client import Version
 from feedline._src.stores.options import Store
-from feedline._src.stores.remote_file import open_object
-from feedline._src.stores.remote_object import RemoteObject
+from feedline._src.stores.remote_object import RemoteObject, open_object
 
 _FORMAT = 2  # a file with another number is made again
 ENTRY = 4

@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 
 from feedline._src.rows import digests
 from feedline._src.sources.formats import extras
-from feedline._src.stores.remote_file import open_object
-from feedline._src.stores.remote_object import RemoteObject
+from feedline._src.stores.remote_object import RemoteObject, open_object
 
 
 @contextlib.contextmanager

@@ -18,10 +18,9 @@ from feedline._src.sources.formats.arrow_columns import (
     rows_of,
     spec_of,
 )
-from feedline._src.sources.formats.grouped_file import Group, GroupedFile, memory_bytes
+from feedline._src.sources.formats.grouped_file import Columns, Group, GroupedFile, TableFile, memory_bytes
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.formats.opening import digest_of, readable
-from feedline._src.sources.formats.table_file import Columns, TableFile
 from feedline._src.stores.remote_object import RemoteObject
 
 

@@ -18,8 +18,7 @@ from feedline._src.sources.encoded.open_files import unreadable
 from feedline._src.sources.encoded.records import EncodedRows, Record
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.arrow_columns import column_of, is_bytes
-from feedline._src.sources.formats.grouped_file import Group
-from feedline._src.sources.formats.table_file import ByteColumn
+from feedline._src.sources.formats.grouped_file import ByteColumn, Group
 from feedline._src.sources.hugging_face.columns import check_type, values_of
 from feedline._src.sources.hugging_face.dataset import OpenDataset
 
