@@ -1,5 +1,7 @@
 """The all-gather. Processes are threads here, and real in tests/processes."""
 
+import time
+
 import pytest
 from background import PATIENCE_S, spawn
 from real_service import joined
@@ -41,6 +43,18 @@ def test_every_process_has_the_values_of_all(gathers):
 def test_a_name_at_which_a_process_failed_is_gathered_again(gathers):
     gathered(gathers, "0/0", "first", failed=[False, True, False])
     assert gathered(gathers, "0/0", "again") == [[["again", i] for i in range(PROCESSES)]] * PROCESSES
+
+
+def test_a_round_that_is_deleted_while_a_process_waits_in_it_is_gathered_all_the_same(gathers):
+    """As another process does that has started again, and takes the round for an expired one."""
+    waiting = spawn(lambda: gathers[0]("0/0", ["a", 0], False, never))
+    service = gathers[1]._service
+    while not service.dir("key/gather/0/0/0/said/"):
+        time.sleep(1e-3)
+    time.sleep(0.05)  # until it has counted, too
+    service.delete("key/gather/0/0/0/")
+    others = [spawn(lambda i=i: gathers[i]("0/0", ["a", i], False, never)) for i in (1, 2)]
+    assert [one.result(PATIENCE_S) for one in (waiting, *others)] == [[["a", i] for i in range(PROCESSES)]] * 3
 
 
 def test_a_wait_for_other_processes_can_be_given_up(gathers):

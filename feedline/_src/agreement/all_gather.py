@@ -74,12 +74,8 @@ class AllGather:
         """
         tries = self._failed_tries[name]
         key = f"{self._root}/{name}/{tries}"
-        first = self._service.set(f"{key}/said/{self._service.process:06}", json.dumps([failed, value]))
-        if first:
-            self._kept.append(key)
-            expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
-            if self._service.increment(f"{key}/count") == self._processes:
-                self._publish(key, expired)
+        mine = json.dumps([failed, value])
+        repeats = not self._contribute(key, mine)
         slice_s = length_of_waits_s(self._processes, _SLICE_S)
         while True:
             try:
@@ -88,8 +84,10 @@ class AllGather:
             except TimeoutError:
                 if (failure := poll_failure()) is not None:
                     raise failure from None
-                # this process repeats the round: an interrupt may have come before it incremented or published
-                if not first and len(self._service.dir(f"{key}/said/")) == self._processes:
+                # Another process that started again may have deleted this round as an expired one.
+                repeats |= self._contribute(key, mine)
+                # In a repeated round an interrupt may have come before a process incremented or published.
+                if repeats:
                     self._publish(key, None)
                 if stopped():
                     raise FeedError("the wait for the other processes was given up", stage="agree") from None
@@ -97,9 +95,21 @@ class AllGather:
             self._failed_tries[name] = tries + 1
         return [value for _, value in gathered]
 
+    def _contribute(self, key: str, mine: str) -> bool:
+        """Set this process's value, and publish if it is the last one. Returns False if the value was there."""
+        first = self._service.set(f"{key}/said/{self._service.process:06}", mine)
+        if first:
+            self._kept.append(key)
+            expired = self._kept.popleft() if len(self._kept) > self._max_kept else None
+            if self._service.increment(f"{key}/count") == self._processes:
+                self._publish(key, expired)
+        return first
+
     def _publish(self, key: str, expired: str | None) -> None:
-        """Publish the values that differ under one key, and delete the keys of an expired round."""
+        """Publish the values that differ under one key if all are there, and delete an expired round."""
         values = self._service.dir(f"{key}/said/")
+        if len(values) < self._processes:
+            return
         different = dict.fromkeys(values[process] for process in sorted(values))
         self._service.set(f"{key}/all", f"[{','.join(different)}]")
         if expired is not None:
