@@ -201,6 +201,8 @@ def test_a_launcher_whose_output_nobody_reads_obeys_signals_and_deadlines(end):
         err = launcher.stderr.read()
     assert code == {"timeout": 124, "failure": 3}.get(end, 0)
     assert UNREAD in err
+    assert "Traceback" not in err
+    assert "never retrieved" not in err
     if end == "failure":
         assert "process 1 of 2 exited with code 3; the others were stopped. Its last lines:\n" in err
         assert "[1] the cause\n" in err

@@ -14,10 +14,10 @@ from feedline._src.rows.row_source import Rows, is_positioned
 from feedline._src.sources.mixture import Mixture
 from feedline._src.sources.open_source import as_source
 from feedline._src.tools.audit.digest import whole_row_digests
-from feedline._src.tools.audit.verdict import Coverage, Difference, Observed, State, row_positions
+from feedline._src.tools.audit.verdict import Coverage, Difference, Observed, Settings, State, row_positions
 
 _MAX_ROWS = 1 << 23
-"""The largest number of row indices that are counted: they take 8 bytes each."""
+"""The largest number of row indices that are counted, which take 8 bytes each."""
 
 
 def measure_coverage(feed: Feed, observed: Observed, first: State) -> Coverage | Difference:
@@ -31,33 +31,59 @@ def measure_coverage(feed: Feed, observed: Observed, first: State) -> Coverage |
     rows, size = settings.rows, settings.batch_size
     if rows is None:
         return Coverage(not_shown=("a stream has no row indices, so that rows come once was not shown",))
+    replaces = feed.options.reading.bad_rows != "raise"
+    visited = observed.states[-1]["epoch"] + 1
+    not_shown: list[str] = []
     try:
-        compared = 0 if settings.transformed else _compare(feed, as_source(source), observed, first)
+        compared = 0 if settings.transformed or replaces else _compare(feed, as_source(source), observed, first)
         if isinstance(source, Mixture):
             left_out, epochs = 0, _count_sources(feed, observed, source)
-            not_counted = "no source was counted whole"
+            if not epochs:
+                not_shown.append("no source was counted whole")
             counted = "of the mixture's sources: by their indices each row of the source comes once."
         else:
-            left_out = rows % size if settings.remainder == "drop" else 0
-            epochs = _count_epochs(feed, observed, rows, rows - left_out)
-            not_counted = f"row indices of an epoch are counted up to {_MAX_ROWS:,} rows, here are {rows:,}"
+            left_out = _left_out(settings, settings.epochs - 1 if settings.epochs else 0)
+            epochs = _count_epochs(feed, observed, min(visited, _MAX_ROWS // rows))
+            if epochs < visited:
+                not_shown.append(
+                    f"{visited - epochs} of {visited} epochs of {rows:,} rows were not counted: an audit counts "
+                    f"whole epochs of at least one batch, and of at most {_MAX_ROWS:,} rows together"
+                )
             counted = f"of {rows:,} rows: by their indices each row comes once"
-            counted += f"; batches of {size} leave out {left_out} of each." if left_out else "."
+            where = "the last of a pass" if settings.remainder == "wrap" else "each"
+            counted += f"; batches of {size} leave out {left_out} of {where}." if left_out else "."
     except Difference as difference:
         return difference
+    if replaces and not settings.transformed:
+        not_shown.append("rows were not compared with the source, since Reading(bad_rows=...) may replace them")
     shown = [f"{epochs} epoch{'s' if epochs > 1 else ''} {counted}"] if epochs else []
     if compared:
         shown.append(f"{compared:,} rows delivered on one device are what the source holds at their index.")
-    return Coverage(epochs, left_out, compared, tuple(shown), () if epochs else (not_counted,))
+    return Coverage(epochs, left_out, compared, tuple(shown), tuple(not_shown))
 
 
-def _count_epochs(feed: Feed, observed: Observed, rows: int, delivered: int) -> int:
-    """How many of the epochs that the feed visited were counted; in each of them `delivered` rows come once."""
-    epochs: int = min(observed.states[-1]["epoch"] + 1, _MAX_ROWS // rows)
+def _left_out(settings: Settings, epoch: int) -> int:
+    """Rows of this epoch that no batch holds: with "wrap" those after the last whole batch of a pass."""
+    rows, epochs = settings.rows, settings.epochs
+    assert rows is not None
+    if settings.remainder == "drop":
+        return rows % settings.batch_size
+    if settings.remainder == "wrap" and epochs and (epoch + 1) % epochs == 0:
+        return rows * epochs % settings.batch_size
+    return 0
+
+
+def _count_epochs(feed: Feed, observed: Observed, epochs: int) -> int:
+    """Count the row indices of the first `epochs` epochs: in each, the rows that it delivers come once."""
+    rows = observed.settings.rows
+    assert rows is not None
+    if observed.settings.remainder == "wrap" and rows < observed.settings.batch_size:
+        return 0  # a batch holds several epochs
     for epoch in range(epochs):
-        indices = _row_indices(feed, observed, rows, epoch)
-        if len(indices) != delivered:
-            raise Difference(f"{len(indices)} rows of the source come in epoch {epoch}, not {delivered}")
+        end = rows - _left_out(observed.settings, epoch)
+        indices = _row_indices(feed, observed, end, epoch)
+        if len(indices) != end:
+            raise Difference(f"{len(indices)} rows of the source come in epoch {epoch}, not {end}")
         _check_distinct(indices, rows, "the source", f"epoch {epoch}")
     return epochs
 
@@ -81,13 +107,22 @@ def _check_distinct(indices: npt.NDArray[np.int64], rows: int, source: str, epoc
         raise Difference(f"row {times.argmax()} of {source} comes {times.max()} times in {epoch}")
 
 
-def _row_indices(feed: Feed, observed: Observed, rows: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The row indices of an epoch's first `rows` positions, from `rows_of`, which reads no data."""
-    size = observed.settings.batch_size
-    stop = rows - size + 1 if observed.settings.remainder == "drop" else rows
+def _row_indices(feed: Feed, observed: Observed, end: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The row indices of an epoch's positions before `end`, from `rows_of`, which reads no data."""
+    size, rows = observed.settings.batch_size, observed.settings.rows
+    assert rows is not None
     state = feed.get_state()
-    batches = [feed.rows_of({**state, "epoch": epoch, "position": position}) for position in range(0, stop, size)]
-    indices = np.concatenate(batches)[:rows]
+
+    def at(position: int) -> npt.NDArray[np.int64]:
+        place = (epoch, position) if position >= 0 else (epoch - 1, rows + position)
+        return feed.rows_of({**state, "epoch": place[0], "position": place[1]})
+
+    batches = [at(position) for position in range(0, end - size + 1, size)]
+    if end % size and observed.settings.remainder == "pad":
+        batches.append(at(end - end % size))
+    elif end % size:  # of the batch that ends there, since the pass may have no room for one that begins
+        batches.append(at(end - size)[-(end % size) :])
+    indices = np.concatenate(batches)
     return indices[indices >= 0]
 
 

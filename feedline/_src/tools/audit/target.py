@@ -53,7 +53,8 @@ def build_feed(make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int 
     """The feed with the options of a layout.
 
     So `make_feed` can be the function that the training calls, without parameters for the command. Of batch sizes
-    that change, the first one is used; of several steps per call, each step is a batch.
+    that change, the first one is used; of several steps per call, each step is a batch. The leaf of `with_place`
+    is left out, since its numbers depend on the batch size.
 
     Raises:
       TypeError: `make_feed` did not build and return a feed.
@@ -67,8 +68,11 @@ def build_feed(make_feed: MakeFeed, mesh: Mesh, layout: Layout, batch_size: int 
         if layout.threads is not None:  # with a buffer of one batch, all threads read parts of the same batch
             reading = dataclasses.replace(reading, threads=layout.threads, buffer=1)
         size = (batch_size or options.first_batch_size) * layout.times
-        built.append(dataclasses.replace(options, batch_size=size, reading=reading, steps_per_call=1))
-        return built[-1]
+        changed = dataclasses.replace(
+            options, batch_size=size, reading=reading, steps_per_call=1, with_place=False
+        )
+        built.append(changed)
+        return changed
 
     with building(change):
         feed = make_feed(mesh)

@@ -282,7 +282,7 @@ def _epochs(plan: Plan) -> Iterator[RenderableType]:
         yield f"→ {size:,} does not fit; the others do."
     if not whole:
         yield f"No size near {size:,} that fits divides the {rows:,} rows."
-    yield f'"wrap" continues into the next epoch, and leaves out no row: {rows / size:,.5g} batches an epoch.'
+    yield f'"wrap" continues into the next epoch: {rows / size:,.5g} batches an epoch.'
 
 
 # --- words ---

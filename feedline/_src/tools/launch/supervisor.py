@@ -128,12 +128,14 @@ class Supervisor:
                 for pipe, target in ((child.stdout, 1), (child.stderr, 2))
                 if pipe is not None
             ]
+            all_copies = asyncio.gather(*copies)
             try:
-                return await self._supervise(asyncio.gather(*copies))
+                return await self._supervise(all_copies)
             finally:
                 for copy in copies:
                     copy.cancel()
-                await asyncio.gather(*copies, return_exceptions=True)  # before the group closes the pipes
+                # Before the group closes the pipes.
+                await asyncio.gather(all_copies, *copies, return_exceptions=True)
 
     async def _supervise(self, copies: asyncio.Future[list[None]]) -> int:
         await asyncio.wait({copies, self._ended}, return_when=asyncio.FIRST_COMPLETED)

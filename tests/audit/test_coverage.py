@@ -1,0 +1,76 @@
+"""Which rows an audit counts and compares, of feeds on one device that are right."""
+
+import itertools
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from feedline import Feed, Order, Reading
+from feedline._src.tools.audit.coverage import measure_coverage
+from feedline._src.tools.audit.digest import shard_digests
+from feedline._src.tools.audit.target import build_feed, endless_batches
+from feedline._src.tools.audit.verdict import Coverage, Difference, Observed, Settings
+
+ROWS = {"x": np.arange(100, dtype=np.int32)}
+
+
+def coverage(batches=12, batch_size=8, **options):
+    """What an audit says of this many batches."""
+    with Feed(ROWS, batch_size, jax.devices()[0], **options) as feed:
+        first = feed.get_state()
+        settings = Settings(100, batch_size, feed.remainder, feed.epochs, transformed=False)
+        observed = Observed(
+            settings, {f"batch['{key}']": "" for key in sorted(feed.spec)}, [], [], [], first_batch=0
+        )
+        for batch in itertools.islice(endless_batches(feed), batches):
+            arrays = jax.tree.leaves(batch)
+            observed.digests.append([shard_digests(array, leaf) for leaf, array in enumerate(arrays)])
+            observed.shapes.append([array.shape[1:] for array in arrays])
+            observed.states.append(feed.get_state())
+        return measure_coverage(feed, observed, first)
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "left_out"),
+    [
+        ({"remainder": "drop"}, 1, 4),
+        ({"remainder": "pad"}, 1, 0),
+        ({"remainder": "pad", "batch_size": 128, "batches": 2}, 2, 0),
+        ({"remainder": "wrap"}, 1, 0),
+        ({"remainder": "wrap", "epochs": 1}, 1, 4),
+        ({"remainder": "wrap", "epochs": 2, "batches": 24}, 2, 0),
+        ({"remainder": "wrap", "epochs": 3, "batches": 40}, 4, 4),
+        ({"remainder": "wrap", "epochs": 3, "batch_size": 64, "batches": 4}, 3, 44),
+        ({"remainder": "wrap", "batch_size": 128, "batches": 2}, 0, 0),
+    ],
+)
+def test_whole_epochs_of_a_feed_that_is_right_are_counted(options, epochs, left_out):
+    found = coverage(**options)
+    assert isinstance(found, Coverage), found
+    assert (found.epochs, found.left_out) == (epochs, left_out)
+    assert bool(found.not_shown) == (epochs == 0)
+
+
+def test_an_order_that_repeats_a_row_is_found(monkeypatch):
+    twice = Feed.rows_of
+    monkeypatch.setattr(
+        Feed, "rows_of", lambda feed, state: np.where(twice(feed, state) == 7, 8, twice(feed, state))
+    )
+    found = coverage(reading=Reading(bad_rows="mask"), order=Order(1))
+    assert isinstance(found, Difference)
+    assert "row 8 of the source comes 2 times in epoch 0" in str(found)
+
+
+def test_rows_that_may_be_replaced_are_not_compared_with_the_source():
+    found = coverage(reading=Reading(bad_rows="substitute"))
+    assert found.compared == 0
+    assert "Reading(bad_rows=...) may replace them" in found.not_shown[-1]
+
+
+def test_the_leaf_of_with_place_is_not_audited():
+    layout = SimpleNamespace(workers=None, threads=None, times=1)
+    feed = build_feed(lambda mesh: Feed(ROWS, 8, jax.devices()[0], with_place=True), None, layout)
+    with feed:
+        assert list(feed.spec) == ["x"]
