@@ -153,6 +153,9 @@ def test_a_profile_ends_if_no_step_follows(tmp_path, monkeypatch):
     for _ in range(100):
         user_line(None)
     assert sys.getprofile() is None
+    profile.end()
+    profile.begin()  # a loop with as much Python between its steps would be slow in each of them
+    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ class StepProfile:
     """The lines between two calls of the step that fetch or place, from a profile of three steps.
 
     It finds what each step does, where samples of a short line are a matter of chance. A profile function of the
-    user's is left alone.
+    user's is left alone. A loop with too much Python between two steps is not profiled any more.
     """
 
     def __init__(self, guarded: Guarded) -> None:
@@ -164,10 +164,11 @@ class StepProfile:
         self.lines: Counter[Activity] = Counter()
         self._seen: set[Activity] = set()
         self._events = 0
+        self._overflowed = False
 
     def begin(self) -> None:
         """Profile this thread, after a call of the step."""
-        if self.steps < _PROFILED_STEPS and sys.getprofile() is None:
+        if self.steps < _PROFILED_STEPS and not self._overflowed and sys.getprofile() is None:
             self._seen, self._events = set(), 0
             sys.setprofile(self._note)
 
@@ -180,7 +181,8 @@ class StepProfile:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         self._events += 1
-        if self._events > _MAX_EVENTS:  # this was no loop
+        if self._events > _MAX_EVENTS:  # no step follows, or only after so much Python that a profile is too slow
+            self._overflowed = True
             sys.setprofile(None)
         elif event == "call" and moves_data(frame):
             with self._guarded("profiling"):

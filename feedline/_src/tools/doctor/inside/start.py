@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import importlib.abc
-import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -38,7 +37,10 @@ def _observe(folder: Path) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Finds jax as usual, and begins to observe once it has been executed."""
+    """Finds jax as usual, and begins to observe once it has been executed.
+
+    It stays until then: `importlib.util.find_spec("jax")` looks for jax without importing it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,14 +48,16 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "jax":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        further = sys.meta_path[sys.meta_path.index(self) + 1 :]  # the finders before this one did not find it
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in further)), None)
         if spec is not None and spec.loader is not None:
             usual = spec.loader.exec_module
 
             def execute(module: ModuleType) -> None:
                 usual(module)
-                _observe(self._folder)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    _observe(self._folder)
 
             spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec

@@ -58,7 +58,9 @@ def _watching(record: Record, usual: Callable[..., Any]) -> Callable[..., Any]:
         function, line = usual(*args, **kwargs), "unknown"
         with record.guarded("lines"):
             line = user_line(sys._getframe())
-        return watched(function, line) if args else lambda decorated: watched(function(decorated), line)
+        if args or "fun" in kwargs:
+            return watched(function, line)
+        return lambda decorated: watched(function(decorated), line)
 
     def watched(function: Any, line: str) -> Any:
         """A proxy. Functions of one name that are made at one line are observed together."""
