@@ -81,7 +81,9 @@ def test_a_rerun_says_what_it_has_compared(here, capsys):
     Path("out.partial", "rows-00002-of-00004.npy").unlink()
     assert said() == f"{kept.format(7)}; {CONVERTED.format(3)}"
     np.savez("rows.npz", **ROWS)
-    assert said() == "10 finished by an earlier run, and equal to those of the source now"
+    assert said() == (
+        "10 finished by an earlier run; the source still has their rows (the files were not read again)"
+    )
 
 
 def test_the_line_of_dicts_in_rows(here, capsys):

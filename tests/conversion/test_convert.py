@@ -1,6 +1,7 @@
 """`feedline.convert`: the rows of the files, what is refused, and runs that stop half way."""
 
 import errno
+import fcntl
 import io
 import itertools
 import json
@@ -278,6 +279,38 @@ def test_one_process_at_a_time():
     feedline.convert(source, "out", rows_per_shard=100)
 
 
+@pytest.mark.parametrize("when", ["before the folder is made", "before the lock"])
+def test_a_run_during_which_another_one_finishes(when, monkeypatch):
+    def finish_another(*_):
+        source.before_read = lambda rows: None
+        monkeypatch.setattr(fcntl, "flock", flock)
+        converted(Counted())
+        finished.update({path.name: (path.stat().st_ino, path.read_bytes()) for path in Path("out").iterdir()})
+
+    def lock_late(*arguments):
+        finish_another()
+        flock(*arguments)
+
+    flock, finished, source = fcntl.flock, {}, Counted()
+    plan = Plan.of(source, "out", None, 100)
+    if when == "before the lock":
+        monkeypatch.setattr(fcntl, "flock", lock_late)
+    else:
+        source.before_read = finish_another  # when rows are sampled
+    with pytest.raises(ValueError, match=r"another process has just finished .* into out, .* run this one again"):
+        list(converting(plan, source))
+    assert len(finished) == 5
+    assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in Path("out").iterdir()} == finished
+    assert not Path("out.partial").exists()
+
+
+def test_no_file_lands_in_a_destination_made_during_the_run():
+    source = Counted(before_read=lambda rows: Path("out").mkdir() if 150 in rows else None)
+    same(read(feedline.convert(source, "out", rows_per_shard=100), range(ROWS))["x"], expected()["x"])
+    assert len(files_of("out")) == 4
+    assert not Path("out.partial").exists()
+
+
 # --- a source that has changed ---
 
 
@@ -367,9 +400,20 @@ def failing_at(row, error):
     return Counted(before_read=before_read)
 
 
-def test_a_map_that_loses_results():
-    with pytest.raises(ValueError, match="got results for 300 of 400 rows; mend the function"):
-        converted(Counted(), map=lambda function, shards: list(map(function, shards))[1:])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1, 2, 3], "lost those of 1 of 4 files"),
+        ([0, 0, 2, 3], "got that of rows-00000-of-00004.npy again"),
+    ],
+)
+def test_a_map_that_loses_or_repeats_results(returned, message):
+    def run(function, shards):
+        results = list(map(function, shards))
+        return [results[i] for i in returned]
+
+    with pytest.raises(ValueError, match=f"the result of each call once, and {message}; mend the function"):
+        converted(Counted(), map=run)
     assert not Path("out").exists()
 
 

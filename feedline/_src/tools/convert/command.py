@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _STAGES = {
     "keep": "opening",
-    "compare": "comparing finished files with the source",
+    "compare": "reading the rows of finished files from the source again",
     "convert": "converting",
 }
 _DONE = {
     "keep": "finished by an earlier run, from files whose sizes and times are unchanged",
-    "compare": "finished by an earlier run, and equal to those of the source now",
+    "compare": "finished by an earlier run; the source still has their rows (the files were not read again)",
     "convert": "converted, and equal to those of the source when read back",
 }
 
@@ -85,7 +85,7 @@ class Convert:
         said = "; ".join(f"{rows:,} {_DONE[stage]}" for stage, rows in done.items() if rows)
         counted = "1 row" if plan.count == 1 else f"{plan.count:,} rows"
         print(f"{counted} in {files}{groups}: {said}; open them with")
-        print(open_line(plan.pattern, plan.format, plan.rows.dtype), flush=True)
+        print(open_line(plan.pattern(plan.destination), plan.format, plan.rows.dtype), flush=True)
         return 0
 
     def _opened(self) -> Any:

@@ -32,7 +32,8 @@ class Progress(NamedTuple):
 
     Attributes:
       stage: "keep": rows of finished files whose source files are unchanged. "compare": other rows of finished
-        files, which are read from the source again. "convert": rows that are written and read back.
+        files, which are read again from the source, but not from the files. "convert": rows that are written and
+        read back.
     """
 
     stage: Literal["keep", "compare", "convert"]
@@ -53,8 +54,9 @@ def convert(
 
     Row i of the files is row i of the source, with the same shapes and dtypes. Each file is read back, and must
     have the digest of the source's rows. The files are written to `destination`.partial, which is renamed once all
-    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept.
-    Their rows are compared with the source again, unless size and times of all its files are unchanged.
+    are finished. If a run ends before that, call `convert` again with the same arguments: finished files are kept
+    without reading them again. Their rows are read from the source again, which must still have the rows that were
+    converted, unless size and times of all its files are unchanged.
 
     Args:
       source: what `feedline.Feed` and `feedline.open_source` take, except for streams, mixtures and ragged rows.
@@ -93,7 +95,7 @@ def convert(
     finally:
         if opened is not source:
             opened.close()
-    return plan.opened()  # type: ignore[no-any-return]
+    return plan.opened(plan.destination)  # type: ignore[no-any-return]
 
 
 def open_any(source: Any) -> Any:
@@ -130,22 +132,21 @@ def converting(plan: Plan, source: Any, workers: int = 0, map: Map | None = None
             "source of files"
         )
     files, folder = state_of_files(source), plan.folder
-    finished = folder == plan.destination
-    if finished and not (folder / NAME).is_file():
+    if folder == plan.destination and not (folder / NAME).is_file():
         raise ValueError(
             f"the destination must be a new folder or the result of the same conversion, and {folder} exists "
             "and is neither; choose another one"
         )
-    with Manifest(folder, plan.description(source.identity), finished=finished) as manifest:
+    with Manifest(folder, plan.destination, plan.description(source.identity)) as manifest:
         _remove_unfinished(folder)
         try:
             with mapped_in_processes(workers) if workers else contextlib.nullcontext(map or builtins.map) as run:
                 yield from _steps(plan, manifest, files, run)
         finally:
             _remove_unfinished(folder)
-        with contextlib.closing(plan.opened()) as written:  # by one glob, as a user does
+        with contextlib.closing(plan.opened(folder)) as written:  # by one glob, as a user does
             same_rows(written, plan.rows.dtype, plan.count)
-        if not finished:
+        if not manifest.finished:
             os.rename(folder, plan.destination)
             sync(plan.destination.parent)
 
@@ -170,11 +171,17 @@ def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Itera
         call: Callable[[Plan, int], dict[str, Any]],
         shards: Sequence[int],
     ) -> Iterator[Progress]:
-        rows, total = 0, plan.rows_in(shards)
+        rows, total, left = 0, plan.rows_in(shards), set(shards)
         if shards:
             yield Progress(name, rows, total)
         for result in run(functools.partial(call, plan), shards) if shards else ():
             i = result["shard"]
+            if i not in left:
+                raise ValueError(
+                    f"map must return the result of each call once, and got that of {plan.path_of(i).name} again; "
+                    "mend the function that was passed as map"
+                )
+            left.remove(i)
             if i in there and result["digest"] != there[i]["digest"]:
                 at = plan.rows_of(i)
                 remedy = "" if manifest.finished else "this file, or to convert all rows again "
@@ -188,10 +195,10 @@ def _steps(plan: Plan, manifest: Manifest, files: str | None, run: Map) -> Itera
                 manifest.add(line)
             rows += plan.rows_in([i])
             yield Progress(name, rows, total)
-        if rows != total:
+        if left:
             raise ValueError(
-                f"map must return the result of each call once, got results for {rows} of {total} rows; mend the "
-                "function that was passed as map"
+                f"map must return the result of each call once, and lost those of {len(left)} of {len(shards)} "
+                "files; mend the function that was passed as map"
             )
 
     yield Progress("keep", plan.rows_in(kept), plan.rows_in(kept))

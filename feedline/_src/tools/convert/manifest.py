@@ -29,24 +29,30 @@ class Manifest:
 
     Args:
       folder: is created if it does not exist.
+      destination: the folder of the result. If `folder` is this, the manifest is only read, which other processes
+        may do at the same time; else `folder` is renamed to it by whoever finishes the conversion.
       description: JSON values that identify the conversion.
-      finished: only read the manifest, as other processes may do, too.
 
     Attributes:
+      finished: `folder` is the destination.
       shards: the lines of finished shards, by number; the last line of a shard counts.
 
     Raises:
-      ValueError: the folder holds another conversion, another process writes it, or the manifest is damaged.
+      ValueError: the folder holds another conversion, another process writes or has just finished it, or the
+        manifest is damaged.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, Any], *, finished: bool = False) -> None:
+    def __init__(self, folder: Path, destination: Path, description: Mapping[str, Any]) -> None:
+        self.finished = finished = folder == destination
+        if not finished:
+            _refuse_finished(destination)
         folder.mkdir(parents=True, exist_ok=True)
-        self.finished = finished
         self._path = folder / NAME
         self._file = self._path.open("rb" if finished else "a+b", buffering=0)
         try:
             if not finished:
                 self._lock()
+                _refuse_finished(destination)  # the previous holder of the lock may have renamed the folder
             self._file.seek(0)
             *lines, half = self._file.read().split(b"\n")
             if half and not finished:  # of a killed run
@@ -94,8 +100,6 @@ class Manifest:
                 f"only one process at a time may run a conversion into {folder}, and another one does; wait "
                 "for it, or choose another destination"
             ) from None
-        if not self._path.exists():  # renamed since it was opened
-            raise ValueError(f"another process has just finished the conversion into {folder}; run this one again")
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
         """A line: of the conversion if it is the first, else of a shard. ValueError: it is damaged."""
@@ -125,6 +129,15 @@ class Manifest:
                 f"{self._path.parent} holds another conversion, or the source has changed: "
                 f"{'; '.join(differing)}. Delete it, or choose another destination"
             )
+
+
+def _refuse_finished(destination: Path) -> None:
+    """Raise ValueError if the destination exists, where it did not when the plan was made."""
+    if os.path.lexists(destination):
+        raise ValueError(
+            f"another process has just finished the conversion into {destination}, or has created that folder for "
+            "something else; run this one again"
+        )
 
 
 def state_of_files(source: Any) -> str | None:

@@ -36,6 +36,8 @@ class Plan:
     Attributes:
       rows: of the source.
       destination: the folder of the result.
+      folder: where the shards are written, or lie: `destination` if it existed when the plan was made, else
+        `destination`.partial. It stays the same when another process makes the destination.
       format: of the files.
       count: how many rows.
       rows_per_shard: of all shards but the last.
@@ -43,6 +45,7 @@ class Plan:
 
     rows: Rows
     destination: Path
+    folder: Path
     format: FormatName
     count: int
     rows_per_shard: int
@@ -71,13 +74,9 @@ class Plan:
             chunk = _rows_of_bytes(_CHUNK_BYTES, rows)
             most = max(_rows_of_bytes(_SHARD_BYTES, rows), -(-count // _MOST_SHARDS))
             rows_per_shard = -(-most // chunk) * chunk  # so that blocks of the order can have the size of a chunk
-        return cls(rows, Path(destination), choose_format(form, rows), count, min(count, rows_per_shard))
-
-    @property
-    def folder(self) -> Path:
-        """Where the shards are written: the destination only once it is complete."""
-        there = os.path.lexists(self.destination)
-        return self.destination if there else self.destination.with_name(f"{self.destination.name}.partial")
+        chosen, final = choose_format(form, rows), Path(destination)
+        folder = final if os.path.lexists(final) else final.with_name(f"{final.name}.partial")
+        return cls(rows, final, folder, chosen, count, min(count, rows_per_shard))
 
     @property
     def shards(self) -> int:
@@ -103,14 +102,13 @@ class Plan:
         digits = max(_DIGITS, len(str(self.shards)))
         return self.folder / (f"rows-{shard:0{digits}}-of-{self.shards:0{digits}}.{self.format}")
 
-    @property
-    def pattern(self) -> str:
-        """The glob that matches all files."""
-        return os.path.join(glob.escape(os.fspath(self.folder)), f"*.{self.format}")
+    def pattern(self, folder: Path) -> str:
+        """The glob that matches all files in `folder` or, once the result is finished, in `destination`."""
+        return os.path.join(glob.escape(os.fspath(folder)), f"*.{self.format}")
 
-    def opened(self) -> Any:
-        """The source of all files. Raises as `feedline.open_source`."""
-        return open_files(self.pattern, self.format, self.rows.dtype)
+    def opened(self, folder: Path) -> Any:
+        """The source of all files that `pattern` matches. Raises as `feedline.open_source`."""
+        return open_files(self.pattern(folder), self.format, self.rows.dtype)
 
     def description(self, identity: Any) -> dict[str, Any]:
         """JSON values that must be the same for a rerun to continue the conversion.
