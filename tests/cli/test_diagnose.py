@@ -31,7 +31,7 @@ print("the model was saved")
 def diagnosed(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*options, steps, script="train.py"):
+    def run(*options, steps, script="train.py", launcher=()):
         command = [
             sys.executable,
             "-m",
@@ -39,6 +39,7 @@ def diagnosed(tmp_path):
             "diagnose",
             *options,
             "--",
+            *launcher,
             sys.executable,
             script,
             str(steps),
@@ -59,6 +60,29 @@ def test_a_script_is_diagnosed_and_ends_before_it_saves_anything(diagnosed):
     assert found["diagnosis"]["steps"] == dict.fromkeys(found["diagnosis"]["steps_s"], 14)
     assert found["diagnosis"]["stalls_s"]["preparation"] > 0.02 > found["diagnosis"]["steps_s"]["resident"]
     assert len(found["processes"]) == 1
+
+
+SEVERAL = """
+import time
+import jax, numpy as np, feedline
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+feedline.cluster.initialize()
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
+feed = feedline.Feed({"x": np.zeros((4096, 8), np.float32)}, 48, sharding)
+for batch in feed:
+    time.sleep(0.002 + 0.01 * jax.process_index())
+"""
+
+
+def test_all_processes_of_a_run_are_diagnosed(diagnosed, tmp_path):
+    (tmp_path / "several.py").write_text(SEVERAL)
+    launch = [sys.executable, "-m", "feedline", "launch", "--processes", "3", "--cpu"]
+    launch += ["--devices-per-process", "1", "--"]
+    done = diagnosed("--steps", "60", "--json", launcher=launch, script="several.py", steps=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads(done.stdout.splitlines()[-1])["processes"]) == 3
+    assert "no answer from process 0" not in done.stderr
 
 
 def test_a_loop_that_ends_early_tells_what_was_seen(diagnosed):

@@ -416,6 +416,11 @@ def test_a_python_that_cannot_import_feedline_is_named(tmp_path):
     assert "cannot import feedline: broken" in ran.reason
 
 
+def test_a_file_that_is_not_json_does_not_lose_the_results():
+    torn = "open(__import__('sitecustomize').__file__.replace('sitecustomize.py', '7.json'), 'w').write('{')"
+    assert job.run([sys.executable, "-c", torn], os.environ, None).processes == []
+
+
 def test_a_sitecustomize_of_the_users_runs_too(tmp_path, capfd):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.own = 'mine'")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

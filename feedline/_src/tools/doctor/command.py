@@ -114,8 +114,11 @@ class Diagnose:
         feedline diagnose -- python train.py
 
     The first feed that a loop takes some batches from is diagnosed, in each process of the command. After the last
-    of these steps the process ends at once, so that it does not save what it learned from repeated batches. A loop
-    that ends before goes on, and so may save that: let the program write to another folder.
+    of these steps the process ends at once, so that it does not save what it learned from repeated batches. If the
+    loop ends earlier, the program goes on, and may save what it learned: let it write to another folder.
+
+    Processes of one run, as of feedline launch, wait for each other for up to 10 s before they end. With --json
+    there is a result of each process.
 
     Attributes:
       steps: batches of the diagnosis, at least 40 with the default buffers.
