@@ -258,13 +258,23 @@ def test_a_bad_gradient_is_traced_to_the_step_before():
         fit(feed, lambda key: jnp.ones(()), masked, optax.sgd(RATE), steps=8)
 
 
-def test_finite_rows_of_a_bad_loss_are_said_to_be_finite():
+def test_a_bad_step_of_a_call_does_not_blame_the_steps_after_it():
+    x = X.copy()
+    x[[41, 60], 1] = np.nan  # of steps 6 and 8: both in the second call
+    told = r"nan at step 6, .* in batch\['x'\] of the training rows 41;"
+    options = {"batch_size": 8, "order": feedline.Order(shuffle=False), "steps_per_call": 4}
+    with feed_of(rows={"x": x, "y": Y}, **options) as feed, pytest.raises(feedline.FeedError, match=told):
+        fit(feed, init, loss, optax.sgd(RATE), steps=8)
+
+
+@pytest.mark.parametrize("per_call", [1, 4])
+def test_finite_rows_of_a_bad_loss_are_said_to_be_finite(per_call):
     told = r"that step holds the training rows (\d+, ){8}… \(24\); all values of it and of the step before are"
-    with feed_of() as feed, pytest.raises(feedline.FeedError, match=told):
+    with feed_of(steps_per_call=per_call) as feed, pytest.raises(feedline.FeedError, match=told):
         fit(feed, init, loss, optax.sgd(1e30), steps=20)
 
 
-def test_a_bad_loss_is_told_when_its_batch_cannot_be_read_again():
+def test_a_bad_loss_is_told_and_the_feed_put_back_if_its_batch_cannot_be_read():
     x, ended = X.copy(), []
     x[77, 1] = np.nan
 
@@ -277,11 +287,10 @@ def test_a_bad_loss_is_told_when_its_batch_cannot_be_read_again():
         ended.extend([step] if step == 24 else [])
 
     told = r"training rows .*; its values could not be read again \(OSError: gone\)"
-    with (
-        feed_of(rows={"x": x, "y": Y}, batch_size=8, transform=transform, prefetch=0) as feed,
-        pytest.raises(feedline.FeedError, match=told),
-    ):
-        fit(feed, init, loss, optax.sgd(RATE), steps=24, report_every=99, after_step=end)
+    with feed_of(rows={"x": x, "y": Y}, batch_size=8, transform=transform, prefetch=0) as feed:
+        with pytest.raises(feedline.FeedError, match=told):
+            fit(feed, init, loss, optax.sgd(RATE), steps=24, report_every=99, after_step=end)
+        assert (feed.get_state()["step"], feed.get_state()["position"]) == (24, 24 * 8)
 
 
 def test_steps_to_do_that_the_calls_do_not_divide_are_refused(tmp_path):

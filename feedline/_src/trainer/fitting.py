@@ -321,14 +321,18 @@ class _Run:
     def naming_rows(self, found: str, step: int) -> FeedError:
         """The error that ends training, with the rows at fault if the feed can name them.
 
-        The batches of the step and of the one before are read again; then the feed is where it was. No process
-        waits for others here.
+        The batches of the step and of the one before are read again; then the feed is where it was, even if that
+        fails. No process waits for others here.
         """
         found = f"training ends: {found}"
+        looks: dict[int, list[int]] = {}  # calls after it → which of its batches are those of the two steps
+        for each in (step, step - 1):
+            since, later_in_call = divmod(self._step - each, self._steps_per_call)
+            if since < len(self._places):
+                looks.setdefault(since, []).append(self._steps_per_call - 1 - later_in_call)
         try:
             now = self._feed.get_state()
-            calls = range(self._calls_since(step), min(self._calls_since(step) + 2, len(self._places)))
-            states = [self._state_of_call(now, since) for since in calls]
+            states = [self._state_of_call(now, since) for since in looks]
             rows = [self._feed.rows_of(state) for state in states]
         except (AttributeError, TypeError, ValueError):  # no feedline.Feed, or a stream
             return FeedError(
@@ -342,17 +346,21 @@ class _Run:
         bad, leaves = set[int](), set[str]()
         try:
             # all of them, whatever the first one holds: all processes read the same batches again
-            for state, rows_of_call in zip(states, rows, strict=True):
+            for state, rows_of_call, batches in zip(states, rows, looks.values(), strict=True):
                 self._feed.set_state(state)
                 for leaf, place in _not_finite(next(iter(self._feed)), rows_of_call.ndim):
-                    if (row := int(rows_of_call[place])) >= 0:
+                    of_step = rows_of_call.ndim == 1 or place[0] in batches
+                    if of_step and (row := int(rows_of_call[place])) >= 0:
                         bad.add(row)
                         leaves.add(leaf)
-            self._feed.set_state(now)
         except Exception as error:  # noqa: BLE001  of any type: it must not hide the bad loss
             looked = f"its values could not be read again ({type(error).__name__}: {error})"
+        finally:
+            with contextlib.suppress(Exception):  # neither must this one
+                self._feed.set_state(now)
+        rows_of_step = rows[0] if rows[0].ndim == 1 else rows[0][looks[self._calls_since(step)][0]]
         advice = (
-            f"The batch of that step holds the training rows {_shown(rows[0].ravel().tolist())}; {looked}. Look "
+            f"The batch of that step holds the training rows {_shown(rows_of_step.tolist())}; {looked}. Look "
             "for extreme values in them, and in the loss for a division by 0 or a logarithm of 0, or lower the "
             "learning rate"
         )
