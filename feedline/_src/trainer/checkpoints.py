@@ -286,7 +286,7 @@ def _sum(leaf: jax.Array) -> jax.Array:
         index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
         factor += index * jax.lax.full_like(index, stride % 2**32)  # a Python number may not exceed int32
         stride *= bits.shape[axis]
-    return jnp.sum(bits * factor, dtype=jnp.uint32)
+    return jnp.sum(bits.astype(jnp.uint32) * factor, dtype=jnp.uint32)
 
 
 def _key_data(leaf: Any) -> Any:
