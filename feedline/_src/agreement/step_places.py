@@ -1,4 +1,4 @@
-"""Compares the places of the processes in the data where they are at the same step, or save together.
+"""Compares the places of the processes in the data where they are at the same step, or save to the same folder.
 
 Nothing here waits: of two processes, the first publishes its place, and the later one compares its own.
 """
@@ -6,7 +6,9 @@ Nothing here waits: of two processes, the first publishes its place, and the lat
 from __future__ import annotations
 
 import collections
+import hashlib
 import json
+import os
 import threading
 from collections.abc import Collection
 
@@ -18,8 +20,10 @@ _KEPT = 8
 """Comparisons of a process that stay in the service: a process that is further behind is not compared."""
 _loops: collections.Counter[str] = collections.Counter()
 """How many loops this process has begun with which others. All of them begin theirs in the same order."""
-_saves: collections.defaultdict[str, set[tuple[int, int]]] = collections.defaultdict(set)
-"""The places of all saves of lanes with which others, held by `_saving`."""
+_saved_to: set[str] = set()
+"""Keys of the folders to which this process has saved lanes, held by `_saving`."""
+_published_saves: collections.deque[str] = collections.deque()
+"""Those of them under which this process has published its place, held by `_saving`."""
 _saving = threading.Lock()
 
 
@@ -54,13 +58,15 @@ class StepPlaces:
                 self._service.delete(self._published.popleft())
 
 
-def compare_save(processes: Collection[int], epoch: int, position: int) -> None:
-    """Compare the place of lanes before they are saved with that of another process's save of the same number.
+def compare_save(processes: Collection[int], folder: str | os.PathLike[str], epoch: int, position: int) -> None:
+    """Compare the place of lanes that are saved to a folder with the one that another process saves there.
 
-    Saves of the same place count once, so a process may try again.
+    Saves are told apart by their folder and not by a number: threads may save in any order. Only the first save of
+    a process to a folder is compared, since a process that saves there again may be ahead of another one.
 
     Args:
-      processes: those that save lanes together, in the same order of saves.
+      processes: those that save lanes together.
+      folder: a process that has another path to it is not compared.
 
     Raises:
       ProcessError: another process saves another place. All processes end with this message.
@@ -68,15 +74,18 @@ def compare_save(processes: Collection[int], epoch: int, position: int) -> None:
     service, group = coordination(), sorted(set(processes))
     if service is None or len(group) < 2 or service.process not in group:
         return
-    name = f"feedline/lanes/{group_name(group)}"
+    path = os.path.abspath(folder)
+    key = f"feedline/lanes/{group_name(group)}/{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}"
     with _saving:
-        places = _saves[name]
-        if (epoch, position) in places:
+        if key in _saved_to:
             return
-        places.add((epoch, position))
-        number = len(places)
-    if _compare(service, f"{name}/{number}", epoch, position, f"at save {number} of lanes") and number > _KEPT:
-        service.delete(f"{name}/{number - _KEPT}")
+        _saved_to.add(key)
+    if _compare(service, key, epoch, position, f"in the lanes that are saved to {path}"):
+        with _saving:
+            _published_saves.append(key)
+            expired = _published_saves.popleft() if len(_published_saves) > _KEPT else None
+        if expired is not None:
+            service.delete(expired)
 
 
 def _compare(service: Coordination, key: str, epoch: int, position: int, when: str) -> bool:

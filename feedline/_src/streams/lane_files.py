@@ -16,9 +16,12 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
     """Write the lanes that this process is to save, each to a file `lane-<l>-of-<count>.json`.
 
     Every process calls it with its own state and the same folder, which all can read later; each lane is
-    written by the lowest process that reads it. A file appears whole or not at all. Give each step a folder
-    of its own: files of two steps in one folder are refused by `load_lanes`. Processes that save different places
-    of the data end before the later one writes anything.
+    written by the lowest process that reads it. A file appears whole or not at all. Give each step of each
+    stream a folder of its own: files of two steps in one folder are refused by `load_lanes`. Threads may save in
+    any order.
+
+    Processes that save different places of the data to one folder end before the later one writes anything. This
+    is compared at the first save of each process to a folder, if all of them name it by the same path.
 
     Args:
       state: from `feed.get_state()` on this process, or from `load_lanes`. Another thread may save it, and later.
@@ -26,7 +29,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
 
     Raises:
       ValueError: it is not the state of a stream.
-      ProcessError: another process saves another place of the data.
+      ProcessError: another process saves another place of the data to this folder.
       OSError: a file cannot be written. The error names the file; no part of it is left.
 
     Example:
@@ -44,7 +47,7 @@ def save_lanes(state: Mapping[str, Any], folder: str | os.PathLike[str]) -> None
             "save_lanes takes the state of a stream, and this one has no lanes: it is the same on every process; "
             "save it as JSON on one of them"
         )
-    compare_save(state["writers"], state.get("epoch", 0), state.get("position", 0))
+    compare_save(state["writers"], folder, state.get("epoch", 0), state.get("position", 0))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     place = {name: value for name, value in state.items() if name not in ("lanes", "writers")}
