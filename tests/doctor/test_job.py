@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import programs
@@ -373,6 +374,35 @@ def test_a_command_that_goes_on_is_ended_after_its_time():
     assert found["the command"].finding == "it was stopped before its end"
 
 
+@pytest.mark.parametrize(
+    ("script", "grace_s"),
+    [
+        ("sleep 600 > pipe; true", 200),  # the shell ends once its child has ended
+        ("PYTHONPATH=mine sleep 600 > pipe & wait", 200),  # the child ignores SIGINT, and outlives the shell
+        ("trap '' INT TERM; sleep 600 > pipe; true", 1),
+    ],
+)
+def test_what_a_shell_has_started_ends_with_it(script, grace_s, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "_GRACE_S", grace_s)
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    began = time.monotonic()
+    assert job.run(["sh", "-c", script], os.environ, 1).stopped
+    assert time.monotonic() - began < 100
+    assert os.read(reader, 1) == b""  # no process has the pipe open; else it raises BlockingIOError
+    os.close(reader)
+
+
+def test_a_stop_spares_a_session_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = "setsid sh -c 'echo $$ > pid; exec sleep 600' & sleep 600"
+    assert job.run(["sh", "-c", script], os.environ, 3).stopped
+    pid = int(Path("pid").read_text())
+    assert Path(f"/proc/{pid}/environ").read_bytes()  # empty, or no file, if it has ended
+    os.kill(pid, signal.SIGKILL)
+
+
 def test_ctrl_c_ends_the_command_and_shows_what_was_found():
     endless = "import jax, time; jax.jit(lambda x: x + 1)(0); print('running', flush=True); time.sleep(600)"
     with doctor("--", sys.executable, "-c", endless) as ran:
@@ -399,6 +429,14 @@ def test_a_look_for_jax_before_its_import_does_not_end_the_observation():
     look = "import importlib.util; assert importlib.util.find_spec('jax'); import jax; jax.jit(lambda x: x + 1)(0)"
     (process,) = job.run([sys.executable, "-c", look], {**os.environ, "JAX_PLATFORMS": "cpu"}, 120).processes
     assert process["functions"][0]["calls"] == 1
+
+
+def test_sigterm_ends_what_a_shell_has_started():
+    with doctor("--", "sh", "-c", "echo running; sleep 600; true") as ran:
+        assert ran.stdout.readline() == "running\n"
+        ran.terminate()
+        out, err = ran.communicate(timeout=60)  # returns when nothing has standard output open
+    assert (ran.returncode, out, err) == (143, "", "feedline: terminated\n")
 
 
 @pytest.mark.parametrize("command", [["true"], [sys.executable, "-I", "-c", "import jax"]])
