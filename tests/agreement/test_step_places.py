@@ -1,5 +1,7 @@
 """Processes that save lanes at different places are found, and those that save in another order are not blamed."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from real_service import joined
 
@@ -55,3 +57,16 @@ def test_few_saves_stay_in_the_service(save, services):
     for number in range(6 * module._KEPT):
         save(number % 2, str(number), 0)
     assert len(services[0].dir("feedline/lanes")) - before == 2 * module._KEPT
+
+
+def test_what_one_process_has_found_is_gathered_by_all(services, monkeypatch):
+    places = []
+    for service in services:
+        monkeypatch.setattr(module, "coordination", lambda service=service: service)
+        monkeypatch.setattr(module, "_loops", module.collections.Counter())
+        places.append(module.StepPlaces("checkpoints", BOTH))
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda each, value: each.gather("damage", value), places, [[], [1, ["params.w"]]])
+        assert list(found) == [[[], [1, ["params.w"]]]] * 2
+    monkeypatch.setattr(module, "coordination", lambda: None)
+    assert module.StepPlaces("checkpoints", [0]).gather("damage", []) == [[]]

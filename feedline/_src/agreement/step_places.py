@@ -1,6 +1,6 @@
 """Compares the places of the processes in the data where they are at the same step, or save to the same folder.
 
-Nothing here waits: of two processes, the first publishes its place, and the later one compares its own.
+No comparison waits: of two processes, the first publishes its place, and the later one compares its own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import os
 import threading
 from collections.abc import Collection
+from typing import Any
 
 from feedline._src.agreement.agree import group_name
+from feedline._src.agreement.all_gather import AllGather
 from feedline._src.agreement.coordination import Coordination, coordination
 from feedline._src.agreement.monitor import out_of_step
 
@@ -38,6 +40,7 @@ class StepPlaces:
     def __init__(self, loop: str, processes: Collection[int]) -> None:
         service = coordination()
         self._service = service if service is not None and len(set(processes)) > 1 else None
+        self._processes = len(set(processes))
         name = f"feedline/{loop}/{group_name(sorted(set(processes)))}"
         _loops[name] += self._service is not None
         self._path = f"{name}/{_loops[name]}"
@@ -56,6 +59,20 @@ class StepPlaces:
             self._published.append(key)
             if len(self._published) > _KEPT:
                 self._service.delete(self._published.popleft())
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        """Wait for the JSON values of all processes, and return those that differ, in the order of the processes.
+
+        Args:
+          name: what is gathered, once, as a part of keys.
+
+        Raises:
+          ProcessError: another process failed meanwhile.
+        """
+        if self._service is None:
+            return [value]
+        gathered = AllGather(self._service, self._path, self._processes, kept=1)
+        return gathered(name, value, False, lambda: False)
 
 
 def compare_save(processes: Collection[int], folder: str | os.PathLike[str], epoch: int, position: int) -> None:

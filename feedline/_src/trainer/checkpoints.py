@@ -113,7 +113,8 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of other data or another model (the message names the field), its parts are
             of different steps, or another program wrote it. Or there is none, and the feed was used before.
-          FeedError: the checkpoint is damaged; the message names the one before it.
+          FeedError: the checkpoint is damaged, or one process read it wrongly; the message names the one
+            before it.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -133,9 +134,12 @@ class Checkpoints:
             found: Any = self._manager.restore(step, args=items)
             now = _checksums(found.state, found.feed)
             differ = [name for name in now if now[name] != found.checksums.get(name)]
-            if differ:
-                more = f", and so are {len(differ) - 1} more of its values" if len(differ) > 1 else ""
-                raise ValueError(f"{differ[0]} is not as it was saved{more}")
+        # each process has read replicated arrays for itself, and all must refuse what one has read wrongly
+        damages = self._step_places.gather("damage", differ and [jax.process_index(), differ])
+        for process, names in filter(None, damages):
+            more = f", and so are {len(names) - 1} more of its values" if len(names) > 1 else ""
+            reader = f" where process {process} read it" if jax.process_count() > 1 else ""
+            raise self._damage(folder, f"{names[0]} is not as it was saved{reader}{more}")
         trained, delivered = int(jax.device_get(found.state.step)), found.feed["step"]
         if not step == trained == delivered:
             raise ValueError(
@@ -212,15 +216,19 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, folder: Path) -> Iterator[None]:
-        """Raise damage and errors of Orbax as a `FeedError` that says from which checkpoint training can go on."""
+        """Raise errors of Orbax as those of a damaged checkpoint."""
         try:
             yield
         except Exception as error:
-            older = [step for step in self._manager.all_steps() if step < int(folder.name)]
-            way_out = "there is no older one: restore it from a copy, or begin again in another directory"
-            if older:
-                way_out = f"remove its folder to go on from that of step {max(older)}"
-            raise _error(f"the checkpoint is damaged, or cannot be read ({error}); {way_out}", folder) from error
+            raise self._damage(folder, error) from error
+
+    def _damage(self, folder: Path, found: object) -> FeedError:
+        """The error of a checkpoint that cannot be used; it says from which one training can go on."""
+        older = [step for step in self._manager.all_steps() if step < int(folder.name)]
+        way_out = "there is no older one: restore it from a copy, or begin again in another directory"
+        if older:
+            way_out = f"remove its folder to go on from that of step {max(older)}"
+        return _error(f"the checkpoint is damaged, or cannot be read ({found}); {way_out}", folder)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
