@@ -256,6 +256,44 @@ def test_a_process_ends_while_its_threads_read(tmp_path):
     programs.run([sys.executable, "-c", ENDS, path], check=True, timeout=30)
 
 
+FORKS = """
+import os, sys, threading, time
+import numpy as np
+import feedline
+from feedline._src.sources.formats import hdf5
+
+assert "h5py" not in sys.modules  # which would register its hook of forks before feedline's
+source = feedline.open_source(sys.argv[1], cache_bytes=0)
+reading, forking = threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)
+
+def read_from(*arguments, read_from=hdf5._read_from):
+    reading.set()
+    forking.wait()
+    time.sleep(0.1)  # until the fork has taken the locks that it can get
+    return read_from(*arguments)
+
+def read():
+    source.read(np.arange(4), {"x": np.empty(4, np.int64)})
+
+hdf5._read_from = read_from
+thread = threading.Thread(target=read)
+thread.start()
+reading.wait()
+child = os.fork()
+if child == 0:
+    read()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+
+
+def test_a_fork_during_a_read_hangs_neither_parent_nor_child(tmp_path):
+    path = written(tmp_path / "x.h5", x={"data": LABEL, "chunks": (7,)})
+    programs.run([sys.executable, "-W", "ignore", "-c", FORKS, path], check=True, timeout=30)
+
+
 # --- what is refused ---
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from feedline._src.rows import digests
 from feedline._src.rows.shards import EvenLengths, Indices
 from feedline._src.rows.spec import is_numeric
+from feedline._src.runtime.ending import check_may_read, stop_reads
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.grouped_file import Group, GroupedFile, TableFile, memory_bytes
 from feedline._src.sources.formats.npy import MappedFile
@@ -36,22 +39,45 @@ _MOST_IN_MEMORY_BYTES = 1 << 26
 _GROUP_BYTES = 1 << 16
 """Size of a group of rows of a dataset without chunks."""
 
+_EXIT_WAITS_S = 1.0
+"""For the read in progress. With what closing feeds takes, the exit stays below two seconds."""
+
 _lock = threading.RLock()
-_exits = threading.Event()
 
 
-@atexit.register
+@functools.cache
+def _h5py() -> Any:
+    """The library h5py, with hooks of forks and of the exit.
+
+    The newest hook is called first. These come after h5py's own: a thread that reads holds `_lock` and wants h5py's
+    lock next, so a fork must take them in this order, too. Two threads may register them twice, which is harmless.
+    """
+    h5py = extras.require("h5py", "hdf5")
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    atexit.register(_end_reads)
+    return h5py
+
+
 def _end_reads() -> None:
     """Wait for the read in progress, and let none begin.
 
     The interpreter ends daemon threads. One that ended inside HDF5 would keep h5py's own lock, for which the exit
-    would wait.
+    would wait. So a process whose read does not end leaves at once. Python does not show its status to hooks of
+    the exit; 1 does not claim a success.
     """
-    _exits.set()
-    _lock.acquire()
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    stop_reads()
+    if _lock.acquire(timeout=_EXIT_WAITS_S):
+        return
+    with contextlib.suppress(OSError, ValueError):  # they may be closed
+        print(
+            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program, so the process "
+            "leaves with status 1 and without the rest of its exit; close feeds before the end",
+            file=sys.stderr,
+        )
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(1)
 
 
 class _RefusedError(ValueError):
@@ -252,10 +278,9 @@ def _check_numbers(leaves: Sequence[Leaf], path: Path) -> None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The `h5py.File`, for the length of a `with` block, in which no other thread uses HDF5."""
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     with _lock:
-        if _exits.is_set() and threading.current_thread().daemon:
-            raise SystemExit
+        check_may_read()
         with h5py.File(path, "r", locking="best-effort") as file:
             if file.mode != "r":  # HDF5 shares one state of a file, of which not all may lie on disk yet
                 raise ValueError("it is already open for writing in this process")
@@ -310,7 +335,7 @@ def _found(
     group: Any, names: tuple[str, ...], path: Path, above: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
     """The leaves of a dataset or a group, with their names. A scalar has none."""
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     name = "/".join(names)
     _check_same_file(group, name)
     link = group.get(name, getlink=True)
@@ -335,7 +360,7 @@ def _check_same_file(group: Any, name: str) -> None:
     Raises:
       _RefusedError: a link on the way names another file, or there are too many links.
     """
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     paths = [(group, name)]
     for here, path in paths:
         if len(paths) > _MOST_LINKS:
@@ -368,7 +393,7 @@ def _leaves_of(dataset: Any, path: Path) -> Iterator[Leaf]:
       _RefusedError: it cannot be read as rows.
       ValueError: it is damaged.
     """
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     created = dataset.id.get_create_plist()
     if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count():
         raise _RefusedError(
@@ -419,7 +444,7 @@ def _fields_of(
     Raises:
       _RefusedError: it holds something else than numbers, booleans, bytes and text.
     """
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     if dtype.names is not None:
         for name in dtype.names:
             yield from _fields_of(dtype[name], (*names, name))
@@ -442,7 +467,7 @@ def _fields_of(
 
 def _number(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype, without h5py's notes in it. _RefusedError: it is not one of numbers or booleans."""
-    h5py = extras.require("h5py", "hdf5")
+    h5py = _h5py()
     if dtype.kind in "mM":
         raise _RefusedError("dates and times must be numbers; write array.view(numpy.int64)")
     if dtype.kind not in "OSV" and is_numeric(dtype):
