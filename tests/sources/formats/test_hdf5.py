@@ -232,6 +232,15 @@ def test_a_feed_reads_decoded_records(tmp_path):
         feedline.Feed(tmp_path / "x.h5", 12, sharding)
 
 
+def test_a_row_that_is_read_twice_can_be_changed_in_place(tmp_path):
+    box = np.arange(2.0 * ROWS).reshape(ROWS, 2)
+    source = feedline.open_source(with_jpegs(tmp_path / "x.h5", box=box))
+    records = source.records(np.array([1, 3, 1]))
+    for record in records:
+        record["box"] *= -1
+    np.testing.assert_array_equal([record["box"] for record in records], -box[[1, 3, 1]])
+
+
 ENDS = """
 import sys, threading, time
 import numpy as np
@@ -263,7 +272,7 @@ import feedline
 from feedline._src.sources.formats import hdf5
 
 assert "h5py" not in sys.modules  # which would register its hook of forks before feedline's
-source = feedline.open_source(sys.argv[1], cache_bytes=0)
+source = feedline.open_source(sys.argv[1])
 reading, forking = threading.Event(), threading.Event()
 os.register_at_fork(before=forking.set)
 
@@ -273,16 +282,16 @@ def read_from(*arguments, read_from=hdf5._read_from):
     time.sleep(0.1)  # until the fork has taken the locks that it can get
     return read_from(*arguments)
 
-def read():
+def read(source):
     source.read(np.arange(4), {"x": np.empty(4, np.int64)})
 
 hdf5._read_from = read_from
-thread = threading.Thread(target=read)
+thread = threading.Thread(target=read, args=[source])
 thread.start()
 reading.wait()
 child = os.fork()
 if child == 0:
-    read()
+    read(feedline.open_source(sys.argv[1]))  # the other source may be locked by the thread
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 thread.join()

@@ -49,8 +49,8 @@ _lock = threading.RLock()
 def _h5py() -> Any:
     """The library h5py, with hooks of forks and of the exit.
 
-    The newest hook is called first. These come after h5py's own: a thread that reads holds `_lock` and wants h5py's
-    lock next, so a fork must take them in this order, too. Two threads may register them twice, which is harmless.
+    The newest hook is called first. These are newer than h5py's: a thread that reads takes `_lock` and then h5py's
+    lock, so a fork must take them in this order, too. Two threads may register them twice, which is harmless.
     """
     h5py = extras.require("h5py", "hdf5")
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -70,8 +70,8 @@ def _end_reads() -> None:
         return
     with contextlib.suppress(OSError, ValueError):  # they may be closed
         print(
-            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program, so the process "
-            "leaves with status 1 and without the rest of its exit; close feeds before the end",
+            f"feedline: a read of an HDF5 file had not ended {_EXIT_WAITS_S:.0f} s after the program, so the "
+            "process leaves with status 1 and without the rest of its exit; close feeds before the end",
             file=sys.stderr,
         )
     for stream in (sys.stdout, sys.stderr):
@@ -213,7 +213,7 @@ class _Rows(NamedTuple):
         return next(iter(self.leaves.values())).rows
 
     def nulls(self, rows: Indices) -> None:
-        """HDF5 has no nulls."""
+        """None: HDF5 has no nulls."""
 
     def take(self, rows: Indices) -> list[dict[str, Any]]:
         """These rows: values of bytes, and numbers as NumPy scalars or arrays, by name."""
@@ -224,8 +224,8 @@ class _Rows(NamedTuple):
         with _opened(self.path) as file:
             read = {name: _read_from(file, leaf, asked) for name, leaf in self.leaves.items()}
         columns = {
-            name: [_bytes_of(found[i]) if self.leaves[name].is_bytes else found[i] for i in places]
-            for name, found in read.items()
+            name: [_bytes_of(value) if self.leaves[name].is_bytes else value for value in found[places]]
+            for name, found in read.items()  # [places] copies: a decoder may change its row in place
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
