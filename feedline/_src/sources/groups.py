@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +20,7 @@ from feedline._src.runtime.ending import check_may_read
 from feedline._src.sources.formats.grouped_file import Group, GroupedFile, check_fits, check_group
 from feedline._src.sources.formats.lru_cache import LruCache
 from feedline._src.sources.formats.open_options import OpenOptions
+from feedline._src.sources.formats.opening import check_may_open
 from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 from feedline._src.sources.row_gather import RowGather
 
@@ -169,13 +168,7 @@ class GroupSource(IndexedSource):
             raise
         except Exception as error:
             self._versioned.check(file)  # a change of the file explains any other error, and is not a bad row
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise FeedError(
-                    f"a file is opened for each read, and no more can be opened ({os.strerror(error.errno)}); "
-                    "raise the limit (ulimit -n), or close other files",
-                    stage="read",
-                    file=str(self._paths[file]),
-                ) from error
+            check_may_open(error, str(self._paths[file]))
             raise RowError(
                 f"rows that are stored together could not be read: {error}",
                 stage="read",

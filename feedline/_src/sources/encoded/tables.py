@@ -15,7 +15,7 @@ from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_s
 from feedline._src.sources.formats.grouped_file import Rows, TableFile
 from feedline._src.sources.formats.lru_cache import LruCache
 from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.opening import digest_of
+from feedline._src.sources.formats.opening import check_may_open, digest_of
 from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 OpenTable = Callable[[Any, OpenOptions], TableFile | None]
@@ -130,6 +130,7 @@ class TableSource(EncodedRows):
             raise
         except Exception as error:
             self._versioned.check(file)  # a change explains any other error, and is no bad row
+            check_may_open(error, self._paths[file])
             if reads != "group" and len(local) > 1:  # which row it is
                 return [self._read(group, local[i : i + 1])[0] for i in range(len(local))]
             raise RowError(

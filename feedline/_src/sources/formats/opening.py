@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from feedline._src.errors import FeedError
 from feedline._src.rows import digests
 from feedline._src.sources.formats import extras
 from feedline._src.stores.remote_object import RemoteObject, open_object
@@ -40,6 +42,21 @@ def opening(path: Path) -> Iterator[BinaryIO]:
             "each file of a source stays open, with a descriptor, and this process may open no more (ulimit -n); "
             "raise that limit, or merge shards",
             str(path),
+        ) from error
+
+
+def check_may_open(error: Exception, path: str) -> None:
+    """Tell an `error` of reading the file at `path` from a bad row: no more files could be opened.
+
+    Raises:
+      FeedError: that is what `error` says.
+    """
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise FeedError(
+            f"a file is opened for each read, and no more can be opened ({os.strerror(error.errno)}); raise the "
+            "limit (ulimit -n), or close other files",
+            stage="read",
+            file=path,
         ) from error
 
 
