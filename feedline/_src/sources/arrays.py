@@ -239,7 +239,7 @@ class ArraySource(IndexedSource):
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of a `ToldSource`, for arrays in a store of which some rows are not there; None for others."""
+        """The `will_read` of a `ToldSource`, for arrays in a store until all rows are there; None for others."""
         return None if self._remote is None or self._remote.is_complete else self._remote.fetch_ahead
 
     def close(self) -> None:

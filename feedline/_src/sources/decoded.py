@@ -134,7 +134,7 @@ class DecodedSource(IndexedSource):
 
     @property
     def will_read(self) -> Callable[[npt.NDArray[np.int64], int], bool] | None:
-        """As of a `ToldSource`, for records in a store; None for others."""
+        """The `will_read` of a `ToldSource`, for records in a store; None for others."""
         return getattr(self.encoded, "will_read", None)
 
     def file_of(self, row: int) -> str | None:

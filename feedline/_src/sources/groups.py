@@ -79,7 +79,7 @@ class GroupSource(IndexedSource):
         return self._identity(allow_bad_rows=False)
 
     def identity_allowing_bad_rows(self) -> dict[str, Any]:
-        """As `identity`, but a sampled row that cannot be read is part of the identity instead of an error."""
+        """The `identity` with each sampled row that cannot be read as a part of it, instead of an error."""
         return self._identity(allow_bad_rows=True)
 
     def _identity(self, allow_bad_rows: bool) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class GroupSource(IndexedSource):
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of a `ToldSource`, for objects in a store; None for files."""
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
         return self._fetch_ahead if self._versioned.in_store or self._files[0].fetch_ahead is not None else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

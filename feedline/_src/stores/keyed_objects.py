@@ -66,7 +66,7 @@ class KeyedObjects:
     def fetch_ahead(
         self, items: Sequence[Any], get: Callable[[Any], Awaitable[bytes | None]], size: int, ahead: int
     ) -> bool:
-        """As `read`, without waiting, so that the cache has the bytes. Returns False if that is too early.
+        """Start to fetch items into the cache, where `read` finds them later. Returns False if that is too early.
 
         Args:
           size: about that many bytes are fetched for an item.

@@ -53,7 +53,7 @@ class Origin:
         )
 
     async def sampled_version(self, url: Url) -> Version:
-        """As `version`. If it is not strong, samples are fetched that are spread over the object."""
+        """The present version of an object. If it is not strong, samples of the object are fetched, too."""
         try:
             version = await self.version(url)
         except FileNotFoundError:
@@ -128,7 +128,7 @@ REQUEST_BYTES = 1 << 22
 
 
 async def cached(cache: BlockCache, origin: Origin, url: Url, version: Version, start: int, stop: int) -> bytes:
-    """As `Origin.fetch`, from the cache if it has these bytes. Else they are put there."""
+    """Bytes `start` to `stop` of an object, from the cache, or else fetched by `Origin.fetch` and put there."""
     if stop <= start:
         return b""
     name = name_of(str(url), version.cache_tag, start, stop)

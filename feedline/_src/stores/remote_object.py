@@ -132,7 +132,7 @@ class RemoteObject:
         return result_of(future, self.url)
 
     def start_samples(self, ranges: Sequence[tuple[int, int]]) -> list[concurrent.futures.Future[bytes]]:
-        """As `samples`, without waiting."""
+        """Start the requests of `samples`; returns a future for each."""
         clipped = [(min(offset, self.size), min(offset + length, self.size)) for offset, length in ranges]
         return [fetcher().run(self._sample(start, stop)) for start, stop in clipped]
 
@@ -243,24 +243,24 @@ class RemoteFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """As of any file."""
+        """True: it is open for reading."""
         return True
 
     def seekable(self) -> bool:
-        """As of any file."""
+        """True: the next read may begin anywhere."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As of any file."""
+        """Let the next read begin at `offset` from the start, from here or from the end. Returns where that is."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._item.size}[whence]
         return self._at
 
     def tell(self) -> int:
-        """As of any file."""
+        """Where the next read begins."""
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """As of any file."""
+        """Fill `buffer` from here on, and go on behind it. Returns the number of bytes; 0 at the end."""
         data = self._read(len(buffer))
         buffer[: len(data)] = data
         self._at += len(data)
@@ -275,5 +275,5 @@ class RemoteFile(io.RawIOBase):
 
 
 def open_object(item: RemoteObject, sequential: bool = False) -> BinaryIO:
-    """An object as a buffered file. Arguments as of a `RemoteFile`."""
+    """An object as a buffered file. Arguments are those of a `RemoteFile`."""
     return cast(BinaryIO, io.BufferedReader(RemoteFile(item, sequential), SMALL_BYTES))

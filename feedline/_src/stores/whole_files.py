@@ -140,7 +140,7 @@ async def _opened(
 
 
 async def _in_thread(function: Callable[..., T], *arguments: Any, undo: Callable[[T], object] | None = None) -> T:
-    """As `asyncio.to_thread`, but a cancellation waits for the thread, since it uses a descriptor.
+    """Call a function in a thread. A cancellation waits for the thread, since it uses a descriptor.
 
     Args:
       undo: is called with the result if that is not returned because of a cancellation.

@@ -304,7 +304,7 @@ class RemoteFolder(FolderSource):
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool]:
-        """As of a `ToldSource`."""
+        """The `will_read` of a `ToldSource`."""
         return self._fetch_ahead
 
     def file_of(self, row: int) -> str:
@@ -358,7 +358,7 @@ def open_listed_files(listed: Sequence[Listed], options: Store) -> RemoteFolder:
 
 
 def open_listed_folder(address: str, options: Store) -> RemoteFolder:
-    """As `open_folder`, of all objects whose keys begin with that of a folder.
+    """The files of a folder in a store: all objects whose keys begin with that of the folder.
 
     Raises:
       ValueError: the store does not list its keys; no files, or files at several depths.

@@ -27,7 +27,7 @@ class EncodedSource(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As of a `RowSource`: JSON values that identify the data; no absolute path."""
+        """JSON values that identify the data; no absolute path."""
 
     def __len__(self) -> int:
         """The number of rows."""

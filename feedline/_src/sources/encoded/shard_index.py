@@ -117,7 +117,7 @@ def open_shard(path: str, form: Form) -> Shard:
 
 
 def open_remote_shard(item: RemoteObject, form: Form, store: Store) -> Shard:
-    """As `open_shard`, for an object, whose index lies in the cache folder. To make it, the object is read whole.
+    """An object with its index, which lies in the cache folder. To make that, the object is read whole.
 
     Raises:
       ValueError: it is not of this format.

@@ -38,7 +38,7 @@ class RemoteParts:
         """Do nothing: the version is compared whenever a block is fetched."""
 
     def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
-        """As of an `OpenFile`."""
+        """The bytes at each offset, fewer where the object ends. They are fetched already."""
         memory = self._item.memory
         return [
             bytes(memory[at : at + length]) for at, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
@@ -160,7 +160,7 @@ class ShardSource(EncodedRows):
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of a `ToldSource`, for objects in a store; None for files."""
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
         return None if self._remote is None else self._fetch_ahead
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

@@ -91,7 +91,7 @@ class TableSource(EncodedRows):
 
     @property
     def will_read(self) -> Callable[[Indices, int], bool] | None:
-        """As of a `ToldSource`, for objects in a store; None for files."""
+        """The `will_read` of a `ToldSource`, for objects in a store; None for files."""
         return self._fetch_ahead if self._versioned.in_store else None
 
     def _fetch_ahead(self, rows: Indices, ahead: int) -> bool:

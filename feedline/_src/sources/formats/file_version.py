@@ -59,7 +59,7 @@ class FileVersion(NamedTuple):
         self.compare(now, path)
 
     def check_open(self, path: str | os.PathLike[str]) -> None:
-        """As `check`, for a file that is open or mapped: it may be replaced, since its reader keeps the old one.
+        """Refuse a file that was written to. It is open or mapped, and may be replaced: the old one stays open.
 
         Raises:
           FeedError: it was written to or truncated.

@@ -321,7 +321,7 @@ def load(path: Path, dtype: Any = None) -> Loaded:
 
 
 def arrays_in(file: Mapped, opened: BinaryIO, path: str, dtype: Any) -> Any:
-    """As `load`, of a file that is mapped and open."""
+    """The arrays that `load` returns, of a file that is mapped and open. Raises what `load` does."""
     suffix = PurePosixPath(path).suffix
     try:
         if suffix == ".npz":

@@ -74,7 +74,7 @@ def readable(path: Path | RemoteObject) -> Any:
 
 
 def digest_of(path: Path | RemoteObject) -> list[Any]:
-    """As `digests.of_file`, of a file or an object."""
+    """JSON values that identify the contents of a file or an object: its size and sampled bytes."""
     if isinstance(path, Path):
         return digests.of_file(path)
     return digests.of_samples(path.size, path.samples(digests.samples_of_file(path.size)))

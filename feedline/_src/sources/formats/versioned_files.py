@@ -92,7 +92,7 @@ class VersionedFiles:
             version.check(self._objects.by_url[path].version, path)
 
     def check_open(self, number: int) -> None:
-        """As `check`, of a file that stays open: see `FileVersion.check_open`."""
+        """Refuse a file that was written to while it stays open: see `FileVersion.check_open`."""
         version = self.versions[number]
         if isinstance(version, FileVersion):
             version.check_open(self.paths[number])

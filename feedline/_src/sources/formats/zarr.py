@@ -365,7 +365,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def parsed_metadata(data: bytes, path: object) -> dict[str, Any]:
-    """As `read_metadata`, of the bytes of the file."""
+    """The JSON object in the bytes of a metadata file. ValueError if there is none."""
     try:
         found = json.loads(data)
         if not isinstance(found, dict):

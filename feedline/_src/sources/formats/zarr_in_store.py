@@ -196,7 +196,7 @@ class _Shards:
 
 
 class RemoteZarrArray(ZarrArray):
-    """As a `ZarrArray`, in a store.
+    """A `ZarrArray` in a store: feedline fetches the chunks, and TensorStore decodes them from memory.
 
     Args:
       url: of its folder.
@@ -238,7 +238,7 @@ class RemoteZarrArray(ZarrArray):
         self._keys = _key_form(metadata, self._driver)
 
     def fetch_ahead(self, rows: Sequence[int], count: int, ahead: int) -> bool:
-        """Start to fetch chunks, as a `ZarrArray` says."""
+        """Start to fetch the chunks of the `count` rows from each of `rows` on. False: it is too early."""
         slices = [slice(row, min(row + count, self.shape[0])) for row in rows]
         corners = list(dict.fromkeys(corner for some in slices for corner in self._corners(some)))
         size = math.prod(self._chunk) * self.dtype.itemsize
