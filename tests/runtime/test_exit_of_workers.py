@@ -105,7 +105,8 @@ def begin_a_batch(batch, rows):
 if __name__ == "__main__":
     np.save("x.npy", np.arange(160, dtype=np.float32))
     reading = feedline.Reading(workers=1)
-    next(feedline.Feed({"x": "x.npy"}, 8, sharding, transform=begin_a_batch, reading=reading))
+    feed = feedline.Feed({"x": "x.npy"}, 8, sharding, transform=begin_a_batch, reading=reading)
+    next(feed)  # the feed stays, or its worker would end with it
     print("shared", *[name for name in os.listdir("/dev/shm") if name.startswith(f"feedline-{os.getpid()}-")])
     print("end", time.time(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
