@@ -219,7 +219,7 @@ def test_no_pickle_in_an_index_a_cache_lanes_a_manifest_or_a_state_is_loaded(aud
     folder.mkdir()
     (folder / "conversion.jsonl").write_bytes(payload + b"\n")
     with pytest.raises(ValueError, match="cannot be read"):
-        Manifest(folder, {})
+        Manifest(folder, folder / "result", {})
 
     with feedline.Feed({"x": ROWS}, 4, jax.devices()[0], prefetch=0) as feed:
         state = feed.get_state()
@@ -468,12 +468,12 @@ def test_lanes_of_which_one_has_a_field_more_are_not_of_one_step(tmp_path):
     ["[]", "1", "null", "{}", '{"shard": "0", "digest": "d"}', '{"shard": 0}', "[" * 100_000, '{"shard": []}'],
 )
 def test_a_damaged_line_of_a_manifest_is_an_error_with_its_path(tmp_path, line):
-    with Manifest(tmp_path / "out", {"rows": 8}):
+    with Manifest(tmp_path / "out", tmp_path / "result", {"rows": 8}):
         pass
     with (tmp_path / "out" / "conversion.jsonl").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(ValueError, match=r"conversion\.jsonl cannot be read"):
-        Manifest(tmp_path / "out", {"rows": 8})
+        Manifest(tmp_path / "out", tmp_path / "result", {"rows": 8})
 
 
 def test_an_error_about_a_tar_is_short_whatever_its_names(tmp_path):

@@ -237,7 +237,7 @@ DESCRIPTION = {"source": {"kind": "arrays"}, "rows": 64, "format": "npy", "shard
 def write_manifest(path: Path) -> None:
     from feedline._src.tools.convert.manifest import Manifest
 
-    with Manifest(path, DESCRIPTION) as manifest:
+    with Manifest(path, path.with_name("result"), DESCRIPTION) as manifest:
         for shard in range(3):
             manifest.add({"shard": shard, "digest": f"d{shard}"})
 

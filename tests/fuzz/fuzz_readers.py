@@ -97,7 +97,7 @@ def _manifest(path: Path) -> Outcome:
     """A conversion that goes on from a damaged manifest."""
     from feedline._src.tools.convert.manifest import Manifest
 
-    with Manifest(path, fuzz_inputs.DESCRIPTION) as manifest:
+    with Manifest(path, path.with_name("result"), fuzz_inputs.DESCRIPTION) as manifest:
         missing = [shard for shard in range(3) if shard not in manifest.shards]
         manifest.add({"shard": 2, "digest": "d2"})
     return Outcome("right" if not missing else "other rows", str(manifest.shards)[:200])
