@@ -67,15 +67,17 @@ def test_a_read_of_hdf5_that_never_returns_does_not_delay_the_exit(tmp_path):
         tmp_path,
         """
 from feedline._src.sources.formats import hdf5
-feed = feedline.Feed(feedline.open_source("x.h5", cache_bytes=0), 8, sharding)
-next(feed)
-inside = threading.Event()
-def read_from(*_):
-    inside.set()
-    threading.Event().wait()
+usual, inside = hdf5._read_from, threading.Event()
+def read_from(file, leaf, rows):
+    if rows.start >= 24:  # of the fourth batch, which is read ahead
+        inside.set()
+        threading.Event().wait()
+    return usual(file, leaf, rows)
 hdf5._read_from = read_from
-next(feed)  # which makes room for another batch
-assert inside.wait(30)
+source = feedline.open_source("x.h5", cache_bytes=0)
+feed = feedline.Feed(source, 8, sharding, order=feedline.Order(shuffle=False))
+next(feed)
+assert inside.wait(60)
 print("buffered")
 sys.stdout.write(f"end {time.time()}")
 """,
