@@ -134,8 +134,8 @@ class FeedOptions:
         A transform is called with a row of zeros.
 
         Args:
-          processes: so many processes divide the devices of the sharding evenly, in the order of `jax.devices()`:
-            the first devices belong to process 0. None: the processes that own the devices.
+          processes: number of processes. They divide the devices of the sharding evenly, in the order of
+            `jax.devices()`: the first devices belong to process 0. None: the processes that own the devices.
           process: only its part is computed. None: those of all processes.
 
         Raises:

@@ -15,7 +15,7 @@ _MIN_FREE_BATCHES = 8
 _PAUSE_FACTOR = 20
 """A pause of the loop: its own time is longer than this × the median."""
 _BATCHES_PER_PAUSE = 50
-"""Pauses are rare if there is at most one in so many batches."""
+"""Pauses are rare if there is at most one in this many batches."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ class Schedule:
     def positions_by_epoch(
         self, start: Cursor, offsets: npt.NDArray[np.int64]
     ) -> list[tuple[int, slice, npt.NDArray[np.int64] | range]]:
-        """As `positions`, epoch by epoch.
+        """The positions of some rows of a batch, grouped by epoch.
 
         Returns:
           (epoch, rows, positions) for each stretch of ascending positions. Adjacent positions are a range.

@@ -82,7 +82,7 @@ class Observing:
             _log.exception("feedline could not judge how its feed works")
 
     def transferred(self, began: float, ready_s: float) -> None:
-        """As `Accounting.transferred`."""
+        """Count a finished transfer; see `Accounting.transferred`."""
         self.accounting.transferred(began, ready_s)
 
     def changed(self, stages: Stages) -> None:

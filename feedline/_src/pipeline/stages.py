@@ -115,7 +115,7 @@ class Stages:
         return pipeline_of(batches, self.placer(observer), self.settings, watch, done)
 
     def tuned(self, settings: Settings) -> Stages:
-        """The same with other settings, for the next pipeline. As many idle host buffers are kept as it needs."""
+        """These stages with other settings, for the next pipeline, with the idle host buffers that it needs."""
         ahead = settings if isinstance(self.access, RandomAccess) else settings._replace(buffer=1)
         self.access.buffers.staging.keep(ahead.host_batches_on_cpu_devices)  # as many as build keeps
         return dataclasses.replace(self, settings=settings)

@@ -115,7 +115,7 @@ def refused_size(size: int, multiple: int, shards: int, lanes: int) -> Iterator[
 
 
 def refused_rows(rows: int, size: int, multiple: int, asked: Asked) -> Iterator[str]:
-    """Why so many rows give no batch of this size, or no whole number of calls."""
+    """Why `rows` rows give no batch of this size, or no whole number of calls."""
     remainder, epochs, steps = asked.remainder, asked.epochs, asked.steps_per_call
     # an endless feed wraps as often as it must
     available = rows if remainder == "drop" else rows * (epochs or size)

@@ -60,7 +60,7 @@ class Indexed:
         return f"<{type(self).__name__}: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, as a table."""
+        """The facts of `repr` as a table, for a notebook."""
         from feedline._src.notebook import table
 
         return table(type(self).__name__, self._facts())
