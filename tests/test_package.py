@@ -246,8 +246,9 @@ OF_FEEDLINE = {
     "rows": ["rows", "order.schedule", "notebook", "errors"],  # order.schedule: where in the run a bad row is
     # what rows are read from, and the two ways to process-local batches
     "stores": ["stores", "runtime.exit", "runtime.ending", "errors", "options"],
-    "sources.formats": ["sources.formats", "stores", "rows", "runtime.ending", "errors", "options"],
-    "sources": ["sources", "stores", "rows", "order", "native", "runtime.ending",
+    "files": ["files", "stores", "rows.digests", "errors"],
+    "sources.formats": ["sources.formats", "files", "stores", "rows", "runtime.ending", "errors", "options"],
+    "sources": ["sources", "files", "stores", "rows", "order", "native", "runtime.ending",
                 "placement.plan", "plan.asked", "errors", "options"],
     "loader": ["loader", "sources.arrays", "rows", "order", "runtime.jax_settings",
                "runtime.annotations", "placement.plan", "observe.times", "errors", "options"],
@@ -279,7 +280,8 @@ OF_FEEDLINE = {
     # the tools may use all of it, and nothing above uses a tool
     "tools": ["tools", "feed", "feed_options", "building",
               "version", "errors", "options", "order", "plan", "observe.words", "rows",
-              "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native", "trainer"],
+              "sources", "stores", "streams", "loader", "placement", "agreement", "cluster", "native",
+              "trainer"],
     "lazy": [],
 }  # fmt: skip
 FROM_OUTSIDE = {
@@ -292,6 +294,7 @@ FROM_OUTSIDE = {
     "observe.prometheus": ["jax", "prometheus_client"],
     "rows": ["numpy", "jax"],
     "stores": ["numpy"],  # obstore by its name, since it is optional
+    "files": ["numpy"],  # obstore by its name, since it is optional
     "sources.formats": ["numpy", "jax"],
     "sources": ["numpy", "jax", "grain", "absl"],  # absl: Grain hands its flags to worker processes
     "loader": ["numpy", "jax", "grain", "absl"],

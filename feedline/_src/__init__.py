@@ -22,6 +22,7 @@ A map, one folder a stage, in the order in which data flows::
       hdf5/       columns and records of HDF5 files
       hugging_face/ datasets of the library `datasets`
       remote/     arrays, Arrow, Zarr and folders of files in stores
+    files/      bytes of one version wherever they lie: a local file, or an object behind the cache
     stores/     objects in stores on the network: requests, and their cache on local disk
     loader/     rows → process-local batches
     streams/    the same for rows that only come one after the other

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import RowError, warn
+from feedline._src.files.opening import opening
 from feedline._src.rows import digests
 from feedline._src.rows.indexed import IndexedSource
 from feedline._src.rows.shards import Indices, Shards
@@ -21,7 +22,6 @@ from feedline._src.sources.encoded.records import EncodedRows
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.npy import fields
 from feedline._src.sources.formats.open_options import Decode, OpenOptions
-from feedline._src.sources.formats.opening import opening
 from feedline._src.sources.formats.versioned_files import VersionedFiles, Versions
 
 Array = npt.NDArray[Any]

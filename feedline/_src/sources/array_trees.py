@@ -17,7 +17,7 @@ from feedline._src.rows.values import as_array, is_in_memory, is_list
 from feedline._src.sources.formats.open_options import OpenOptions
 
 if TYPE_CHECKING:
-    from feedline._src.sources.formats.file_version import FileVersion
+    from feedline._src.files.version import FileVersion
     from feedline._src.stores.opening import RemoteObjects
 
 Array = npt.NDArray[Any]

@@ -26,8 +26,8 @@ from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.sources.row_gather import RowGather, fill
 
 if TYPE_CHECKING:
+    from feedline._src.files.version import FileVersion
     from feedline._src.order.mixture import MixtureOrder
-    from feedline._src.sources.formats.file_version import FileVersion
     from feedline._src.stores.client import Version
 
 Array = npt.NDArray[Any]

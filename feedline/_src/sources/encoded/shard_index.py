@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from feedline._src.files.opening import opening
+from feedline._src.files.version import FileVersion
 from feedline._src.rows import digests
-from feedline._src.sources.formats.file_version import FileVersion
-from feedline._src.sources.formats.opening import opening
 from feedline._src.stores.cache import in_folder
 from feedline._src.stores.client import Version
 from feedline._src.stores.options import Store

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.open_files import OpenFile, OpenFiles, unreadable
+from feedline._src.files.version import FileVersion, changed
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.sources.encoded.open_files import OpenFile, OpenFiles, unreadable
 from feedline._src.sources.encoded.records import EncodedRows, Record, read_by_shard
 from feedline._src.sources.encoded.shard_index import ENTRY, Form, Shard, open_remote_shard, open_shard
-from feedline._src.sources.formats.file_version import FileVersion, changed
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from feedline._src.files.opening import folder_error
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.grouped_file import ByteColumn, Group
 from feedline._src.sources.formats.open_options import OpenOptions
-from feedline._src.sources.formats.opening import folder_error
 
 Array = npt.NDArray[Any]
 Bytes = Callable[[Any], Array]

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feedline._src.sources.formats.file_version import FileVersion
+from feedline._src.files.opening import opening
+from feedline._src.files.version import FileVersion
 from feedline._src.sources.formats.grouped_file import memory_bytes
-from feedline._src.sources.formats.opening import opening
 
 Array = npt.NDArray[Any]
 _MAGIC = b"\x93NUMPY"

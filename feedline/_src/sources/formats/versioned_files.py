@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from feedline._src.sources.formats.file_version import FileVersion
+from feedline._src.files.version import FileVersion
 from feedline._src.sources.formats.open_options import OpenOptions
 from feedline._src.stores.client import Version
 from feedline._src.stores.opening import RemoteObjects

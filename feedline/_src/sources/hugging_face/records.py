@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
+from feedline._src.files.open_files import unreadable
 from feedline._src.rows import digests
 from feedline._src.rows.bad_rows import raise_of_signal_handler
 from feedline._src.rows.shards import Indices, Shards
-from feedline._src.sources.encoded.open_files import unreadable
 from feedline._src.sources.encoded.records import EncodedRows, Record
 from feedline._src.sources.formats import extras
 from feedline._src.sources.formats.arrow_columns import column_of, is_bytes

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline._src.errors import FeedError, RowError
-from feedline._src.sources.formats.file_version import FileVersion, changed
-from feedline._src.sources.formats.lru_cache import LruCache
+from feedline._src.files.lru_cache import LruCache
+from feedline._src.files.version import FileVersion, changed
 
 Indices = npt.NDArray[np.int64]
 _OPEN_FILES = 64

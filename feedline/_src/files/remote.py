@@ -1,0 +1,69 @@
+"""A file in a store: ranges of its bytes come through the cache on local disk."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from feedline._src.files.file import Bytes, File, Indices
+from feedline._src.stores.opening import RemoteObjects
+from feedline._src.stores.options import Store
+from feedline._src.stores.remote_object import RemoteObject, open_object
+from feedline._src.stores.whole_files import WholeFiles
+
+
+class RemoteFile(File):
+    """A `File` that is an object in a store.
+
+    Args:
+      item: the object, open.
+      options: cache and patience.
+    """
+
+    def __init__(self, item: RemoteObject, options: Store) -> None:
+        self.item = item
+        self._options = options
+        self.name, self.version, self.size = str(item.url), item.version, item.size
+        self._whole: WholeFiles | None = None
+
+    def read(self, offsets: Indices, lengths: Indices) -> list[bytes]:
+        """See `File.read`."""
+        residency = self.item._residency
+        with residency.reading():
+            parts = list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+            blocks = [self.item.blocks_of(*part) for part in parts if part[1] > 0]
+            residency.wait_for(np.concatenate([np.zeros(0, np.int64), *blocks]))
+            return [bytes(self.item.memory[at : at + length]) for at, length in parts]
+
+    def memory(self) -> Bytes | None:
+        """See `File.memory`."""
+        return None
+
+    def path(self) -> str:
+        """See `File.path`."""
+        if self._whole is None:
+            whole = WholeFiles([self.name], self._options)
+            self.item.version.check(whole.versions[0], self.name)
+            self._whole = whole
+        return self._whole.paths[0]
+
+    def open(self, sequential: bool = False) -> BinaryIO:
+        """See `File.open`."""
+        return open_object(self.item, sequential)
+
+    def samples(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """See `File.samples`."""
+        return self.item.samples(ranges)
+
+    def check(self) -> None:
+        """Do nothing: the version is compared whenever bytes are fetched."""
+
+    def __reduce__(self) -> Any:
+        return _opened_again, (self.name, self._options, self.version)
+
+
+def _opened_again(name: str, options: Store, version: Any) -> RemoteFile:
+    item = RemoteObjects([name], options).by_url[name]
+    version.check(item.version, name)
+    return RemoteFile(item, options)

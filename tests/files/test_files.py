@@ -1,0 +1,85 @@
+"""Files on local disk: bytes of one version, read in parts or mapped, also by another process."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import feedline
+from feedline._src.files.files import Files
+
+DATA = bytes(np.random.default_rng(0).integers(0, 256, 100_000, np.uint8))
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture(params=["here", "pickled"])
+def file(path, request):
+    files = Files([str(path)])
+    return (files if request.param == "here" else pickle.loads(pickle.dumps(files)))[0]
+
+
+def test_parts_come_in_any_order_and_end_with_the_file(file):
+    offsets, lengths = np.array([99_990, 5, 0, 200_000, 7]), np.array([20, 3, 0, 4, 60_000])
+    assert file.read(offsets, lengths) == [
+        DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)
+    ]
+
+
+def test_rows_are_written_to_their_places(file):
+    out = np.zeros((3, 8), np.uint8)
+    file.read_rows(np.array([16, 0, 16]), out)
+    assert [bytes(row) for row in out] == [DATA[16:24], DATA[:8], DATA[16:24]]
+    with pytest.raises(feedline.FeedError, match="ends 6 bytes too early"):
+        file.read_rows(np.array([99_998]), out[:1])
+
+
+def test_memory_open_file_and_samples_have_the_same_bytes(file, path):
+    assert bytes(file.memory()) == DATA == Path(file.path()).read_bytes()
+    with file.open() as opened:
+        assert opened.read() == DATA
+    assert file.samples([(10, 5), (99_999, 5)]) == [DATA[10:15], DATA[99_999:]]
+    copy = path.with_name("copy.bin")
+    copy.write_bytes(DATA)
+    assert Files([str(copy)])[0].digest == file.digest
+
+
+@pytest.mark.parametrize("use", ["read", "open", "check", "pickle", "memory"])
+def test_a_replaced_file_is_refused(path, use):
+    files = Files([str(path)])
+    path.with_name("new").write_bytes(DATA[::-1])
+    path.with_name("new").rename(path)
+    uses = {
+        "read": lambda file: file.read(np.array([0]), np.array([4])),
+        "open": lambda file: file.open(),
+        "check": lambda file: file.check(),
+        "pickle": lambda file: pickle.loads(pickle.dumps(file)),
+        "memory": lambda file: file.memory(),
+    }
+    with pytest.raises(feedline.FeedError, match="another file lies at its path"):
+        uses[use](files[0])
+
+
+def test_a_file_that_was_read_stays_readable_when_it_is_replaced(path):
+    file = Files([str(path)])[0]
+    memory = file.memory()
+    path.with_name("new").write_bytes(DATA[::-1])
+    path.with_name("new").rename(path)
+    file.check_open()
+    assert bytes(memory) == DATA
+    with open(path, "ab") as opened:  # another inode: nothing that concerns this file
+        opened.write(b"more")
+    file.check_open()
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Files([str(tmp_path / "absent.bin")])
+    with pytest.raises(ValueError, match="is a folder"):
+        Files([str(tmp_path)])
